@@ -1,0 +1,1 @@
+"""The second door, for people and Prometheus. Reads everything, changes nothing."""

@@ -1,0 +1,98 @@
+"""Everything that can go wrong, drawn as a tree. Each error knows its HTTP status and its reason.
+
+EppError                     answered to the client as OpenAI-style JSON
+ · BadRequest          400   the request itself is wrong; `param` names the field
+ · UnknownModel        404   no endpoint or rule serves this model
+ · TooLarge            413   a bound on the request was exceeded
+ · Rejected            429   shed on purpose; `reason` says why
+ · InternalError       500   our bug; the message says nothing about the inside
+ · NoEndpoint          503   nobody to send it to, now
+ · DeadlineExceeded    503   we took too long to decide
+ConfigError                  a file or a flag is wrong: path, value, expectation; refused at start
+"""
+
+from typing import ClassVar
+
+from epp import protocol
+
+
+class EppError(Exception):
+    """A request that gets an answer from us instead of from an endpoint.
+
+    `reason`, when set, is sent in the drop-reason header and is a metric label, so it comes from a small fixed set
+    (`protocol.DROP_*`). `param` is the JSON path of the field at fault, as in OpenAI's error objects.
+    """
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "api_error"
+    """`error.type` of the JSON answer, in OpenAI's vocabulary."""
+
+    def __init__(self, message: str, *, param: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.reason = reason
+
+
+class BadRequest(EppError):
+    """The request can never succeed as it is: malformed JSON, a missing or mistyped field."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class UnknownModel(EppError):
+    """The model named in the request is served by nobody here."""
+
+    status = 404
+    kind = "invalid_request_error"
+
+
+class TooLarge(EppError):
+    """A body, header or prompt beyond the configured bound."""
+
+    status = 413
+    kind = "invalid_request_error"
+
+
+class Rejected(EppError):
+    """Shed: the pool is saturated and this request's priority allows dropping it."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, reason: str = protocol.DROP_SATURATED) -> None:
+        super().__init__(message, reason=reason)
+
+
+class InternalError(EppError):
+    """A bug of ours. The cause is in our log, never in the answer."""
+
+
+class NoEndpoint(EppError):
+    """No endpoint is ready, none is in the gateway's subset, or filters dropped them all."""
+
+    status = 503
+    kind = "service_unavailable_error"
+
+    def __init__(self, message: str, *, reason: str = protocol.DROP_NO_ENDPOINTS) -> None:
+        super().__init__(message, reason=reason)
+
+
+class DeadlineExceeded(EppError):
+    """No decision within our own deadline (Envoy has no timer for a silent ext_proc server in full duplex)."""
+
+    status = 503
+    kind = "service_unavailable_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason=protocol.DROP_TTL_EXPIRED)
+
+
+class ConfigError(Exception):
+    """A configuration that is refused. `str()` is one sentence: where, what was found, what was expected."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+        self.message = message

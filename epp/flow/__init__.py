@@ -1,0 +1,1 @@
+"""May it go now: admission before scheduling. Knows nothing of prefixes or scores."""

@@ -1,0 +1,1 @@
+"""What is being asked: HTTP bodies to `Request`. No I/O, no knowledge of endpoints."""

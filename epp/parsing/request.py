@@ -1,0 +1,93 @@
+"""The shapes a request takes after Envoy's own: `RawRequest` (bytes) and `Request` (what plugins see); `Response`."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import msgspec
+
+if TYPE_CHECKING:  # the map's keys are endpoints, which live one floor up: named for the type checker only
+    from epp.pool.endpoint import Endpoint
+
+S = TypeVar("S")
+
+Api = Literal["chat", "completions", "responses", "embeddings", "messages", "other"]
+"""Which wire format the body has; `other` is routed by load alone."""
+
+NO_HEADERS: Mapping[str, str] = {}
+
+
+class RawRequest(msgspec.Struct, frozen=True, eq=False):
+    """One HTTP request as the door saw it, complete.
+
+    `headers` has lower-case names and text values; bytes that are not UTF-8 are already escaped (`\\xNN`), so a value
+    may go to a log or a label. `subset` is the gateway's restriction: None = no restriction, empty = nobody.
+    `sees_answer` tells whether the gateway will show us the answer's body (first token and usage are then observed).
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    subset: tuple[str, ...] | None = None
+    sees_answer: bool = False
+
+
+class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """A request as plugins see it: parsed once, shallow, never an Envoy or Kubernetes type.
+
+    `prompt` is the raw JSON (or text) whose *prefix* the engine's KV cache shares between requests, in the order the
+    engine reads it: tools or system first, then the messages. `tokens` estimates its length in tokens.
+    """
+
+    id: str
+    model: str
+    """What the endpoint is asked for, after rewrites; names a LoRA adapter too, as in vLLM."""
+    api: Api = "chat"
+    prompt: bytes = b""
+    tokens: int = 0
+    stream: bool = False
+    max_tokens: int | None = None
+    salt: str = ""
+    """vLLM's `cache_salt`: prompts with different salts share nothing."""
+    priority: int = 0
+    """From the InferenceObjective; higher first, negative may be shed."""
+    headers: Mapping[str, str] = NO_HEADERS
+    body: bytes = b""
+    """The body as it came, for what a plugin needs deeper; decode lazily."""
+    sees_answer: bool = False
+    signals: dict[type[Any], Mapping["Endpoint", Any]] = msgspec.field(default_factory=dict)
+    """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
+    notes: dict[object, Any] = msgspec.field(default_factory=dict)
+    """Scratch space, one key per plugin (itself), for what it keeps between its own hooks."""
+
+    def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
+        """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""
+        return cast("Mapping[Endpoint, S]", self.signals[kind])
+
+    def header(self, names: tuple[str, ...] | str) -> str | None:
+        """The first of `names` (lower case) that the request carries, or None."""
+        for name in (names,) if isinstance(names, str) else names:
+            if (value := self.headers.get(name)) is not None:
+                return value
+        return None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as the endpoint reported them. -1 = not reported."""
+
+    prompt: int = -1
+    completion: int = -1
+    cached: int = -1
+
+
+class Response(msgspec.Struct, eq=False):
+    """What we learned of the answer, filled as it passes. Times are seconds on the EPP's monotonic clock."""
+
+    status: int = 0
+    """HTTP status; 0 = no answer was seen (client gone, endpoint dead, or not shown to us)."""
+    served: str = ""
+    """`ip:port` that really served, where the gateway tells."""
+    first_token_at: float | None = None
+    usage: Usage | None = None
+    complete: bool = False
+    """The answer's end was seen."""

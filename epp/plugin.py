@@ -1,0 +1,209 @@
+"""PUBLIC: everything a plugin author imports.
+
+A plugin is a class. If it is a dataclass, its fields are its YAML `parameters` (fields with `init=False` are state).
+`type: my_scorers.WarmFirst` in an EndpointPickerConfig, or an entry point in group `warmpath.plugins`, names it; there
+is nothing to register. Every hook is synchronous and runs on the event loop between two requests: it must not block.
+
+    @dataclass
+    class ShortQueue(Scorer):
+        '''Prefer endpoints with fewer waiting requests.'''
+
+        def score(self, request, endpoints):
+            return least(e.load.waiting for e in endpoints)
+
+A request passes: `Producer.prepare` (may wait) -> one synchronous step: `Producer.produce`, filters, scorers, picker,
+`on_picked` -> `on_first_token` -> `on_finished`, exactly once per `on_picked`, however the request ends.
+"""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from epp.parsing.request import Api, Request, Response, Usage
+from epp.pool.endpoint import Endpoint, Load
+
+__all__ = [
+    "Api",
+    "CacheRoom",
+    "Cost",
+    "Detector",
+    "Endpoint",
+    "Filter",
+    "InFlight",
+    "Load",
+    "Picked",
+    "Picker",
+    "Plugin",
+    "PrefixMatch",
+    "Producer",
+    "ProfileHandler",
+    "Request",
+    "Response",
+    "RunProfile",
+    "Scorer",
+    "Usage",
+    "least",
+    "most",
+]
+
+S = TypeVar("S")
+
+
+# --- signals: facts about (request, endpoint), found just before the pick -------------------------------------------
+
+
+class PrefixMatch(NamedTuple):
+    """How much of the request's prompt an endpoint holds, longest prefix first. Tokens are estimates."""
+
+    tokens: int
+    blocks: int
+    total_blocks: int
+
+    @property
+    def share(self) -> float:
+        """Held share of the prompt's blocks, 0..1."""
+        return self.blocks / self.total_blocks if self.total_blocks else 0.0
+
+
+class CacheRoom(NamedTuple):
+    """An endpoint's KV memory as our own requests use it, in tokens. `capacity` 0 = unknown, treat as endless."""
+
+    pinned: int
+    capacity: int
+
+
+class InFlight(NamedTuple):
+    """What we have sent to an endpoint and not seen the end of."""
+
+    requests: int
+    uncached_tokens: int
+    """Prompt tokens it does not hold, of requests without a first token yet."""
+
+
+# --- the contract ---------------------------------------------------------------------------------------------------
+
+
+class Plugin:
+    """What every plugin may have. `clock` (seconds, monotonic) and `random` are set by the loader: use no others."""
+
+    needs: ClassVar[tuple[type[Any], ...]] = ()
+    """Signals it reads. The loader adds a producer for each, or refuses to start."""
+
+    name: str = ""
+    """Set by the loader: the name in the configuration."""
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    random: random.Random = random.Random()
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        """The request was given to this endpoint (also: moved here by the gateway's retry)."""
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        """The first token was seen. At most once, and never when the gateway does not show us answers."""
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """The request left this endpoint: answered, failed, abandoned or retried elsewhere. Once per `on_picked`."""
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        """The endpoint left the pool for good; forget it. Its requests still end with `on_finished`."""
+
+    def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
+        """Headers to add to the answer the client gets."""
+        return {}
+
+    def statistics(self) -> Mapping[str, float]:
+        """Figures for /metrics (`warmpath_plugin_statistic`): few, fixed names."""
+        return {}
+
+
+class Filter(Plugin, ABC):
+    @abstractmethod
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """The endpoints to keep, in order. `endpoints` is never empty; an empty answer ends in 503."""
+
+
+class Scorer(Plugin, ABC):
+    @abstractmethod
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        """One score per endpoint, same order, 0..1 (clamped), more is better."""
+
+
+class Cost(Scorer):
+    """A scorer in seconds: the lowest bill wins, and the bill is kept as the explanation of the pick."""
+
+    terms: ClassVar[tuple[str, ...]]
+    """Names of a bill's terms, in order."""
+
+    @abstractmethod
+    def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
+        """One bill per endpoint, same order: seconds per term, their sum is the cost."""
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        return scores_of(self.bill(request, endpoints))
+
+
+class Picker(Plugin, ABC):
+    @abstractmethod
+    def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
+        """The endpoint to use, then fallbacks in order; at least one. `scored` is never empty, in pool order."""
+
+
+class Picked(NamedTuple):
+    """What a profile handler decided: endpoints in order of preference, and headers to set on the request."""
+
+    endpoints: Sequence[Endpoint]
+    headers: Mapping[str, str] = {}
+
+
+RunProfile = Callable[[str], Sequence[Endpoint]]
+"""Runs a profile by name over all candidates; returns its picks, best first. Raises NoEndpoint if filters drop all."""
+
+
+class ProfileHandler(Plugin, ABC):
+    @abstractmethod
+    def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
+        """Run one or more of `profiles` and say whose picks count."""
+
+
+class Producer(Plugin, ABC, Generic[S]):
+    """Finds a signal. `produces` names its type; one producer per type is active in a configuration."""
+
+    produces: ClassVar[type[Any]]
+
+    async def prepare(self, request: Request) -> None:
+        """What can be found out without looking at endpoints (hashes, tokens); may wait. Keep it in `request.notes`."""
+
+    @abstractmethod
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, S]:
+        """The signal for every endpoint given. Runs in the same step as the pick, so it is never stale."""
+
+
+class Detector(Plugin, ABC):
+    @abstractmethod
+    def saturation(self, endpoints: Sequence[Endpoint]) -> float:
+        """How full the pool is: 0 idle, 1 and above full."""
+
+
+# --- helpers --------------------------------------------------------------------------------------------------------
+
+
+def least(values: Iterable[float]) -> list[float]:
+    """Scale to 0..1, the smallest scores 1; all 1 when equal. The formula of llm-d's queue-scorer."""
+    found = list(values)
+    low, high = min(found, default=0.0), max(found, default=0.0)
+    if low == high:
+        return [1.0] * len(found)
+    return [(high - v) / (high - low) for v in found]
+
+
+def most(values: Iterable[float]) -> list[float]:
+    """Scale to 0..1, the largest scores 1; all 1 when equal."""
+    return least([-v for v in values])
+
+
+def scores_of(bills: Sequence[tuple[float, ...]]) -> list[float]:
+    """Bills in seconds to scores in 0..1: the cheapest scores 1, order is kept, ties stay ties."""
+    costs = [sum(bill) for bill in bills]
+    low = min(costs, default=0.0)
+    return [(low + 1e-3) / (cost + 1e-3) for cost in costs]

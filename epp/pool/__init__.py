@@ -1,0 +1,1 @@
+"""What we know of the servers: endpoints, their load, and where the list of them comes from."""

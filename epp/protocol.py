@@ -1,0 +1,60 @@
+"""Names on the wire: headers, metadata namespaces, drop reasons. Constants only.
+
+Sources: GIE endpoint picker protocol (docs/proposals/004-endpoint-picker-protocol, v1.0.0) and llm-d's
+api-reference/epp-http-headers. Where both projects have a name, the first of a tuple wins when both are sent.
+"""
+
+from typing import Final
+
+# --- EPP -> proxy: where the request goes (header and dynamic metadata must be equal) -----------------------------
+DESTINATION: Final = "x-gateway-destination-endpoint"
+"""Value: `ip:port`, or `ip:port,ip:port,…` in order of preference; IPv6 in brackets."""
+LB_NAMESPACE: Final = "envoy.lb"
+
+# --- proxy -> EPP -------------------------------------------------------------------------------------------------
+SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+SUBSET: Final = "x-gateway-destination-endpoint-subset"
+"""In request metadata: list (or comma list) of `ip:port` the gateway restricts us to. Present and empty: nobody."""
+SERVED: Final = "x-gateway-destination-endpoint-served"
+"""In response metadata: the `ip:port` that really served, after the gateway's retries."""
+
+# --- client -> EPP: control headers, honoured only where the setting says so -----------------------------------------
+OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+SLO_TTFT_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+SESSION_TOKEN: Final = "x-session-token"
+SESSION_ID: Final = "x-session-id"
+REQUEST_ID: Final = "x-request-id"
+TEST_SELECTION: Final = "test-epp-endpoint-selection"
+PREFILLER: Final = "x-prefiller-host-port"
+
+SYSTEM_OWNED: Final = frozenset(
+    {DESTINATION, SUBSET, SERVED, *OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS, *MODEL_REWRITE, PREFILLER}
+)
+"""Headers only the EPP or the gateway may set towards an endpoint: a client's own are removed before forwarding."""
+
+# --- EPP -> client ------------------------------------------------------------------------------------------------
+DROP_REASON: Final = "x-llm-d-request-dropped-reason"
+DROP_SATURATED: Final = "rejected-saturated"
+DROP_NO_ENDPOINTS: Final = "rejected-no-endpoints"
+DROP_TTL_EXPIRED: Final = "rejected-ttl-expired"
+DROP_SHUTTING_DOWN: Final = "rejected-shutting-down"
+
+# --- services, ports ----------------------------------------------------------------------------------------------
+EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+HEALTH_SERVICE: Final = "inference-extension"
+GRPC_PORT: Final = 9002
+HEALTH_PORT: Final = 9003
+METRICS_PORT: Final = 9090
+
+MAX_CHUNK: Final = 62_000
+"""Most bytes in one streamed body response: some Envoy-based proxies cap a chunk at 64 KB (GIE chunking constant)."""
+
+# --- Kubernetes ---------------------------------------------------------------------------------------------------
+POOL_GROUP: Final = "inference.networking.k8s.io"
+OBJECTIVE_GROUPS: Final = ("llm-d.ai", "inference.networking.x-k8s.io")
+CONFIG_VERSIONS: Final = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+ROLE_LABEL: Final = "llm-d.ai/role"
+ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")

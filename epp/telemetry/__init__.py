@@ -1,0 +1,1 @@
+"""The cellar: metrics and logs. Everybody may go down; it knows nobody."""
