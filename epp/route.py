@@ -89,7 +89,7 @@ class Router:
 
         Raises EppError: what the client is to be told instead of an answer.
         """
-        request, body = self.parser.parse(raw, self.pool)
+        request, body = self.parser.parse(raw)
         scheduler = self.scheduler  # a reload swaps it for the next request, never under this one
         await scheduler.prepare(request)
         # From here to the yield nothing waits: what was seen when choosing is still true when accounting.
