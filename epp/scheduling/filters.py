@@ -10,7 +10,7 @@ from epp.scheduling.sessions import SessionAffinity
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Requirement:
     """One of Kubernetes' label selector requirements; a missing label satisfies NotIn and DoesNotExist."""
 
@@ -171,7 +171,7 @@ _METRICS: Mapping[str, Callable[[Endpoint, InFlight], float]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Condition:
     """`metric` is at most `max_value`: requests, or a share 0..1 for kv-cache-utilization."""
 
