@@ -145,10 +145,9 @@ class PrefixCacheAffinityFilter(Filter):
         load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
         if not load:
             return True
-        held = set(sticky)
-        here = min(load[endpoint].uncached_tokens for endpoint in sticky)
-        elsewhere = min(load[endpoint].uncached_tokens for endpoint in endpoints if endpoint not in held)
-        return (here - elsewhere) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
+        best_sticky = min(load[endpoint].uncached_tokens for endpoint in sticky)
+        best = min(load[endpoint].uncached_tokens for endpoint in endpoints)
+        return (best_sticky - best) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
 
 
 @dataclass(eq=False)

@@ -16,9 +16,9 @@ def test_requests_and_tokens_count_from_the_pick_to_the_end() -> None:
     assert load.produce(one, [a, b]) == {a: InFlight(2, 150), b: InFlight(0, 0)}
     load.on_first_token(one, a)
     assert load.produce(one, [a]) == {a: InFlight(2, 50)}
-    load.on_finished(two, a, Response())
-    assert load.produce(one, [a]) == {a: InFlight(1, 0)}
     load.on_finished(one, a, Response())
+    assert load.produce(one, [a]) == {a: InFlight(1, 50)}
+    load.on_finished(two, a, Response())
     assert load.statistics() == {"requests": 0, "uncached_tokens": 0}
 
 

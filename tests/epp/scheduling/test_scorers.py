@@ -159,14 +159,15 @@ class TestNoHitLru:
 
     def test_it_is_bounded_and_forgets_what_is_removed(self) -> None:
         scorer = NoHitLruScorer(lru_size=3)
-        for endpoint in self.endpoints:
+        a, b, c, d, _ = self.endpoints
+        for endpoint in (a, b, c, a, d):
             request = self.cold()
             scorer.score(request, self.endpoints)
             scorer.on_picked(request, endpoint)
-        assert [endpoint.name for endpoint in scorer._last] == ["c", "d", "e"]
-        scorer.on_removed(self.endpoints[3])
-        scorer.on_removed(self.endpoints[0])
-        assert [endpoint.name for endpoint in scorer._last] == ["c", "e"]
+        assert list(scorer._last) == [c, a, d]
+        scorer.on_removed(a)
+        scorer.on_removed(b)
+        assert list(scorer._last) == [c, d]
 
 
 def test_llm_d_s_usual_blend() -> None:
