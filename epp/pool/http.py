@@ -1,7 +1,7 @@
 """A GET over a kept connection, in as few steps as HTTP/1.1 takes. For pages of metrics; not a general client."""
 
 import asyncio
-from typing import Final
+from typing import Final, cast
 
 MAX_HEAD: Final = 16 * 1024
 MAX_BODY: Final = 4 * 1024 * 1024
@@ -169,8 +169,7 @@ class Connection(asyncio.Protocol):
             self._transport = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None or self._answer.done():  # nobody asked

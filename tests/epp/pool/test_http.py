@@ -1,8 +1,10 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,7 +149,7 @@ async def connected(handler: Handler) -> AsyncIterator[Connection]:
         await server.wait_closed()
 
 
-async def test_a_connection_is_used_again_and_again() -> None:
+async def used_again() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in range(3):
             await reader.readuntil(b"\r\n\r\n")
@@ -157,6 +159,11 @@ async def test_a_connection_is_used_again_and_again() -> None:
     async with connected(serve) as connection:
         assert [await connection.get(b"GET / HTTP/1.1\r\n\r\n") for _ in range(3)] == [b"0", b"1", b"2"]
         assert connection.open
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_connection_is_used_again_and_again_on_either_loop(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    run(used_again())
 
 
 async def test_a_failed_or_cancelled_get_closes_the_connection() -> None:
