@@ -13,7 +13,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._degraded = Counter(
-            "warmpath_degraded", "Times something worked less well than it should, by reason", ["reason"],
+            "warmpath_degraded",
+            "Times something worked less well than it should, by reason",
+            ["reason"],
             registry=self.registry,
         )
 
