@@ -56,3 +56,33 @@ class Settings:
     audit_log: Path | None = None
     log_format: logs.Format = "text"
     log_level: logs.Level = "info"
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
+    logs.set_up(settings.log_level, settings.log_format)
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    clock, chance = time.monotonic, random.Random()
+    metrics = Metrics(clock)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    pools = StaticPools(settings.endpoints, settings.pool_name, metrics, chance)
+    policy = loader.Policy(settings.strategy, settings.config, settings.fallbacks, clock, chance)
+    decisions = Decisions()
+    audit = AuditLog(settings.audit_log, metrics) if settings.audit_log else None
+    served = [
+        Served(pool, state, policy, settings, metrics, decisions, audit, clock, chance, first=pool is pools.pools[0])
+        for pool, state in zip(pools.pools, pools.states, strict=True)
+    ]
+
+    def unready() -> list[str]:
+        reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
+        return ["draining", *reasons] if stop.is_set() else reasons
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        ...
+    return 0
