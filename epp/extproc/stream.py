@@ -266,6 +266,7 @@ class Stream:
         actions: list[Action]
         if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
             actions = [messages.ANSWER_BODY]
+            end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
         elif self._ended:
             return []
         else:
