@@ -56,6 +56,8 @@ class Generation:
             body = parse(await request.read(), kind)
             adapter = self.adapter(body.model)
             prompts = [prompt for prompt in body.prompts() for _ in range(body.copies)]
+            if len(prompts) > MAX_CHOICES:
+                raise bad(f"n: {len(prompts)} answers in all, expected at most {MAX_CHOICES}", "n")
             answers = [self._answer(prompt, body, index % body.copies) for index, prompt in enumerate(prompts)]
             self._requests += 1
             orders = self._orders(
@@ -107,8 +109,6 @@ class Generation:
     def _orders(
         self, prompts: Sequence[Tokens], outputs: Sequence[tuple[Tokens, str]], salt: str | None, adapter: str
     ) -> list[Order]:
-        if len(prompts) > MAX_CHOICES:
-            raise bad(f"n: {len(prompts)} answers in all, expected at most {MAX_CHOICES}", "n")
         if self._clockwork.live + len(prompts) > MAX_LIVE:
             raise Refused(
                 503, "ServiceUnavailableError", f"{self._clockwork.live} requests are live, at most {MAX_LIVE} may be"

@@ -1,4 +1,4 @@
-"""Wrong requests are refused with the field at fault."""
+"""Wrong requests are refused with the field at fault, odd ones are answered."""
 
 from typing import Any
 
@@ -42,3 +42,29 @@ async def test_wrong_requests_name_the_field(
     error = (await post(client, path, body, 400))["error"]
     assert (error["type"], error["code"], error["param"]) == ("BadRequestError", 400, param)
     assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": 5, "content": 7}]},
+        {"messages": [{}]},
+        {"messages": [{"content": [None, 3, {"text": 4}, {"text": "a"}]}], "tools": [{}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}]},
+        {**HELLO, "stream": None, "stop": None, "n": None, "temperature": "hot", "unknown": {"a": [1]}},
+        {**HELLO, "messages": [{"role": "user", "content": "\u0000\ud83d\ude00"}], "max_tokens": None},
+    ],
+)
+async def test_odd_requests_are_answered(client: aiohttp.ClientSession, body: Any) -> None:
+    assert (await post(client, "/v1/chat/completions", body))["object"] == "chat.completion"
+
+
+async def test_responses_take_items_of_every_kind(client: aiohttp.ClientSession) -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "42"},
+    ]
+    assert (await post(client, "/v1/responses", {"input": items}))["object"] == "response"
+    error = (await post(client, "/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, 404))["error"]
+    assert error["param"] == "previous_response_id"

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from epp.sim.server import SimulatedPod
-from tests.support.simpod import LONG, post
+from tests.support.simpod import LONG, metric, post
 
 
 async def started(*arguments: str) -> asyncio.subprocess.Process:
@@ -36,6 +36,22 @@ async def test_a_signal_ends_the_process_even_under_a_stream(number: signal.Sign
             async with asyncio.timeout(10):
                 _, errors = await process.communicate()
     assert (process.returncode, errors) == (0, b"")
+
+
+async def test_flags_reach_the_pod() -> None:
+    flags = "--preset h100-8b --blocks 10 --block-size 8 --model llama --lora poet --max-loras 3 --max-model-len 70"
+    process = await started("--port", "0", *flags.split())
+    assert process.stdout is not None
+    line = (await process.stdout.readline()).decode()
+    async with aiohttp.ClientSession(line.split()[-1]) as client:
+        async with client.get("/v1/models") as response:
+            models = (await response.json())["data"]
+        config = {"num_gpu_blocks": "10", "block_size": "8", "kv_cache_size_tokens": "80"}
+        assert await metric(client, "vllm:cache_config_info", **config) == 1
+        assert await metric(client, "vllm:lora_requests_info", max_lora="3") > 0
+    process.terminate()
+    await process.communicate()
+    assert [(model["id"], model["max_model_len"]) for model in models] == [("llama", 70), ("poet", None)]
 
 
 async def test_a_port_in_use_is_one_sentence() -> None:

@@ -100,7 +100,8 @@ async def test_anthropic_messages(client: aiohttp.ClientSession) -> None:
     body = {**HELLO, "system": [{"type": "text", "text": "be brief"}]}
     whole = await post(client, "/v1/messages", body)
     assert whole["stop_reason"] == "max_tokens"
-    events = await sse(client, "/v1/messages", body)
+    *events, last = await sse(client, "/v1/messages", body)
+    assert last == ("", "[DONE]")
     names = [name for name, _ in events]
     assert names[:2] == ["message_start", "content_block_start"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
