@@ -1,30 +1,33 @@
-"""The table of contents of the process: every object built once, in order, and run in one TaskGroup."""
+"""The table of contents of the process: every object is built here, once, in order, and runs in one TaskGroup."""
 
 import asyncio
 import logging
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import uvloop
 
-from epp import loader, protocol
+from epp import protocol
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
-from epp.errors import ConfigError
+from epp.describe import describe
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.flow.admission import Admission
+from epp.loader import Pipeline, load_text, strategy_text
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
-from epp.pool.store import Pool, PoolState
+from epp.pool.store import Pool
+from epp.reload import ConfigFile
 from epp.route import Router
 from epp.scheduling.chain import Chain
 from epp.scheduling.scheduler import Scheduler
@@ -58,31 +61,40 @@ class Settings:
     log_level: logs.Level = "info"
 
 
-def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
-    logs.set_up(settings.log_level, settings.log_format)
-    return uvloop.run(_serve(settings))
+class Shared:
+    """What all pools of the process use together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = time.monotonic
+        self.random = random.Random()
+        self.metrics = Metrics(self.clock)
+        self.decisions = Decisions()
+        self.audit = AuditLog(settings.audit_log, self.metrics) if settings.audit_log else None
+        self.tokens = TokenRatio()
 
 
-async def _serve(settings: Settings) -> int:
-    clock, chance = time.monotonic, random.Random()
-    metrics = Metrics(clock)
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    pools = StaticPools(settings.endpoints, settings.pool_name, metrics, chance)
-    policy = loader.Policy(settings.strategy, settings.config, settings.fallbacks, clock, chance)
-    decisions = Decisions()
-    audit = AuditLog(settings.audit_log, metrics) if settings.audit_log else None
-    served = [
-        Served(pool, state, policy, settings, metrics, decisions, audit, clock, chance, first=pool is pools.pools[0])
-        for pool, state in zip(pools.pools, pools.states, strict=True)
-    ]
+class Served:
+    """One pool with everything that picks from it."""
 
-    def unready() -> list[str]:
-        reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
-        return ["draining", *reasons] if stop.is_set() else reasons
-
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        ...
-    return 0
+    def __init__(self, pool: Pool, config: str, shared: Shared) -> None:
+        settings, self._shared = shared.settings, shared
+        self.pool = pool
+        self.pipeline = self._load(config)
+        self.recorder = Recorder(
+            pool.name, shared.metrics, shared.decisions, shared.audit, clock=shared.clock, wall_clock=wall_clock
+        )
+        self.router = Router(
+            pool,
+            Parser(pool if settings.trust_client_headers else Untrusted(pool), shared.tokens.tokens, new_id),
+            Admission(self.pipeline.detector),
+            self._scheduler(),
+            self.recorder,
+            shared.clock,
+        )
+        self.scraper = Scraper(
+            pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
+        )
+        pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
+        shared.metrics.add_pool(pool)
+        shared.metrics.add_source(lambda: self.router.scheduler.statistics())
