@@ -323,6 +323,12 @@ SCRIPTS = [
         ends=True,
     ),
     Script(
+        "a body mode that does not exist yet",
+        [(request_headers(config=pb.ProtocolConfiguration.FromString(b"\x08\x09")), ["refused 500 api_error"])],
+        routes=0,
+        ends=True,
+    ),
+    Script(
         "observability mode",
         [
             (

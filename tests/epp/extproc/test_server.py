@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ from tests.support.ext_proc import (
     request_headers,
 )  # fmt: skip
 from tests.support.ext_proc_door import LOOPBACK, Call, Gateway, Route, door, failing
+from tests.support.ext_proc_hostile import mutated
 from tests.support.ext_proc_scripts import BIG, SCRIPTS
 
 ROUTED = f"request headers to {TO}"
@@ -345,3 +347,34 @@ async def test_ipv6_and_several_addresses() -> None:
             call = gateway.stream()
             await call.write(request_headers(end=True))
             assert await call.said() == ROUTED
+
+
+# --- hostile gateways ------------------------------------------------------------------------------------------------
+
+
+async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> None:
+    rnd = random.Random(5)
+    route = Route(TO)
+    streams = [mutated(rnd) for _ in range(400)]
+    async with serving(route, max_body=1 << 20, incomplete=5.0) as (served, gateway):
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(_throw(gateway, streams[number::8], rnd))
+        await route.until(lambda: route.left == route.entered)
+        assert len(streams) > route.entered > 100
+        assert served._memory.held == 0
+        good = await routed(gateway)
+        await good.write(answer_headers())
+        assert await good.said() == "answer headers"
+
+
+async def _throw(gateway: Gateway, streams: list[list[bytes]], rnd: random.Random) -> None:
+    for stream in streams:
+        call = gateway.stream()
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            for message in stream:
+                await call.write(message)
+            if rnd.random() < 0.2:
+                call.cancel()
+            else:
+                await call.rest()
