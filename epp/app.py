@@ -77,24 +77,57 @@ class Shared:
 class Served:
     """One pool with everything that picks from it."""
 
-    def __init__(self, pool: Pool, config: str, shared: Shared) -> None:
-        settings, self._shared = shared.settings, shared
+    def __init__(self, pool: Pool, grpc_port: int | None, shared: Shared) -> None:
+        settings = shared.settings
         self.pool = pool
-        self.pipeline = self._load(config)
-        self.recorder = Recorder(
+        self._shared = shared
+        self.config = None if settings.config is None else ConfigFile(settings.config, **shared.loading)
+        self.pipeline = self.config.pipeline if self.config else load_strategy(settings.strategy, **shared.chances)
+        recorder = Recorder(
             pool.name, shared.metrics, shared.decisions, shared.audit, clock=shared.clock, wall_clock=wall_clock
         )
+        rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
-            Parser(pool if settings.trust_client_headers else Untrusted(pool), shared.tokens.tokens, new_id),
+            Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
             Admission(self.pipeline.detector),
             self._scheduler(),
-            self.recorder,
+            recorder,
             shared.clock,
         )
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
+        self.port = settings.grpc_port or grpc_port or protocol.GRPC_PORT
         pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
         shared.metrics.add_source(lambda: self.router.scheduler.statistics())
+
+    async def follow(self) -> None:
+        """Take each good change of the configuration between two requests, for ever."""
+        if self.config is not None:
+            await self.config.watch(self._changed)
+
+    def describe(self) -> str:
+        return f"pool {self.pool.namespace}/{self.pool.name}\n{describe(self.pipeline)}"
+
+    def _changed(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.router.scheduler = self._scheduler()
+        self.router.admission.detector = pipeline.detector
+        log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
+
+    def _scheduler(self) -> Scheduler:
+        pipeline = self.pipeline
+        return Scheduler(
+            pipeline.producers,
+            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
+            pipeline.handler,
+            pipeline.plugins,
+            wall_clock=wall_clock,
+            on_error=self._plugin_failed,
+            fallbacks=self._shared.settings.fallbacks,
+        )
+
+    def _plugin_failed(self, plugin: str, error: Exception) -> None:
+        self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
