@@ -15,10 +15,10 @@ A request passes: `Producer.prepare` (may wait) -> one synchronous step: `Produc
 `on_picked` -> `on_first_token` -> `on_finished`, exactly once per `on_picked`, however the request ends.
 """
 
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from epp.parsing.request import Api, Request, Response, Usage
@@ -94,7 +94,7 @@ class Plugin:
     name: str = ""
     """Set by the loader: the name in the configuration."""
     clock: Callable[[], float] = staticmethod(time.monotonic)
-    random: random.Random = random.Random()
+    random: Random = Random()
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         """The request was given to this endpoint (also: moved here by the gateway's retry)."""

@@ -1,0 +1,183 @@
+"""Prefix knowledge that needs nothing from the engines: a shadow cache of each, fed by what was sent to it.
+
+Design: what is true of an engine's cache (`shadow`) is kept per endpoint, who holds which block (`index`) for all. The
+picks are the only input; the engines' metrics say how large the caches are. With one replica and nobody else writing
+to the engines this knows as much as KV events would (`tests/epp/prefix/test_shadow_against_engine.py` holds it to it).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response
+from epp.prefix.blocks import SHORT, bytes_at, chain_of, seed_of
+from epp.prefix.index import PrefixIndex
+from epp.prefix.shadow import Pin, Shadow
+
+_BYTES_PER_TOKEN: Final = 4.0
+"""Where a request's own ratio is unknown."""
+_SMALLEST_BLOCK: Final = 64
+"""Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
+_ANSWER_TOKENS: Final = 256.0
+"""Length of an answer before any was seen: about the mean of published chat traces."""
+_ANSWER_WEIGHT: Final = 0.02
+"""Of one more answer in the running mean: the last fifty or so count."""
+
+
+class _Note:
+    """What is kept of a request between hooks."""
+
+    __slots__ = ("bytes_per_token", "chain", "pins")
+
+    def __init__(self, chain: list[int], bytes_per_token: float) -> None:
+        self.chain = chain
+        self.bytes_per_token = bytes_per_token
+        self.pins: dict[Endpoint, Pin] = {}
+
+
+@dataclass(eq=False)
+class ApproximatePrefixCache(Producer[PrefixMatch]):
+    """How much of a prompt each endpoint holds, by our own account (llm-d: approx-prefix-cache-producer).
+
+    The parameters are llm-d's. Blocks are ours: 256 bytes, 1 KB beyond 16 KB of prompt, whatever `block_size_tokens`
+    says; it means the engine's block size here, the unit of its memory. `PrefixMatch.blocks` counts blocks of 256
+    bytes, so that its share is a share of the prompt.
+    """
+
+    produces: ClassVar[type[Any]] = PrefixMatch
+
+    auto_tune: bool = True
+    """Take block size and capacity from the engine's metrics where they are known, also when they change."""
+    block_size_tokens: int = 16
+    """Tokens per KV block of the engine, where metrics do not say."""
+    max_prefix_blocks_to_match: int = 2048
+    """Longest prompt prefix looked at, in blocks of max(64, block_size_tokens) tokens; where the next is 0."""
+    max_prefix_tokens_to_match: int = 131_072
+    """Longest prompt prefix looked at, in tokens; what follows counts as never held. 0: see the limit in blocks."""
+    lru_capacity_per_server: int = 31_250
+    """KV blocks an engine has, where metrics do not say: 500,000 tokens, an 8B model on one 80 GB GPU."""
+    max_blocks: int = 2_000_000
+    """Bound on memory: blocks remembered, summed over endpoints, at about 150 bytes. Beyond it prompts are forgotten
+    early. Covers 250 endpoints of the default capacity when all prompts are short."""
+
+    index: PrefixIndex = field(init=False)
+    shadows: dict[Endpoint, Shadow] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("block_size_tokens", 1),
+            ("max_prefix_blocks_to_match", 1),
+            ("max_prefix_tokens_to_match", 0),
+            ("lru_capacity_per_server", 1),
+            ("max_blocks", 1),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"{name}: {value}, expected at least {least}")
+        self.index = PrefixIndex(self.max_blocks)
+        self._longest = self.max_prefix_tokens_to_match or self.max_prefix_blocks_to_match * max(
+            _SMALLEST_BLOCK, self.block_size_tokens
+        )
+        self._answer = _ANSWER_TOKENS
+        self._sees_status = False
+
+    async def prepare(self, request: Request) -> None:
+        size = len(request.prompt)
+        per_token = size / request.tokens if size and request.tokens else _BYTES_PER_TOKEN
+        seed = seed_of(request.model, request.salt)
+        request.notes[self] = _Note(chain_of(request.prompt, seed, int(self._longest * per_token)), per_token)
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
+        note: _Note = request.notes[self]
+        total = bytes_at(len(note.chain)) // SHORT
+        matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
+        for depth, mask in self.index.match(note.chain):
+            size = bytes_at(depth)
+            match = PrefixMatch(min(round(size / note.bytes_per_token), request.tokens), size // SHORT, total)
+            matches.update(dict.fromkeys(self.index.holders(mask), match))
+        return matches
+
+    def shadow(self, endpoint: Endpoint) -> Shadow:
+        """The shadow of `endpoint`, as large as its metrics say now."""
+        shadow = self.shadows.get(endpoint)
+        if shadow is None:
+            capacity = self.lru_capacity_per_server * self.block_size_tokens
+            shadow = self.shadows[endpoint] = Shadow(endpoint, self.index, capacity, self.block_size_tokens)
+        if shadow.load is not (load := endpoint.load):
+            shadow.load = load
+            size = load.block_size * load.blocks, load.block_size
+            if self.auto_tune and size[0] > 0 and size != (shadow.capacity, shadow.page):
+                shadow.resize(*size)
+        return shadow
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        note: _Note = request.notes[self]
+        if endpoint not in note.pins:
+            note.pins[endpoint] = self.shadow(endpoint).pin(note.chain, request.tokens, note.bytes_per_token)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """Release what was pinned, if the engine can hold it.
+
+        It cannot if no token was produced: the request failed, was abandoned while it waited, or a retry took it
+        elsewhere. Then nothing is known of it, and what nobody else has used there is forgotten. A gateway that never
+        shows a status says nothing by not showing one.
+        """
+        usage = response.usage
+        if usage is not None and usage.completion >= 0:
+            self._answer += _ANSWER_WEIGHT * (usage.completion - self._answer)
+        self._sees_status = self._sees_status or response.status > 0
+        pin = request.notes[self].pins.pop(endpoint, None)
+        shadow = self.shadows.get(endpoint)
+        if pin is None or shadow is None:
+            return
+        if self._was_computed(endpoint, response):
+            shadow.release(pin, self._generated(request, response))
+        else:
+            shadow.abandon(pin)
+
+    def _was_computed(self, endpoint: Endpoint, response: Response) -> bool:
+        if response.served and response.served != endpoint.address:
+            return False
+        if response.first_token_at is not None or (not response.status and not self._sees_status):
+            return True
+        return 200 <= response.status < 300
+
+    def _generated(self, request: Request, response: Response) -> int:
+        """Tokens of the answer: as reported, else the mean of those seen, and no more than were asked for."""
+        if response.usage is not None and response.usage.completion >= 0:
+            return response.usage.completion
+        mean = round(self._answer)
+        return mean if request.max_tokens is None else min(mean, request.max_tokens)
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        if (shadow := self.shadows.pop(endpoint, None)) is not None:
+            shadow.forget()
+
+    def statistics(self) -> Mapping[str, float]:
+        shadows = self.shadows.values()
+        return {
+            "blocks": len(self.index),
+            "holdings": self.index.holdings,
+            "bytes": self.index.bytes,
+            "endpoints": len(shadows),
+            "pinned_tokens": sum(shadow.pinned for shadow in shadows),
+            "idle_tokens": sum(shadow.idle for shadow in shadows),
+        }
+
+
+class ApproximateCacheRoom(Producer[CacheRoom]):
+    """Each endpoint's KV memory as our own requests use it: the other half of what the shadow caches know."""
+
+    produces: ClassVar[type[Any]] = CacheRoom
+    companion_of: ClassVar[type[ApproximatePrefixCache]] = ApproximatePrefixCache
+
+    def __init__(self, cache: ApproximatePrefixCache) -> None:
+        self._cache = cache
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, CacheRoom]:
+        known, shadow = self._cache.shadows, self._cache.shadow
+        return {
+            endpoint: (
+                found if (found := known.get(endpoint)) and found.load is endpoint.load else shadow(endpoint)
+            ).room
+            for endpoint in endpoints
+        }
