@@ -21,7 +21,7 @@ from epp.describe import describe
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.flow.admission import Admission
-from epp.loader import Pipeline, load_text, strategy_text
+from epp.loader import Pipeline, load_strategy
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
@@ -74,6 +74,16 @@ class Shared:
         self.tokens = TokenRatio()
 
 
+class NoObjectives:
+    """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.rewrite = pool.rewrite
+
+    def priority(self, objective: str | None) -> int:
+        return 0
+
+
 class Served:
     """One pool with everything that picks from it."""
 
@@ -81,8 +91,12 @@ class Served:
         settings = shared.settings
         self.pool = pool
         self._shared = shared
-        self.config = None if settings.config is None else ConfigFile(settings.config, **shared.loading)
-        self.pipeline = self.config.pipeline if self.config else load_strategy(settings.strategy, **shared.chances)
+        self.config: ConfigFile | None = None
+        if settings.config is not None:
+            self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
+            self.pipeline = self.config.pipeline
+        else:
+            self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
         recorder = Recorder(
             pool.name, shared.metrics, shared.decisions, shared.audit, clock=shared.clock, wall_clock=wall_clock
         )
@@ -131,3 +145,66 @@ class Served:
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
+
+
+def wall_clock() -> float:
+    """Seconds since the epoch: for people, never for a decision."""
+    return datetime.now(UTC).timestamp()
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
+    logs.set_up(settings.log_level, settings.log_format)
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    shared = Shared(settings)
+    pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
+    served = [Served(pool, state.grpc_port, shared) for pool, state in zip(pools.pools, pools.states, strict=True)]
+    doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
+
+    def unready() -> list[str]:
+        reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
+        return ["draining", *reasons] if stop.is_set() else reasons
+
+    admin = AdminServer(
+        shared.metrics,
+        pools.pools,
+        shared.decisions,
+        unready,
+        lambda: "\n\n".join(one.describe() for one in served),
+        settings.host,
+        settings.metrics_port,
+        clock=shared.clock,
+    )
+    async with asyncio.TaskGroup() as tasks, admin:
+        work = [pools.watch(), *(one.follow() for one in served), *(one.scraper.run() for one in served)]
+        running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
+        for door in doors:
+            await door.start()
+            door.set_ready(True)
+        log.info("serving %s", "; ".join(f"pool {one.pool.name} on {settings.host}:{one.port}" for one in served))
+        await stop.wait()
+        log.info("draining, for at most %g s", settings.drain_timeout)
+        await asyncio.gather(*(door.drain(settings.drain_timeout) for door in doors))
+        for task in running:
+            task.cancel()
+    return 0
+
+
+def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Door:
+    """The pool's ext_proc port. Health has one port for the process, at the first door."""
+    return Door(
+        one.router.route,
+        shared.metrics,
+        DoorSettings(
+            listen=(f"{settings.host}:{one.port}",),
+            health=(f"{settings.host}:{settings.grpc_health_port}",) if first else (),
+            deadline=settings.decision_deadline,
+            max_body=settings.max_body,
+        ),
+    )

@@ -13,6 +13,11 @@ from epp.telemetry.metrics import Metrics
 Stamp = tuple[int, int, int] | None
 
 
+def load_file(path: Path, *, clock: Callable[[], float], random: Random) -> Pipeline:
+    """The pipeline of a file, once. Raises ConfigError."""
+    return load_text(_read(path), clock=clock, random=random, where=str(path))
+
+
 class ConfigFile:
     """Loads `path` at once (raises ConfigError), and again whenever it changes.
 
@@ -30,7 +35,7 @@ class ConfigFile:
         self._metrics = metrics
         self._interval = interval
         self._stamp = self._look()
-        self._text = self._read()
+        self._text = _read(self.path)
         self.pipeline = self._load(self._text, None)
 
     async def watch(self, changed: Callable[[Pipeline], None]) -> None:
@@ -56,7 +61,7 @@ class ConfigFile:
 
     def _changed(self) -> Pipeline | None:
         """A new pipeline, or None where the file was touched and says the same."""
-        text = self._read()
+        text = _read(self.path)
         if text == self._text:
             return None
         pipeline = self._load(text, self.pipeline)
@@ -73,9 +78,10 @@ class ConfigFile:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def _read(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                return file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(str(self.path), f"cannot be read: {error.strerror}") from error
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
