@@ -135,11 +135,11 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
             shadow.abandon(pin)
 
     def _was_computed(self, endpoint: Endpoint, response: Response) -> bool:
-        if response.served and response.served != endpoint.address:
+        if response.status >= 300 or (response.served and response.served != endpoint.address):
             return False
         if response.first_token_at is not None or (not response.status and not self._sees_status):
             return True
-        return 200 <= response.status < 300
+        return response.status >= 200
 
     def _generated(self, request: Request, response: Response) -> int:
         """Tokens of the answer: as reported, else the mean of those seen, and no more than were asked for."""
