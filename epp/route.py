@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import Protocol
 
-from epp.errors import NoEndpoint
+from epp.errors import EppError, NoEndpoint
 from epp.flow.admission import Admission
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response
@@ -11,6 +12,19 @@ from epp.parsing.usage import UsageReader
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
+
+
+class Witness(Protocol):
+    """Who writes down what becomes of each request: either `decided` and later `finished`, or `failed`."""
+
+    def decided(self, decision: Decision, complete_at: float) -> None:
+        """A decision was made for a request that was complete at `complete_at`, on the router's clock."""
+
+    def finished(self, decision: Decision, response: Response) -> None:
+        """The request has left its endpoint."""
+
+    def failed(self, raw: RawRequest, error: EppError) -> None:
+        """The client is told `error` instead."""
 
 
 class Routed:
@@ -46,14 +60,14 @@ class Routed:
         """
         self.response.status = status
         self.response.served = served
-        if served and served != self.decision.endpoint.address:
-            if (moved := self._pool.endpoint_at(served)) is not None:
-                self._scheduler.moved(self.decision, moved, self.response)
+        elsewhere = self._pool.endpoint_at(served) if served and served != self.decision.endpoint.address else None
+        if elsewhere is not None:
+            self._scheduler.moved(self.decision, elsewhere, self.response)
         self._usage = UsageReader(content_type)
         return self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        """A piece of the answer's body passed by (only where the gateway shows it). The first one is the first token."""
+        """A piece of the answer's body passed by (only where the gateway shows it). The first is the first token."""
         if self.response.first_token_at is None and chunk:
             self.response.first_token_at = self._clock()
             self._scheduler.first_token(self.decision)
@@ -65,7 +79,7 @@ class Routed:
 
 
 class Router:
-    """Everything a request passes on its way, joined once at start-up."""
+    """Everything a request passes on its way, joined at start-up. A reload replaces `scheduler`."""
 
     def __init__(
         self,
@@ -73,15 +87,15 @@ class Router:
         parser: Parser,
         admission: Admission,
         scheduler: Scheduler,
+        witness: Witness,
         clock: Callable[[], float],
-        decided: Callable[[Decision], None] = lambda decision: None,
     ) -> None:
         self.pool = pool
         self.parser = parser
         self.admission = admission
         self.scheduler = scheduler
+        self._witness = witness
         self._clock = clock
-        self._decided = decided
 
     @asynccontextmanager
     async def route(self, raw: RawRequest) -> AsyncIterator[Routed]:
@@ -89,18 +103,24 @@ class Router:
 
         Raises EppError: what the client is to be told instead of an answer.
         """
-        request, body = self.parser.parse(raw)
+        complete_at = self._clock()
         scheduler = self.scheduler  # a reload swaps it for the next request, never under this one
-        await scheduler.prepare(request)
-        # From here to the yield nothing waits: what was seen when choosing is still true when accounting.
-        endpoints = self.pool.candidates(raw.subset)
-        if not endpoints:
-            raise NoEndpoint(self.pool.why_empty(raw.subset))
-        self.admission.admit(request, endpoints)
-        decision = scheduler.choose(request, endpoints)
+        try:
+            request, body = self.parser.parse(raw)
+            await scheduler.prepare(request)
+            # From here to the yield nothing waits: what was seen when choosing is still true when accounting.
+            endpoints = self.pool.candidates(raw.subset)
+            if not endpoints:
+                raise NoEndpoint(self.pool.why_empty(raw.subset))
+            self.admission.admit(request, endpoints)
+            decision = scheduler.choose(request, endpoints)
+        except EppError as error:
+            self._witness.failed(raw, error)
+            raise
         routed = Routed(decision, body, scheduler, self.pool, self._clock)
         try:
-            self._decided(decision)
+            self._witness.decided(decision, complete_at)
             yield routed
         finally:
             scheduler.finished(decision, routed.response)
+            self._witness.finished(decision, routed.response)

@@ -1,0 +1,140 @@
+"""`warmpath`: up · serve · check. Flags to settings, nothing else."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+
+from epp import protocol
+from epp.errors import ConfigError
+
+STRATEGIES = ("prefix-aware", "session", "round-robin", "least-load")
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PATH = click.Path(exists=True, path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="warmpath", message="warmpath %(version)s")
+def warmpath() -> None:
+    """Warmpath names the pod that answers soonest, to any Envoy that asks."""
+
+
+def _strategy_options(command: Any) -> Any:
+    """How to pick: a built-in strategy or a configuration file, never both."""
+    command = click.option(
+        "--config",
+        "--config-file",
+        "config",
+        type=_FILE,
+        help="An EndpointPickerConfig file, followed as it changes.",
+    )(command)
+    return click.option(
+        "--strategy", type=click.Choice(STRATEGIES), help="A built-in configuration. [default: prefix-aware]"
+    )(command)
+
+
+def _one_of(strategy: str | None, config: Path | None) -> str:
+    if strategy and config:
+        raise click.UsageError("--strategy and --config exclude each other: the file says how to pick")
+    return strategy or STRATEGIES[0]
+
+
+@warmpath.command()
+@click.option(
+    "--endpoints",
+    multiple=True,
+    required=True,
+    type=_PATH,
+    help="Endpoints list, InferencePool, Pod, objective and rewrite YAML: a file or a directory; re-read on change.",
+)
+@click.option("--pool-name", help="Serve only this pool of the files; name of the pool where they have none.")
+@_strategy_options
+@click.option("--fallbacks", default=0, show_default=True, help="Endpoints to name beside the first, for retries.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
+@click.option("--grpc-port", type=int, help="ext_proc. [default: the pool's endpointPickerRef, else 9002]")
+@click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True)
+@click.option("--metrics-port", default=protocol.METRICS_PORT, show_default=True, help="/metrics, /ready, the page.")
+@click.option("--refresh-metrics-interval", default=1.0, show_default=True, help="Seconds between scrapes.")
+@click.option("--decision-deadline", default=5.0, show_default=True, help="Seconds until a request is refused.")
+@click.option("--max-body", default=64, show_default=True, help="Largest request body, MiB.")
+@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds for open streams after SIGTERM.")
+@click.option(
+    "--trust-client-headers/--no-trust-client-headers",
+    default=False,
+    show_default=True,
+    help="Honour objective and fairness headers that come with the request.",
+)
+@click.option("--audit-log", type=click.Path(dir_okay=False, path_type=Path), help="One JSON line per request.")
+@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True
+)
+def serve(**flags: Any) -> None:
+    """Run the endpoint picker on pools described in files."""
+    from epp.app import Settings, run
+
+    flags["strategy"] = _one_of(flags["strategy"], flags["config"])
+    flags["max_body"] *= 1 << 20
+    try:
+        sys.exit(run(Settings(**flags)))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@warmpath.command()
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--strategy", type=click.Choice(STRATEGIES), help="Show a built-in configuration instead of a file.")
+def check(file: Path | None, strategy: str | None) -> None:
+    """Print the pipeline that FILE (an EndpointPickerConfig) gives, or every error in it."""
+    if (file is None) == (strategy is None):
+        raise click.UsageError("give either a FILE or --strategy")
+    from epp.describe import describe
+    from epp.loader import load_strategy
+    from epp.reload import load_file
+
+    try:
+        if file is not None:
+            pipeline = load_file(file, clock=time.monotonic, random=Random())
+        else:
+            pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+    click.echo(describe(pipeline))
+
+
+@warmpath.command()
+@click.option("--once", is_flag=True, help="Send a built-in workload with round-robin and with the strategy; compare.")
+@click.option("--load", is_flag=True, help="Keep sending the built-in workload while the table is shown.")
+@click.option("--pods", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM pods.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="The gateway's port.")
+@_strategy_options
+@click.option("--manifests", type=_PATH, help="Gateway, HTTPRoute, InferencePool YAML. [default: manifests/laptop]")
+@click.option("--seed", default=1, show_default=True, help="Seed of pods and workload.")
+@click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Directory to leave all logs in.")
+def up(**flags: Any) -> None:
+    """Run the whole chain on this machine: pods, endpoint picker, Envoy, a live table."""
+    from laptop.up import Options, UpError, run
+
+    flags["strategy"] = _one_of(flags["strategy"], flags["config"])
+    try:
+        sys.exit(asyncio.run(run(Options(**flags))))
+    except UpError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def main() -> None:
+    """Entry point of the `warmpath` command."""
+    warmpath(prog_name="warmpath")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""protobuf <-> ours. The only file that knows what an ext_proc message looks like.
+
+Two replies are not made by protobuf: those that never change are serialised once, and a streamed chunk is its bytes
+between two cached strings (one copy instead of four). Numbers: `proto/ext_proc.proto`.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from epp import protocol
+from epp.errors import EppError, TooLarge
+from epp.extproc.proto import ext_proc_pb2 as pb
+from epp.parsing.request import NO_HEADERS, RawRequest
+
+ProcessingRequest = pb.ProcessingRequest
+Mode = pb.ProcessingMode
+
+MAX_HEADERS = 1_000
+MAX_HEADERS_BYTES = 1 << 20
+"""Bounds on the request's header message (names, values and metadata together). Envoy's own: 100 and 60 KB."""
+MAX_ADDRESS = 64
+"""Longest text taken for an address: a bracketed IPv6 with port has 47 bytes."""
+MAX_ERROR_TEXT = 1_000
+SET = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+
+
+def decode(message: bytes) -> pb.ProcessingRequest | None:
+    """The message, or None if it is not one. What we do not know in it is skipped."""
+    try:
+        return pb.ProcessingRequest.FromString(message)
+    except DecodeError:
+        return None
+
+
+# --- what the gateway says -------------------------------------------------------------------------------------------
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def request_headers(message: pb.ProcessingRequest, size: int) -> dict[str, str]:
+    """Lower-case names, escaped values; a repeated header becomes one, joined as RFC 9110 5.3 has it.
+
+    `size`: bytes of the message. Raises TooLarge.
+    """
+    entries = message.request_headers.headers.headers
+    if len(entries) > MAX_HEADERS or size > MAX_HEADERS_BYTES:
+        raise TooLarge(
+            f"the request's headers are {size} bytes in {len(entries)} fields; "
+            f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
+        )
+    found: dict[str, str] = {}
+    for entry in entries:
+        name = _text(entry.key).lower()
+        value = _text(entry.raw_value or entry.value)
+        if name in found:
+            value = f"{found[name]}{'; ' if name == 'cookie' else ', '}{value}"
+        found[name] = value
+    return found
+
+
+def subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
+    """The gateway's restriction: `ip:port` or bare `ip`, IPv6 with a port in brackets, bare IPv6 without them.
+
+    None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches nobody: sending a
+    request where the gateway may have forbidden it would be worse than a 503 that can be seen.
+    """
+    if not message.HasField("metadata_context"):
+        return None
+    hint = _metadata(message, protocol.SUBSET_NAMESPACE, protocol.SUBSET)
+    if hint is None:
+        return None
+    if hint.WhichOneof("kind") == "string_value":
+        texts: Iterable[bytes] = hint.string_value.split(b",")
+    else:
+        texts = (value.string_value for value in hint.list_value.values)
+    return tuple(dict.fromkeys(address for text in texts if (address := _address(text))))
+
+
+def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> pb.Value | None:
+    wanted, name = namespace.encode(), key.encode()
+    for entry in reversed(message.metadata_context.filter_metadata):
+        if entry.key == wanted:
+            for field in reversed(entry.value.fields):
+                if field.key == name:
+                    return field.value
+    return None
+
+
+def _address(raw: bytes) -> str:
+    return _canonical(raw) if len(raw) <= MAX_ADDRESS else _text(raw)
+
+
+@lru_cache(4096)
+def _canonical(raw: bytes) -> str:
+    text = _text(raw).strip()
+    host, bracket, port = text.rpartition("]")
+    if bracket:
+        host = host.removeprefix("[")
+    elif text.count(":") == 1:
+        return text
+    else:
+        host, port = text, ""
+    try:
+        host = str(ipaddress.ip_address(host))
+    except ValueError:
+        return text
+    return f"[{host}]{port}" if port else host
+
+
+def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
+    """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty)."""
+    status, content_type = 0, ""
+    for entry in message.response_headers.headers.headers:
+        key = entry.key.lower()
+        if key == b":status":
+            text = entry.raw_value or entry.value
+            status = int(text) if len(text) == 3 and text.isdigit() else 0
+        elif key == b"content-type":
+            content_type = _text(entry.raw_value or entry.value)
+    served = _metadata(message, protocol.LB_NAMESPACE, protocol.SERVED)
+    return status, _address(served.string_value) if served is not None else "", content_type
+
+
+def raw_request(
+    headers: Mapping[str, str], body: bytes, subset: tuple[str, ...] | None, *, sees_answer: bool
+) -> RawRequest:
+    return RawRequest(
+        method=headers.get(":method", ""),
+        path=headers.get(":path", ""),
+        headers=headers,
+        body=body,
+        subset=subset,
+        sees_answer=sees_answer,
+    )
+
+
+# --- what we say -----------------------------------------------------------------------------------------------------
+
+
+def forged(headers: Mapping[str, str]) -> frozenset[str]:
+    """Those of the client's headers that only we may set towards an endpoint."""
+    return NOTHING if protocol.SYSTEM_OWNED.isdisjoint(headers) else protocol.SYSTEM_OWNED.intersection(headers)
+
+
+def routed_headers(destination: str, headers: Mapping[str, str], removed: frozenset[str], length: int | None) -> bytes:
+    """The reply to request headers: go to `destination`, with these headers. `length`: of the body, if it changed."""
+    if not headers and not removed and length is None:
+        return _plainly_routed(destination)
+    reply = _to(destination)
+    _mutate(reply.request_headers.response, destination, headers, removed, length)
+    return reply.SerializeToString()
+
+
+def routed_body(destination: str, headers: Mapping[str, str], removed: frozenset[str], body: bytes | None) -> bytes:
+    """The same as the reply to a buffered body; a `body` replaces the one that came."""
+    reply = _to(destination)
+    common = reply.request_body.response
+    _mutate(common, destination, headers, removed, None if body is None else len(body))
+    if body is not None:
+        common.body_mutation.body = body
+    return reply.SerializeToString()
+
+
+@lru_cache(4096)
+def _plainly_routed(destination: str) -> bytes:
+    reply = _to(destination)
+    _mutate(reply.request_headers.response, destination, NO_HEADERS, NOTHING, None)
+    return reply.SerializeToString()
+
+
+def _to(destination: str) -> pb.ProcessingResponse:
+    address = pb.Value(string_value=destination.encode())
+    inner = pb.Struct(fields=[pb.Struct.Entry(key=protocol.DESTINATION.encode(), value=address)])
+    entry = pb.Struct.Entry(key=protocol.LB_NAMESPACE.encode(), value=pb.Value(struct_value=inner))
+    return pb.ProcessingResponse(dynamic_metadata=pb.Struct(fields=[entry]))
+
+
+def _mutate(
+    common: pb.CommonResponse, destination: str, headers: Mapping[str, str], removed: frozenset[str], length: int | None
+) -> None:
+    common.clear_route_cache = True
+    common.header_mutation.set_headers.append(_set(protocol.DESTINATION, destination))
+    for name, value in headers.items():
+        common.header_mutation.set_headers.append(_set(name, value))
+    if length is not None:
+        common.header_mutation.set_headers.append(_set("content-length", str(length)))
+    common.header_mutation.remove_headers.extend(sorted(removed - headers.keys() - {protocol.DESTINATION}))
+
+
+def _set(name: str, value: str) -> pb.HeaderValueOption:
+    header = pb.HeaderValue(key=name.encode(), raw_value=value.encode("utf-8", "backslashreplace"))
+    return pb.HeaderValueOption(header=header, append_action=SET)
+
+
+def answer_headers(headers: Mapping[str, str]) -> bytes:
+    """The reply to the answer's headers, with headers to add for the client."""
+    if not headers:
+        return ANSWER_HEADERS
+    reply = pb.ProcessingResponse()
+    reply.response_headers.response.header_mutation.set_headers.extend(_set(n, v) for n, v in headers.items())
+    return reply.SerializeToString()
+
+
+def replaced_chunk(body: bytes) -> bytes:
+    """The reply to a streamed (not duplex) piece of the request's body: these bytes instead; none = drop it."""
+    reply = pb.ProcessingResponse()
+    if body:
+        reply.request_body.response.body_mutation.body = body
+    else:
+        reply.request_body.response.body_mutation.clear_body = True
+    return reply.SerializeToString()
+
+
+def refusal(error: EppError) -> bytes:
+    """The answer to the client, in OpenAI's error shape, instead of an endpoint's."""
+    param = error.param and _printable(error.param)
+    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": error.reason}}
+    headers = [_set("content-type", "application/json")]
+    if error.reason:
+        headers.append(_set(protocol.DROP_REASON, error.reason))
+    immediate = pb.ImmediateResponse(
+        status=pb.HttpStatus(code=error.status),
+        headers=pb.HeaderMutation(set_headers=headers),
+        body=msgspec.json.encode(body),
+        details=f"warmpath_{type(error).__name__}",
+    )
+    return pb.ProcessingResponse(immediate_response=immediate).SerializeToString()
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates, which a JSON string may hold and UTF-8 may not, escaped; bounded."""
+    return text[:MAX_ERROR_TEXT].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_TEXT]
+
+
+def override_to_duplex(response_body: int) -> bytes:
+    """Instead of a reply to the request's headers: send this request's body in full duplex, the rest as configured."""
+    mode = pb.ProcessingMode(
+        request_body_mode=Mode.FULL_DUPLEX_STREAMED,
+        request_trailer_mode=Mode.SEND,
+        response_header_mode=Mode.SEND,
+        response_body_mode=Mode.BodySendMode.ValueType(response_body),
+        response_trailer_mode=Mode.SEND,
+    )
+    return pb.ProcessingResponse(mode_override=mode).SerializeToString()
+
+
+def request_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+    """A request's body as streamed responses; `end` = no trailers follow."""
+    return _chunks(b"\x1a", body, end)
+
+
+def answer_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+    """A piece of an answer's body as streamed responses."""
+    return _chunks(b"\x22", body, end)
+
+
+def _chunks(direction: bytes, body: bytes, end: bool) -> Iterator[bytes]:
+    size, whole = len(body), memoryview(body)
+    for at in range(0, size or 1, protocol.MAX_CHUNK):
+        piece = body if size <= protocol.MAX_CHUNK else whole[at : at + protocol.MAX_CHUNK]
+        last = end and at + protocol.MAX_CHUNK >= size
+        yield b"".join((_before_chunk(direction, len(piece), last), piece, b"\x10\x01" if last else b""))
+
+
+@lru_cache(8192)
+def _before_chunk(direction: bytes, size: int, end: bool) -> bytes:
+    """All of a streamed body response that stands before the bytes of the chunk.
+
+    ProcessingResponse{direction: BodyResponse{1: CommonResponse{3: BodyMutation{3: StreamedBodyResponse{1: body}}}}}
+    """
+    start = b"\x0a" + _varint(size) if size else b""
+    inside = len(start) + size + (2 if end else 0)
+    for tag in (b"\x1a", b"\x1a", b"\x0a", direction):
+        head = tag + _varint(inside)
+        start, inside = head + start, inside + len(head)
+    return start
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+NOTHING: frozenset[str] = frozenset()
+_HEADERS = pb.HeadersResponse(response=pb.CommonResponse())
+_BODY = pb.BodyResponse(response=pb.CommonResponse())
+REQUEST_HEADERS = pb.ProcessingResponse(request_headers=_HEADERS).SerializeToString()
+REQUEST_BODY = pb.ProcessingResponse(request_body=_BODY).SerializeToString()
+REQUEST_TRAILERS = pb.ProcessingResponse(request_trailers=pb.TrailersResponse()).SerializeToString()
+ANSWER_HEADERS = pb.ProcessingResponse(response_headers=_HEADERS).SerializeToString()
+ANSWER_BODY = pb.ProcessingResponse(response_body=_BODY).SerializeToString()
+ANSWER_TRAILERS = pb.ProcessingResponse(response_trailers=pb.TrailersResponse()).SerializeToString()
+"""Replies that change nothing."""

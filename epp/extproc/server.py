@@ -1,0 +1,219 @@
+"""The grpc.aio door: sockets, deadlines, health and drain around `Stream`."""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from epp import protocol
+from epp.errors import BadRequest, ConfigError, DeadlineExceeded, EppError, InternalError
+from epp.extproc import messages
+from epp.extproc.stream import Action, AnswerChunk, Answered, Memory, Stream
+from epp.parsing.request import NO_HEADERS, RawRequest
+from epp.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmpath.extproc")
+
+Context = aio.ServicerContext[bytes, bytes]
+LIVENESS = "liveness"
+
+
+class Routed(Protocol):
+    """A request on its way, as `epp.route` gives it."""
+
+    @property
+    def destination(self) -> str: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    @property
+    def body(self) -> bytes | None: ...
+    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]: ...
+    def answer_chunk(self, chunk: bytes, *, end: bool) -> None: ...
+
+
+Route = Callable[[RawRequest], AbstractAsyncContextManager[Routed]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the door listens and what it bounds. Times in seconds, sizes in bytes."""
+
+    listen: tuple[str, ...] = (f"127.0.0.1:{protocol.GRPC_PORT}",)
+    """Addresses for ext_proc (`host:port`, port 0 = any); health answers there too."""
+    health: tuple[str, ...] = (f"127.0.0.1:{protocol.HEALTH_PORT}",)
+    deadline: float = 10.0
+    """Longest a complete request may wait for a decision: Envoy has no timer of its own in full duplex."""
+    incomplete: float = 300.0
+    """Longest a request may take to become complete (Envoy's own stream idle timeout)."""
+    max_body: int = 64 << 20
+    max_held: int = 1 << 30
+    """Request bytes held by all streams together, until they are forwarded."""
+
+
+class Door:
+    """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
+
+    def __init__(self, route: Route, metrics: Metrics, settings: Settings) -> None:
+        self.ports: list[int] = []
+        """Bound ext_proc ports, in the order of `Settings.listen`."""
+        self.health_ports: list[int] = []
+        self._route = route
+        self._metrics = metrics
+        self._settings = settings
+        self._memory = Memory(settings.max_held)
+        self._ready = False
+        self._draining = False
+        self._server = aio.server(options=_options(settings))
+        self._health_server = aio.server(options=_options(settings))
+
+    async def start(self) -> None:
+        """Bind and serve. Health says NOT_SERVING until `set_ready(True)`. Raises ConfigError for a taken port."""
+        process = grpc.stream_stream_rpc_method_handler(self._process)
+        check = grpc.unary_unary_rpc_method_handler(
+            self._check,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+        ext_proc = grpc.method_handlers_generic_handler(protocol.EXT_PROC_SERVICE, {"Process": process})
+        self._server.add_generic_rpc_handlers((ext_proc, health))
+        self._health_server.add_generic_rpc_handlers((health,))
+        self.ports = [_bind(self._server, address, "listen") for address in self._settings.listen]
+        self.health_ports = [_bind(self._health_server, address, "health") for address in self._settings.health]
+        await self._server.start()
+        await self._health_server.start()
+
+    def set_ready(self, ready: bool) -> None:
+        """What health answers from now on; after `drain` it stays NOT_SERVING."""
+        self._ready = ready
+
+    async def drain(self, grace: float) -> None:
+        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop."""
+        self._draining = True
+        await self._server.stop(grace)
+        await self._health_server.stop(0)
+
+    async def _check(self, request: Any, context: Context) -> Any:
+        serving = (self._ready and not self._draining) or request.service == LIVENESS
+        status = health_pb2.HealthCheckResponse
+        return status(status=status.SERVING if serving else status.NOT_SERVING)
+
+    # --- one stream --------------------------------------------------------------------------------------------------
+
+    async def _process(self, _: Any, context: Context) -> None:
+        stream = Stream(self._settings.max_body, self._memory)
+        try:
+            error = await self._serve(stream, context)
+            if error is not None:
+                await _send(stream.failed(error), context)
+            if stream.error is not None:
+                context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+                context.set_details(stream.error.message)
+        except aio.BaseError:
+            log.debug("the gateway left in the middle of a stream")
+        finally:
+            stream.release()
+
+    async def _serve(self, stream: Stream, context: Context) -> EppError | None:
+        raw: RawRequest | None = None
+        late: EppError = BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+        try:
+            async with asyncio.timeout(self._settings.incomplete) as timer:
+                raw = await _request(stream, context)
+                if raw is None:
+                    return None
+                late = DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
+                timer.reschedule(asyncio.get_running_loop().time() + self._settings.deadline)
+                async with self._route(raw) as routed:
+                    timer.reschedule(None)
+                    raw = None  # it may be large and the answer long
+                    await _send(stream.routed(routed.destination, routed.headers, routed.body), context)
+                    await self._answer(stream, routed, context)
+        except EppError as refused:
+            return refused
+        except TimeoutError:
+            return late
+        except aio.BaseError:
+            raise
+        except Exception as bug:
+            _log_bug("a request failed", bug)
+            return InternalError("internal error")
+        return None
+
+    async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:
+        watched = True
+        while isinstance(data := await context.read(), bytes):
+            for action in stream.receive(data):
+                if isinstance(action, bytes):
+                    await context.write(action)
+                elif isinstance(action, AnswerChunk | Answered):
+                    headers = self._show(routed, action) if watched else NO_HEADERS
+                    watched = watched and headers is not None
+                    if isinstance(action, Answered):
+                        await _send(stream.answered(headers or NO_HEADERS), context)
+            if stream.finished:
+                return
+
+    def _show(self, routed: Routed, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
+        """Headers to add to the answer. None: whoever watches it failed; the answer goes on without being watched."""
+        try:
+            if isinstance(action, Answered):
+                return routed.answered(action.status, action.served, action.content_type)
+            routed.answer_chunk(action.chunk, end=action.end)
+            return NO_HEADERS
+        except Exception as bug:
+            _log_bug("an answer could not be watched", bug)
+            self._metrics.degraded("answer-not-watched", type(bug).__name__)
+            return None
+
+
+async def _request(stream: Stream, context: Context) -> RawRequest | None:
+    """The stream's request once it is complete; None if the stream ended first."""
+    while isinstance(data := await context.read(), bytes):
+        for action in stream.receive(data):
+            if isinstance(action, RawRequest):
+                return action
+            await _send([action], context)
+        if stream.finished:
+            break
+    return None
+
+
+async def _send(actions: list[Action], context: Context) -> None:
+    for action in actions:
+        if isinstance(action, bytes):
+            await context.write(action)
+
+
+def _log_bug(what: str, bug: Exception) -> None:
+    """Where it happened, without its message: that may quote a prompt."""
+    log.error("%s: %s\n%s", what, type(bug).__qualname__, "".join(traceback.format_tb(bug.__traceback__)))
+
+
+def _bind(server: aio.Server, address: str, setting: str) -> int:
+    try:
+        return server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise ConfigError(setting, f"cannot listen on {address}: is the port in use?") from error
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
+        ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
+        ("grpc.so_reuseport", 0),  # two doors on one port would share requests silently
+        # A gateway that died without a word is noticed, so that its requests' accounts are returned.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Gateways ping too; grpc's default takes more than one ping in five minutes for abuse.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 5),
+    ]

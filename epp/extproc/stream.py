@@ -1,0 +1,297 @@
+"""`Stream`: one ext_proc stream as a state machine. Messages in, actions out; no I/O, no clock.
+
+What a gateway expects differs by the body modes it configured (`protocol_config` in its first message):
+
+request body     request headers are answered   destination and metadata go into   the body
+---------------  ----------------------------   --------------------------------   ------------------------------------
+FULL_DUPLEX      after the body's end           the headers' reply                 is echoed in chunks <= 62,000 bytes
+BUFFERED         at once, empty                 the body's reply                   stays with the gateway
+STREAMED+SWH     after the body's end           the headers' reply                 one empty reply per message
+STREAMED         with a `mode_override` to full duplex, and then as above: without it the gateway would forward the
+                 headers before anyone has read the body. The gateway has to allow it (`allow_mode_override`).
+NONE, or no body at once                        the headers' reply                 -
+
+(SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not tell, it is taken for full duplex,
+which the endpoint picker protocol demands. Envoy's BUFFERED gateways do tell; one that did not would wait for us while
+we wait for it, until a timeout.
+
+Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
+a streamed or buffered one gets an empty reply per message; in the lean wiring (NONE) nothing is shown and the
+half-close of the stream is the answer's end.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from io import BytesIO
+
+import msgspec
+
+from epp.errors import BadRequest, EppError, InternalError, Rejected, TooLarge
+from epp.extproc import messages
+from epp.extproc.messages import Mode, ProcessingRequest
+from epp.parsing.request import RawRequest
+
+BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+SUPPORTED = (Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, *BUFFERED)
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The answer's headers came. Whoever runs the stream must now call `Stream.answered` with the headers to add."""
+
+    status: int
+    """0 = none was shown."""
+    served: str
+    """`ip:port`, or empty."""
+    content_type: str
+
+
+class AnswerChunk(msgspec.Struct, frozen=True):
+    """A piece of the answer's body passed by."""
+
+    chunk: bytes
+    end: bool
+
+
+Action = bytes | RawRequest | Answered | AnswerChunk
+"""bytes: send them to the gateway. RawRequest: route it, then call `routed` or `failed`."""
+
+
+class Memory:
+    """Bytes of request bodies that all streams of one door hold together, and how many they may hold."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+
+class _Phase(Enum):
+    HEADERS = auto()  # nothing came yet
+    BODY = auto()  # until the request is complete
+    ROUTING = auto()  # until `routed` or `failed`
+    REPLIED = auto()  # the request is on its way
+    ABANDONED = auto()  # the gateway itself answered, before we did
+
+
+class Stream:
+    """See the module."""
+
+    __slots__ = (
+        "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
+        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "error", "finished",
+    )  # fmt: skip
+
+    def __init__(self, max_body: int, memory: Memory) -> None:
+        self.finished = False
+        """The stream is to be closed from our side."""
+        self.error: EppError | None = None
+        """What went wrong when it was too late to answer the client."""
+        self._max_body = max_body
+        self._memory = memory
+        self._held = 0
+        self._phase = _Phase.HEADERS
+        self._known = False  # the gateway's modes
+        self._mode: int = Mode.FULL_DUPLEX_STREAMED
+        self._answer_mode: int = Mode.FULL_DUPLEX_STREAMED
+        self._waits = False  # a STREAMED gateway that holds the body until the headers are answered
+        self._headers: dict[str, str] = {}
+        self._forged = messages.NOTHING
+        self._subset: tuple[str, ...] | None = None
+        self._parts: BytesIO | None = None
+        self._body = b""
+        self._messages = 0
+        self._open = True  # trailers may still follow the request's body
+        self._trailers = False
+        self._ended = False  # the answer's end was seen
+
+    def receive(self, data: bytes) -> list[Action]:
+        """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
+        if self.finished:
+            return []
+        message = messages.decode(data)
+        if message is None:
+            return self._refuse(BadRequest("the gateway sent a message that is not a ProcessingRequest"))
+        if not self._known and (unfit := self._configure(message)) is not None:
+            return self._refuse(unfit)
+        receiver = _RECEIVERS.get(message.WhichOneof("request") or "")
+        return receiver(self, message, data) if receiver is not None else []
+
+    def routed(self, destination: str, headers: Mapping[str, str], body: bytes | None) -> list[Action]:
+        """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own."""
+        if self._phase is not _Phase.ROUTING:
+            return []
+        self._phase = _Phase.REPLIED
+        own, forged = self._body, self._forged
+        self.release()
+        if self._mode in BUFFERED:
+            return [messages.routed_body(destination, headers, forged, body)]
+        if self._mode == Mode.NONE:
+            return [messages.routed_headers(destination, headers, forged, None)]
+        length = None if body is None else len(body)
+        actions: list[Action] = [messages.routed_headers(destination, headers, forged, length)]
+        if self._mode == Mode.STREAMED:
+            actions += self._silent_replies(body)
+        elif (whole := own if body is None else body) or not self._trailers:
+            actions += messages.request_chunks(whole, end=not self._trailers)
+        if self._trailers:
+            actions.append(messages.REQUEST_TRAILERS)
+        return actions
+
+    def failed(self, error: EppError) -> list[Action]:
+        """Answer the client with this error instead, if that is still possible; either way the stream is finished."""
+        return self._refuse(error)
+
+    def answered(self, headers: Mapping[str, str]) -> list[Action]:
+        """The reply to the answer's headers: pass them on, with these added."""
+        return [messages.answer_headers(headers)]
+
+    def release(self) -> None:
+        """Let go of what is held. To be called when the stream ends, however it ends."""
+        self._memory.held -= self._held
+        self._held = 0
+        self._parts = None
+        self._body = b""
+        self._headers = {}
+
+    # --- the request ------------------------------------------------------------------------------------------------
+
+    def _configure(self, message: ProcessingRequest) -> EppError | None:
+        self._known = True
+        if message.observability_mode:
+            return InternalError("the gateway runs ext_proc in observability_mode, where nothing can be routed")
+        if message.HasField("protocol_config"):
+            config = message.protocol_config
+            self._mode, self._answer_mode = config.request_body_mode, config.response_body_mode
+            self._waits = not config.send_body_without_waiting_for_header_response
+            for mode in (self._mode, self._answer_mode):
+                if mode not in SUPPORTED:
+                    return InternalError(
+                        f"the gateway's body mode {mode} (GRPC is 5) is not supported: use FULL_DUPLEX_STREAMED"
+                    )
+        return None
+
+    def _request_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        if self._phase is not _Phase.HEADERS:
+            return self._refuse(BadRequest("the gateway sent request headers twice or too late"))
+        try:
+            self._headers = messages.request_headers(message, len(data))
+        except TooLarge as error:
+            return self._refuse(error)
+        self._subset = messages.subset(message)
+        self._phase = _Phase.BODY
+        if message.request_headers.end_of_stream:
+            self._mode, self._open = Mode.NONE, False
+        if self._mode == Mode.NONE:
+            return self._complete(b"")
+        if self._mode in BUFFERED:
+            return [messages.REQUEST_HEADERS]
+        if self._mode == Mode.STREAMED and self._waits:
+            self._mode = Mode.FULL_DUPLEX_STREAMED
+            return [messages.override_to_duplex(self._answer_mode)]
+        return []
+
+    def _request_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        if self._phase is _Phase.HEADERS:
+            return self._refuse(BadRequest("the gateway sent a request body without headers before it"))
+        if self._phase is not _Phase.BODY:
+            return []
+        chunk, end = message.request_body.body, message.request_body.end_of_stream
+        if (error := self._hold(len(chunk))) is not None:
+            return self._refuse(error)
+        self._messages += 1
+        self._open = not end
+        end = end or self._mode in BUFFERED  # with trailers to come, a whole buffered body does not end the stream
+        if self._parts is None:
+            if end:
+                return self._complete(chunk)
+            self._parts = BytesIO()
+        self._parts.write(chunk)
+        return self._complete(self._parts.getvalue()) if end else []
+
+    def _request_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        if self._phase is _Phase.HEADERS:
+            return self._refuse(BadRequest("the gateway sent request trailers without headers before them"))
+        if not self._open:
+            return []
+        if self._phase is _Phase.BODY:
+            if self._mode in BUFFERED:
+                return self._refuse(BadRequest("a request with trailers but no body cannot be routed in BUFFERED mode"))
+            self._open, self._trailers = False, True
+            return self._complete(self._parts.getvalue() if self._parts is not None else b"")
+        self._open = False
+        return [messages.REQUEST_TRAILERS] if self._phase is _Phase.REPLIED else []
+
+    def _hold(self, size: int) -> EppError | None:
+        self._held += size
+        self._memory.held += size
+        if self._held > self._max_body:
+            return TooLarge(f"the request's body is larger than {self._max_body} bytes")
+        if self._memory.held > self._memory.limit:
+            return Rejected("too many large requests at once; try again later")
+        return None
+
+    def _complete(self, body: bytes) -> list[Action]:
+        headers, self._headers = self._headers, {}
+        self._phase = _Phase.ROUTING
+        self._parts = None
+        self._forged = messages.forged(headers)
+        if self._mode == Mode.FULL_DUPLEX_STREAMED:  # the others do not ask for it back
+            self._body = body
+        sees_answer = self._answer_mode != Mode.NONE
+        return [messages.raw_request(headers, body, self._subset, sees_answer=sees_answer)]
+
+    def _silent_replies(self, body: bytes | None) -> list[bytes]:
+        if body is None or not self._messages:
+            return [messages.REQUEST_BODY] * self._messages
+        return [messages.replaced_chunk(body)] + [messages.replaced_chunk(b"")] * (self._messages - 1)
+
+    def _refuse(self, error: EppError) -> list[Action]:
+        if self.finished:
+            return []
+        self.finished = True
+        self.release()
+        if self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED:
+            self.error = error
+            return []
+        return [messages.refusal(error)]
+
+    # --- the answer -------------------------------------------------------------------------------------------------
+
+    def _answer_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        if self._phase is _Phase.REPLIED:
+            return [Answered(*messages.answer(message))]
+        self._phase = _Phase.ABANDONED
+        self.release()
+        return [messages.ANSWER_HEADERS]
+
+    def _answer_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        chunk, end = message.response_body.body, message.response_body.end_of_stream
+        actions: list[Action]
+        if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
+            actions = [messages.ANSWER_BODY]
+            end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
+        elif self._ended:
+            return []
+        else:
+            actions = [*messages.answer_chunks(chunk, end=end)]
+        return self._passed(actions, chunk, end)
+
+    def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+        return self._passed([messages.ANSWER_TRAILERS], b"", True)
+
+    def _passed(self, actions: list[Action], chunk: bytes, end: bool) -> list[Action]:
+        if self._phase is _Phase.REPLIED and not self._ended:
+            actions.append(AnswerChunk(chunk, end))
+        self._ended = self._ended or end
+        return actions
+
+
+_RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], list[Action]]] = {
+    "request_headers": Stream._request_headers,
+    "request_body": Stream._request_body,
+    "request_trailers": Stream._request_trailers,
+    "response_headers": Stream._answer_headers,
+    "response_body": Stream._answer_body,
+    "response_trailers": Stream._answer_trailers,
+}

@@ -1,0 +1,123 @@
+"""A JSON body read once and shallowly: top-level fields stay raw bytes, nothing below them is built."""
+
+import re
+from typing import ClassVar, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from epp.errors import BadRequest
+from epp.parsing.request import Api
+
+T = TypeVar("T")
+
+ABSENT = Raw()
+MAX_MODEL = 1024
+"""Longest model name taken, in characters: it becomes a label and a key in several maps."""
+
+_TEXT = msgspec.json.Decoder(str)
+_SMALL_INT = re.compile(rb"[0-9]{1,9}")
+
+
+class Body(msgspec.Struct):
+    """The fields we read of every format; a subclass adds its prompt. Raw: the value's bytes as they came.
+
+    With a key given twice the last one counts, as in Python's `json`, which is what the engines read with. Fields that
+    only the engine needs are not checked here: it knows better, and its message is better.
+    """
+
+    api: ClassVar[Api]
+
+    model: Raw = ABSENT
+    stream: Raw = ABSENT
+    max_tokens: Raw = ABSENT
+    cache_salt: Raw = ABSENT
+
+    def prompt(self) -> bytes:
+        """The prompt's bytes in the order the engine reads them. BadRequest if the request has none."""
+        raise NotImplementedError
+
+    def output_limit(self) -> Raw:
+        """The field that bounds the answer's tokens."""
+        return self.max_tokens
+
+    def model_name(self) -> str:
+        """`model`; BadRequest if it is missing, empty, too long or no string."""
+        expected = "expected the name of a model, a non-empty string"
+        if not memoryview(self.model):
+            raise BadRequest(f"model: missing; {expected}", param="model")
+        try:
+            name = _TEXT.decode(self.model)
+        except ValueError:
+            raise BadRequest(f"model: got {shown(self.model)}; {expected}", param="model") from None
+        if not name or len(name) > MAX_MODEL:
+            raise BadRequest(
+                f"model: got {shown(self.model)}; {expected} of at most {MAX_MODEL} characters", param="model"
+            )
+        return name
+
+    def salt(self) -> str:
+        """`cache_salt`, or "" where it is none the engine would take."""
+        if not memoryview(self.cache_salt):
+            return ""
+        try:
+            return _TEXT.decode(self.cache_salt)
+        except ValueError:
+            return ""
+
+    def streams(self) -> bool:
+        return bytes(self.stream) == b"true"
+
+    def answer_tokens(self) -> int | None:
+        """The answer's bound in tokens, or None: not given, or not a number an engine would take."""
+        limit = bytes(self.output_limit())
+        return int(limit) if _SMALL_INT.fullmatch(limit) else None
+
+
+def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode, or BadRequest with the place of the fault."""
+    if not body:
+        raise BadRequest("the body is empty; expected a JSON object")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"the body is not a JSON object: {_lower_first(str(error))}") from None
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {_fault(str(error), body)}") from None
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: it holds bytes that are not UTF-8 ({error.reason})") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply: expected at most some hundred levels") from None
+
+
+def require(value: Raw, field: str, starts: bytes, expected: str) -> Raw:
+    """`value`, if its first byte is one of `starts` (`[` an array, `"` a string); else BadRequest."""
+    view = memoryview(value)
+    if view and view[0] in starts:
+        return value
+    got = f"got {shown(value)}" if view else "missing"
+    raise BadRequest(f"{field}: {got}; expected {expected}", param=field)
+
+
+def joined(*parts: Raw) -> bytes:
+    """The parts that are there, one after the other."""
+    return b"".join([memoryview(part) for part in parts])
+
+
+def shown(value: Raw, limit: int = 60) -> str:
+    """A value as a message may show it: short, printable."""
+    view = memoryview(value)
+    text = bytes(view[:limit]).decode("utf-8", "backslashreplace")
+    return text if len(view) <= limit else f"{text}… ({len(view)} bytes)"
+
+
+def _fault(message: str, body: bytes) -> str:
+    if body.startswith(b"\xef\xbb\xbf"):
+        return "it begins with a byte order mark (byte 0)"
+    if message == "Input data was truncated":  # msgspec says this of a lone surrogate too, wherever it stands
+        return f"it ends too soon (byte {len(body)}), or a \\u escape names half a surrogate pair"
+    return _lower_first(message.removeprefix("JSON is malformed: "))
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,107 @@
+"""`Parser`: a raw HTTP request to `Request`, read once."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from epp import protocol
+from epp.parsing import openai
+from epp.parsing.anthropic import Messages
+from epp.parsing.body import Body, decode
+from epp.parsing.passthrough import OPAQUE, why_opaque
+from epp.parsing.request import RawRequest, Request
+from epp.parsing.rewrite import rewrite_model
+
+_MAX_ID: Final = 256
+"""Longest request id taken from a client, in characters."""
+
+_FORMATS: Final[tuple[tuple[str, msgspec.json.Decoder[Body]], ...]] = (
+    ("/v1/chat/completions", msgspec.json.Decoder(openai.Chat)),
+    ("/v1/completions", msgspec.json.Decoder(openai.Completion)),
+    ("/v1/responses", msgspec.json.Decoder(openai.Responses)),
+    ("/v1/embeddings", msgspec.json.Decoder(openai.Embeddings)),
+    ("/v1/messages", msgspec.json.Decoder(Messages)),
+)
+
+
+class Rules(Protocol):
+    """What the pool's own objects say about a request."""
+
+    def rewrite(self, model: str) -> str:
+        """The model to ask the endpoint for, instead of `model`."""
+
+    def priority(self, objective: str | None) -> int:
+        """The priority of an InferenceObjective by its name; 0 if there is none."""
+
+
+class Parser:
+    """Raw request to `Request`. `tokens(model, nbytes)` estimates tokens; `new_id()` names requests without a name."""
+
+    def __init__(self, rules: Rules, tokens: Callable[[str, int], int], new_id: Callable[[], str]) -> None:
+        self._rules = rules
+        self._tokens = tokens
+        self._new_id = new_id
+
+    def parse(self, raw: RawRequest) -> tuple[Request, bytes | None]:
+        """The request, and the body to forward where it differs from the one that came (model rewritten), else None.
+
+        A path we do not know, a method other than POST and a body that is not plain JSON give api `other`: it is
+        routed by load alone. Raises BadRequest, never another error, for a body of a known path that is wrong.
+        """
+        decoder = _decoder(raw)
+        opaque = why_opaque(raw) if decoder is not None else ""
+        if decoder is None or opaque:
+            return self._other(raw, opaque), None
+        fields = decode(decoder, raw.body)
+        asked = fields.model_name()
+        prompt = fields.prompt()
+        model = self._rules.rewrite(asked)
+        request = Request(
+            id=self._id(raw.headers),
+            model=model,
+            api=fields.api,
+            prompt=prompt,
+            tokens=self._tokens(model, len(prompt)),
+            stream=fields.streams(),
+            max_tokens=fields.answer_tokens(),
+            salt=fields.salt(),
+            priority=self._priority(raw.headers),
+            headers=raw.headers,
+            body=raw.body,
+            sees_answer=raw.sees_answer,
+        )
+        return request, None if model == asked else rewrite_model(raw.body, model)
+
+    def _other(self, raw: RawRequest, opaque: str) -> Request:
+        return Request(
+            id=self._id(raw.headers),
+            model="",
+            api="other",
+            priority=self._priority(raw.headers),
+            headers=raw.headers,
+            body=raw.body,
+            sees_answer=raw.sees_answer,
+            notes={OPAQUE: opaque} if opaque else {},
+        )
+
+    def _id(self, headers: Mapping[str, str]) -> str:
+        given = headers.get(protocol.REQUEST_ID, "")
+        return given if 0 < len(given) <= _MAX_ID else self._new_id()
+
+    def _priority(self, headers: Mapping[str, str]) -> int:
+        for name in protocol.OBJECTIVE:
+            if (objective := headers.get(name)) is not None:
+                return self._rules.priority(objective)
+        return self._rules.priority(None)
+
+
+def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
+    """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
+    if raw.method != "POST":
+        return None
+    path = raw.path.partition("?")[0].rstrip("/")
+    for suffix, decoder in _FORMATS:
+        if path.endswith(suffix):
+            return decoder
+    return None

@@ -1,0 +1,104 @@
+"""Pools from files: an endpoints file as llm-d's `file-discovery` has it, or the YAML a cluster would get.
+
+Documents read: `endpoints:` lists, InferencePool, Pod, InferenceObjective, InferenceModelRewrite, and a List of them.
+Every other kind is skipped, so the files may be a gateway's whole manifests.
+"""
+
+import asyncio
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from epp.errors import ConfigError
+from epp.pool.manifests import pools_of
+from epp.pool.store import Pool, PoolState
+from epp.pool.yamlfiles import Document, files_in, read_documents
+from epp.telemetry.metrics import Metrics
+
+
+def load(paths: Sequence[Path], pool_name: str | None = None) -> list[PoolState]:
+    """The pools that files and directories (their `*.yaml`, `*.yml`, `*.json`) describe.
+
+    Each InferencePool document is a pool; its endpoints are the ready Pods its selector matches, one for each target
+    port, and the entries of `endpoints:` lists whose labels it matches. `pool_name` then names the only one wanted.
+    Without an InferencePool, all `endpoints:` are one pool called `pool_name` ("default"). ConfigError if wrong.
+    """
+    documents: list[Document] = []
+    for path in files_in(paths):
+        documents += read_documents(path)
+    if not documents:
+        named = ", ".join(str(path) for path in paths)
+        raise ConfigError(named, "no YAML document found; expected `endpoints:` or an InferencePool")
+    return pools_of(documents, pool_name)
+
+
+class StaticPools:
+    """The pools of files, followed as the files change. Which pools there are is fixed at the start.
+
+    Raises ConfigError from the constructor; later a bad file is refused, the old state stays, and
+    `metrics.degraded("pool-file-refused")` says why, once for each content.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        pool_name: str | None,
+        metrics: Metrics,
+        random: random.Random,
+        *,
+        interval: float = 1.0,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._pool_name = pool_name
+        self._metrics = metrics
+        self._interval = interval
+        self._applied = self._signature()
+        self.states = load(self._paths, pool_name)
+        self.pools = [Pool(state.name, state.namespace, random=random) for state in self.states]
+        """In the order of the files; `states` has the same order."""
+        self._apply(self.states)
+
+    async def watch(self) -> None:
+        """Follow the files, for ever. A change counts once it has stood for one interval: writers need their time."""
+        last = self._applied
+        while True:
+            await asyncio.sleep(self._interval)
+            now = await asyncio.to_thread(self._signature)
+            if now == last != self._applied:
+                self._applied = now
+                await self._refresh()
+            last = now
+
+    async def _refresh(self) -> None:
+        try:
+            states = await asyncio.to_thread(load, self._paths, self._pool_name)
+            have, found = {_id(state) for state in self.states}, {_id(state) for state in states}
+            if have != found:
+                changed = ", ".join(sorted(have ^ found))
+                raise ConfigError(changed, "InferencePools came or went; expected the same ones until a restart")
+        except ConfigError as error:
+            self._metrics.degraded("pool-file-refused", str(error))
+            return
+        order = {_id(state): state for state in states}
+        self._apply([order[_id(state)] for state in self.states])
+
+    def _apply(self, states: list[PoolState]) -> None:
+        self.states = states
+        for pool, state in zip(self.pools, states, strict=True):
+            pool.apply(state)
+
+    def _signature(self) -> tuple[tuple[str, int, int, int], ...]:
+        """What changes when a file's content does: name, inode, size and time of change of each."""
+        found = []
+        try:
+            for path in files_in(self._paths):
+                stat = os.stat(path)
+                found.append((str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        except (ConfigError, OSError) as error:
+            found.append((str(error), 0, 0, 0))
+        return tuple(found)
+
+
+def _id(state: PoolState) -> str:
+    return f"{state.namespace}/{state.name}"

@@ -1,0 +1,200 @@
+"""`Pool`: the endpoints we pick from now, and the objectives and model rewrites that belong to them."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address
+from itertools import accumulate
+
+import msgspec
+
+from epp.pool.endpoint import Endpoint
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A model a rewrite may choose. Without a weight it counts as 1."""
+
+    model: str
+    weight: int | None = None
+
+
+class Rewrite(msgspec.Struct, frozen=True):
+    """One rule of an InferenceModelRewrite: requests for one of `models` (none: for any) ask for a target instead."""
+
+    models: tuple[str, ...]
+    targets: tuple[Target, ...]
+
+
+class PoolState(msgspec.Struct, frozen=True):
+    """All a source (files, Kubernetes) says of one pool. `rewrites` are in order of precedence: oldest object first."""
+
+    name: str
+    namespace: str = "default"
+    endpoints: tuple[Endpoint, ...] = ()
+    objectives: Mapping[str, int] = {}
+    """InferenceObjective name -> priority."""
+    rewrites: tuple[Rewrite, ...] = ()
+    grpc_port: int | None = None
+    """Port of the pool's endpointPickerRef, where it names one."""
+
+
+class Pool:
+    """The endpoints as one immutable tuple, replaced as a whole; used on the event loop only.
+
+    `on_added` and `on_removed` are called after the new tuple is in place, removals first. `ready` turns true with the
+    first state, even an empty one.
+    """
+
+    def __init__(self, name: str, namespace: str = "default", *, random: random.Random) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.ready = False
+        self.on_added: list[Callable[[Endpoint], None]] = []
+        self.on_removed: list[Callable[[Endpoint], None]] = []
+        self._random = random
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._by_address: dict[str, Endpoint] = {}
+        self._by_ip: dict[str, list[Endpoint]] = {}
+        self._objectives: Mapping[str, int] = {}
+        self._rewrites: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return self._endpoints
+
+    def apply(self, state: PoolState) -> None:
+        """Take over everything a source says."""
+        self._objectives = state.objectives
+        self._rewrites = _rewrites(state.rewrites)
+        self.replace(state.endpoints)
+
+    def replace(self, endpoints: Iterable[Endpoint]) -> None:
+        """The pool's endpoints from now on, in this order.
+
+        One with the name, address and labels of an endpoint we have is that endpoint: the old object stays, with its
+        load. Any other is new. Names and addresses must be unique, else ValueError and nothing changes.
+        """
+        have = {endpoint.name: endpoint for endpoint in self._endpoints}
+        new = tuple(_same(have.get(endpoint.name), endpoint) for endpoint in endpoints)
+        by_address = {endpoint.address: endpoint for endpoint in new}
+        if len(by_address) < len(new) or len({endpoint.name for endpoint in new}) < len(new):
+            raise ValueError(f"endpoints of one pool need names and addresses of their own: {new!r}")
+        old, self._endpoints, self._by_address, self._by_ip = self._endpoints, new, by_address, {}
+        for endpoint in new:
+            self._by_ip.setdefault(_split(endpoint.address)[0], []).append(endpoint)
+        self.ready = True
+        kept = set(old).intersection(new)
+        for gone in (endpoint for endpoint in old if endpoint not in kept):
+            for listener in self.on_removed:
+                listener(gone)
+        for added in (endpoint for endpoint in new if endpoint not in kept):
+            for listener in self.on_added:
+                listener(added)
+
+    def candidates(self, subset: tuple[str, ...] | None) -> Sequence[Endpoint]:
+        """The endpoints the gateway allows, in the pool's order; None = no restriction.
+
+        A subset names `ip:port` or just an ip (all its ports), IPv6 with or without brackets. Unknown ones are ignored.
+        """
+        if subset is None:
+            return self._endpoints
+        found: set[Endpoint] = set()
+        for entry in subset:
+            if (endpoint := self._by_address.get(entry)) is not None:
+                found.add(endpoint)
+            else:
+                found.update(self._matching(entry))
+        return tuple(endpoint for endpoint in self._endpoints if endpoint in found)
+
+    def why_empty(self, subset: tuple[str, ...] | None) -> str:
+        """One sentence for whoever got no candidates."""
+        pool = f"pool {self.namespace}/{self.name}"
+        if not self.ready:
+            return f"{pool} is not loaded yet"
+        if not self._endpoints:
+            return f"{pool} has no ready endpoint"
+        if subset is None:
+            return f"{pool} had no ready endpoint a moment ago"
+        if not subset:
+            return f"the gateway's subset is empty: it allows none of the {len(self._endpoints)} endpoints of {pool}"
+        named = ", ".join(entry[:64] for entry in subset[:3]) + (", …" if len(subset) > 3 else "")
+        return f"none of the {len(self._endpoints)} endpoints of {pool} is in the gateway's subset ({named})"
+
+    def endpoint_at(self, address: str) -> Endpoint | None:
+        """The endpoint with this `ip:port`, however it is spelt, or None."""
+        if (endpoint := self._by_address.get(address)) is not None:
+            return endpoint
+        ip, port = _split(address)
+        return self._by_address.get(_join(ip, port)) if port else None
+
+    def priority(self, objective: str | None) -> int:
+        """The priority of an InferenceObjective by name; 0 for none and for one we do not know."""
+        return self._objectives.get(objective, 0) if objective is not None else 0
+
+    def rewrite(self, model: str) -> str:
+        """The model to ask for instead of `model`: a rule that names it wins over one for any, then the oldest."""
+        rule = self._rewrites.get(model) or self._rewrites.get(None)
+        if rule is None:
+            return model
+        models, weights = rule
+        return models[0] if len(models) == 1 else self._random.choices(models, cum_weights=weights)[0]
+
+    def _matching(self, entry: str) -> Sequence[Endpoint]:
+        ip, port = _split(entry)
+        if not port and ip in self._by_ip:
+            return self._by_ip[ip]
+        if not port and ":" in ip:  # `::1:8000`: an address of its own, or `[::1]:8000` without its brackets
+            ip, _, port = entry.strip().rpartition(":")
+            ip = _normal(ip)
+        endpoint = self._by_address.get(_join(ip, port))
+        return () if endpoint is None else (endpoint,)
+
+
+def _same(old: Endpoint | None, new: Endpoint) -> Endpoint:
+    if old is not None and old.address == new.address and old.labels == new.labels:
+        return old
+    return new
+
+
+def _split(address: str) -> tuple[str, str]:
+    """`ip:port`, `[v6]:port`, `[v6]` or a bare ip to (ip in its normal form, port or "")."""
+    text = address.strip()
+    if text.startswith("["):
+        ip, _, port = text[1:].partition("]")
+        return _normal(ip), port.removeprefix(":")
+    if text.count(":") == 1:
+        ip, _, port = text.partition(":")
+        return _normal(ip), port
+    return _normal(text), ""
+
+
+def _normal(ip: str) -> str:
+    try:
+        parsed = ip_address(ip)
+    except ValueError:
+        return ip
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return str(parsed)
+
+
+def _join(ip: str, port: str) -> str:
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def address_of(ip: str, port: int) -> str:
+    """`ip:port` as Envoy is told, IPv6 in brackets and in its shortest form. ValueError if `ip` is not an address."""
+    ip_address(ip)
+    return _join(_normal(ip), str(port))
+
+
+def _rewrites(rules: tuple[Rewrite, ...]) -> dict[str | None, tuple[tuple[str, ...], list[int]]]:
+    """Model (None: any) -> targets and their cumulated weights, of the first rule that speaks of it."""
+    found: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
+    for rule in rules:
+        if not rule.targets:
+            continue
+        weights = list(accumulate(1 if target.weight is None else target.weight for target in rule.targets))
+        choice = tuple(target.model for target in rule.targets), weights
+        for model in rule.models or (None,):
+            found.setdefault(model, choice)
+    return found

@@ -1,0 +1,112 @@
+"""`Chain`: one profile. Filters in order, scorers weighed and summed, a picker; and all of it written down.
+
+What a broken plugin does to a request:
+ · a scorer that raises counts 0 for every endpoint in that request, and is reported (`on_error`): the pick gets worse;
+ · a filter or a picker that raises, and any plugin that answers in the wrong shape, fails the request with
+   `InternalError` naming the plugin, and is reported: going on would send requests where they must not go.
+"""
+
+from collections.abc import Callable, Sequence
+
+from epp.errors import InternalError, NoEndpoint
+from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, scores_of
+from epp.scheduling.decision import ProfileRun, Scored
+
+OnError = Callable[[str, Exception], None]
+"""Told (name of the plugin, what it raised). The owner counts it as a degradation."""
+
+
+def name_of(plugin: Plugin) -> str:
+    """The name in the configuration, or the class where a plugin was built by hand."""
+    return plugin.name or type(plugin).__name__
+
+
+def failed(plugin: str, error: Exception, on_error: OnError) -> InternalError:
+    """Report a plugin's failure and make the error the client gets."""
+    on_error(plugin, error)
+    return InternalError(f"plugin {plugin!r} failed")
+
+
+class Chain:
+    """A scheduling profile: `filters`, `scorers` with their weights, `picker`, under the profile's `name`.
+
+    The semantics are GIE's and llm-d's: each score is clamped to 0..1 (NaN is 0), multiplied by its weight and summed.
+    """
+
+    __slots__ = ("_filters", "_picker_name", "_scorers", "name", "picker")
+
+    def __init__(
+        self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
+    ) -> None:
+        self.name = name
+        self.picker = picker
+        self._picker_name = name_of(picker)
+        self._filters = [(name_of(plugin), plugin) for plugin in filters]
+        self._scorers = [(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
+
+    def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
+        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left nobody) or InternalError."""
+        dropped: list[tuple[str, Sequence[Endpoint]]] = []
+        for name, plugin in self._filters:
+            kept = _filtered(name, plugin, request, endpoints, on_error)
+            if len(kept) != len(endpoints):
+                remain = set(kept)
+                dropped.append((name, [endpoint for endpoint in endpoints if endpoint not in remain]))
+            endpoints = kept
+        scored: list[Scored] = []
+        totals: Sequence[float] | None = None
+        for name, scorer, weight in self._scorers:
+            entry = _scored(name, scorer, weight, request, endpoints, on_error)
+            scored.append(entry)
+            scores = entry.scores if weight == 1.0 else [weight * score for score in entry.scores]
+            totals = scores if totals is None else [total + score for total, score in zip(totals, scores, strict=True)]
+        if totals is None:
+            totals = [0.0] * len(endpoints)
+        try:
+            picks = self.picker.pick(request, list(zip(endpoints, totals, strict=True)))
+            if not picks:
+                raise ValueError("a picker must return at least one endpoint")
+        except Exception as error:
+            raise failed(self._picker_name, error, on_error) from error
+        return ProfileRun(self.name, dropped, endpoints, scored, totals, picks)
+
+
+def _filtered(
+    name: str, plugin: Filter, request: Request, endpoints: Sequence[Endpoint], on_error: OnError
+) -> Sequence[Endpoint]:
+    try:
+        kept = plugin.filter(request, endpoints)
+        found = len(kept)
+    except Exception as error:
+        raise failed(name, error, on_error) from error
+    if not found:
+        raise NoEndpoint(f"filter {name!r} left none of {len(endpoints)} endpoints for this request")
+    return kept
+
+
+def _scored(
+    name: str, scorer: Scorer, weight: float, request: Request, endpoints: Sequence[Endpoint], on_error: OnError
+) -> Scored:
+    """One scorer's part. Its mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
+    terms: tuple[str, ...] = ()
+    bills: Sequence[tuple[float, ...]] = ()
+    try:
+        if isinstance(scorer, Cost):
+            bills, terms = scorer.bill(request, endpoints), scorer.terms
+            raw: Sequence[float] = scores_of(bills)
+            shapely = not bills or set(map(len, bills)) == {len(terms)}
+        else:
+            raw, shapely = scorer.score(request, endpoints), True
+        # The test order makes NaN 0: every comparison with it is false.
+        scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in raw]
+    except Exception as error:
+        on_error(name, error)
+        return Scored(name, weight, [0.0] * len(endpoints))
+    if len(scores) != len(endpoints) or not shapely:
+        wrong = ValueError(
+            f"{len(scores)} scores for {len(endpoints)} endpoints"
+            if shapely
+            else f"a bill must have {len(terms)} terms: {', '.join(terms)}"
+        )
+        raise failed(name, wrong, on_error) from wrong
+    return Scored(name, weight, scores, terms, bills)

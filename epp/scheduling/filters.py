@@ -1,0 +1,231 @@
+"""Stock filters under llm-d's and GIE's type names. Each says what it keeps, its parameters and its source."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, Request
+from epp.scheduling.sessions import SessionAffinity
+
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One of Kubernetes' label selector requirements; a missing label satisfies NotIn and DoesNotExist."""
+
+    key: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
+    values: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.operator not in _OPERATORS:
+            raise ValueError(f"operator: expected one of {', '.join(_OPERATORS)}, got {self.operator!r}")
+        if (self.operator in ("In", "NotIn")) != bool(self.values):
+            raise ValueError(f"values: {self.operator} takes {'no' if self.values else 'at least one'} value")
+
+    def met(self, labels: Mapping[str, str]) -> bool:
+        if self.operator == "In":
+            return labels.get(self.key) in self.values
+        if self.operator == "NotIn":
+            return labels.get(self.key) not in self.values
+        return (self.key in labels) == (self.operator == "Exists")
+
+
+@dataclass(eq=False)
+class LabelSelectorFilter(Filter):
+    """`label-selector-filter`: keeps endpoints whose labels a Kubernetes selector matches.
+
+    `match_labels` (label -> value) and `match_expressions` (key, operator, values): all must hold; none = all kept.
+    Source: llm-d-router.
+    """
+
+    match_labels: Mapping[str, str] = field(default_factory=dict)
+    match_expressions: Sequence[Requirement] = ()
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return [endpoint for endpoint in endpoints if self._matches(endpoint.labels)]
+
+    def _matches(self, labels: Mapping[str, str]) -> bool:
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.met(labels) for requirement in self.match_expressions
+        )
+
+
+@dataclass(eq=False)
+class ByLabelFilter(Filter):
+    """`by-label`: keeps endpoints whose `label` has one of `valid_values`.
+
+    `allows_no_label` (false): keeps unlabelled ones too. Source: llm-d-router (deprecated there).
+    """
+
+    label: str
+    valid_values: Sequence[str]
+    allows_no_label: bool = False
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return [e for e in endpoints if _labelled(e, self.label, self.valid_values, self.allows_no_label)]
+
+
+class _RoleFilter(Filter):
+    """Keeps endpoints whose label `llm-d.ai/role` is one of `roles`. No parameters. Source: llm-d-router."""
+
+    roles: ClassVar[frozenset[str]]
+    unlabelled: ClassVar[bool] = False
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return [e for e in endpoints if _labelled(e, "llm-d.ai/role", self.roles, self.unlabelled)]
+
+
+class DecodeFilter(_RoleFilter):
+    """`decode-filter`: roles that decode, and endpoints without one. `both` is llm-d's old name of prefill-decode."""
+
+    roles = frozenset({"decode", "prefill-decode", "encode-prefill-decode", "both"})
+    unlabelled = True
+
+
+class PrefillFilter(_RoleFilter):
+    """`prefill-filter`: roles that prefill. `both` is llm-d's old name of prefill-decode."""
+
+    roles = frozenset({"prefill", "encode-prefill", "prefill-decode", "encode-prefill-decode", "both"})
+
+
+class EncodeFilter(_RoleFilter):
+    """`encode-filter`: roles that encode."""
+
+    roles = frozenset({"encode", "encode-prefill", "encode-prefill-decode"})
+
+
+@dataclass(eq=False)
+class PrefixCacheAffinityFilter(Filter):
+    """`prefix-cache-affinity-filter`: keeps the endpoints that hold the prompt, until they are too busy.
+
+    Sticky = held share of the prompt's blocks >= `affinity_threshold` (0..1, 0.8). Nobody sticky: all are kept.
+    With `exploration_probability` (0..1, 0) a request skips the filter. Load gate: the time to first token of an
+    endpoint is estimated as uncached tokens in flight / `peak_prefill_throughput` (tokens/s, 15928: Qwen3-32B on two
+    H100); when the best sticky one is more than `max_ttft_penalty_ms` (18000; 0 = always stick) later than the best
+    other, all are kept. `ttft_source`: prefillThroughput only. A signal whose producer failed: all are kept.
+    Source: llm-d-router.
+    """
+
+    needs = (PrefixMatch, InFlight)
+
+    affinity_threshold: float = 0.8
+    exploration_probability: float = 0.0
+    max_ttft_penalty_ms: float = 18_000.0
+    ttft_source: Literal["prefillThroughput"] = "prefillThroughput"
+    peak_prefill_throughput: float = 15_928.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.affinity_threshold <= 1.0:
+            raise ValueError(f"affinityThreshold: expected 0 to 1, got {self.affinity_threshold}")
+        if not 0.0 <= self.exploration_probability <= 1.0:
+            raise ValueError(f"explorationProbability: expected 0 to 1, got {self.exploration_probability}")
+        if not self.max_ttft_penalty_ms >= 0.0:
+            raise ValueError(f"maxTTFTPenaltyMs: expected 0 or more, got {self.max_ttft_penalty_ms}")
+        if self.ttft_source != "prefillThroughput":
+            raise ValueError(f"ttftSource: only prefillThroughput is there, got {self.ttft_source!r}")
+        if not self.peak_prefill_throughput > 0.0:
+            raise ValueError(f"peakPrefillThroughput: expected more than 0, got {self.peak_prefill_throughput}")
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if self.exploration_probability and self.random.random() < self.exploration_probability:
+            return endpoints
+        match: Mapping[Endpoint, PrefixMatch] = request.signals.get(PrefixMatch, {})
+        if not match:
+            return endpoints
+        sticky = [endpoint for endpoint in endpoints if match[endpoint].share >= self.affinity_threshold]
+        if not sticky or len(sticky) == len(endpoints):
+            return endpoints
+        return endpoints if self._too_busy(request, sticky, endpoints) else sticky
+
+    def _too_busy(self, request: Request, sticky: Sequence[Endpoint], endpoints: Sequence[Endpoint]) -> bool:
+        if not self.max_ttft_penalty_ms:
+            return False
+        load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
+        if not load:
+            return True
+        best_sticky = min(load[endpoint].uncached_tokens for endpoint in sticky)
+        best = min(load[endpoint].uncached_tokens for endpoint in endpoints)
+        return (best_sticky - best) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
+
+
+@dataclass(eq=False)
+class SessionAffinityFilter(SessionAffinity, Filter):
+    """`session-affinity-filter`: keeps only the endpoint the session lives on; all where that is not known.
+
+    Parameters: see `SessionAffinity`. Source: llm-d-router.
+    """
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        home = self.home(request, endpoints)
+        return endpoints if home is None else [home]
+
+
+_METRICS: Mapping[str, Callable[[Endpoint, InFlight], float]] = {
+    "active-requests": lambda endpoint, in_flight: in_flight.requests,
+    "running-requests": lambda endpoint, in_flight: endpoint.load.running,
+    "waiting-queue": lambda endpoint, in_flight: endpoint.load.waiting,
+    "kv-cache-utilization": lambda endpoint, in_flight: endpoint.load.kv_usage,
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`metric` is at most `max_value`: requests, or a share 0..1 for kv-cache-utilization."""
+
+    metric: Literal["active-requests", "running-requests", "waiting-queue", "kv-cache-utilization"]
+    max_value: float
+
+    def __post_init__(self) -> None:
+        if self.metric not in _METRICS:
+            raise ValueError(f"metric: expected one of {', '.join(_METRICS)}, got {self.metric!r}")
+
+
+@dataclass(eq=False)
+class UtilizationFilter(Filter):
+    """`utilization-filter`: keeps endpoints that satisfy every one of `conditions`; figures unknown count as 0.
+
+    active-requests are our own requests in flight, the others are scraped. `fallback_on_empty` (false): keep all
+    instead of failing the request when none is left. Source: llm-d-router.
+    """
+
+    needs = (InFlight,)
+
+    conditions: Sequence[Condition]
+    fallback_on_empty: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.conditions:
+            raise ValueError("conditions: expected at least one")
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
+        idle = InFlight(0, 0)
+        kept = [
+            endpoint
+            for endpoint in endpoints
+            if all(_METRICS[c.metric](endpoint, load.get(endpoint, idle)) <= c.max_value for c in self.conditions)
+        ]
+        return endpoints if self.fallback_on_empty and not kept else kept
+
+
+class HeaderBasedTestingFilter(Filter):
+    """`header-based-testing-filter`: keeps the endpoints named in `test-epp-endpoint-selection`, for conformance tests.
+
+    The header's value: a comma list of `ip` (all ports) or `ip:port`, IPv6 with or without brackets. Without the header
+    all are kept; with one that names nobody, none. No parameters. Source: GIE v1.5 and its lwepp.
+    """
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        header = request.headers.get("test-epp-endpoint-selection", "")
+        wanted = {item for raw in header.split(",") if (item := raw.strip())}
+        if not wanted:
+            return endpoints
+        wanted |= {item.strip("[]") for item in wanted}
+        return [e for e in endpoints if e.address in wanted or e.address.rpartition(":")[0].strip("[]") in wanted]
+
+
+def _labelled(endpoint: Endpoint, label: str, values: Sequence[str] | frozenset[str], missing: bool) -> bool:
+    value = endpoint.labels.get(label)
+    return missing if value is None else value in values

@@ -1,0 +1,168 @@
+"""`Scheduler`: signals, profiles, decision and accounts of one configuration. `epp.route` is its only driver.
+
+Choosing and accounting are one synchronous step (`choose`), so no pick is made on state older than the pick before it.
+A hook that raises never breaks the request or another plugin's accounts: it goes to `on_error`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
+from typing import Any
+
+from epp.errors import EppError
+from epp.plugin import Endpoint, Plugin, Producer, ProfileHandler, Request, Response
+from epp.scheduling.chain import Chain, OnError, failed, name_of
+from epp.scheduling.decision import Decision, ProfileRun
+
+Hooks = list[tuple[str, Callable[..., Any]]]
+
+
+class Scheduler:
+    """One configuration at work. A reload makes a new one; requests under way stay with the one that chose for them.
+
+    `producers` find signals, `handler` runs the `profiles` (by name), `plugins` are all of the configuration's plugins,
+    each once: those above and every other that has hooks. `wall_clock` gives seconds since the epoch (for people only);
+    `on_error(plugin, exception)` is told of every failure of a plugin. `fallbacks` endpoints are named after the chosen
+    one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
+    """
+
+    def __init__(
+        self,
+        producers: Sequence[Producer[Any]],
+        profiles: Mapping[str, Chain],
+        handler: ProfileHandler,
+        plugins: Sequence[Plugin],
+        *,
+        wall_clock: Callable[[], float],
+        on_error: OnError,
+        fallbacks: int = 0,
+    ) -> None:
+        self.profiles = profiles
+        self.handler = handler
+        self.plugins = plugins
+        self._names = tuple(profiles)
+        self._wall_clock = wall_clock
+        self._on_error = on_error
+        self._named = 1 + fallbacks
+        self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
+        self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
+        self._on_picked = _hooks(plugins, "on_picked")
+        self._on_first_token = _hooks(plugins, "on_first_token")
+        self._on_finished = _hooks(plugins, "on_finished")
+        self._on_removed = _hooks(plugins, "on_removed")
+        self._answer_headers = _hooks(plugins, "answer_headers")
+        self._statistics = _hooks(plugins, "statistics")
+        self._open: dict[Decision, bool] = {}
+        """Decisions whose accounts are not closed, and whether their first token was seen."""
+
+    async def prepare(self, request: Request) -> None:
+        """What producers can find out without looking at endpoints; may wait."""
+        for name, hook in self._prepare:
+            try:
+                await hook(request)
+            except Exception as error:
+                self._on_error(name, error)
+
+    def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
+        """Decide among `endpoints` (never empty) and put the request on the chosen one's account, in one step.
+
+        The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
+        """
+        for name, kind, produce in self._producers:
+            try:
+                request.signals[kind] = produce(request, endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+        runs: list[ProfileRun] = []
+
+        def run(profile: str) -> Sequence[Endpoint]:
+            done = self.profiles[profile].run(request, endpoints, self._on_error)
+            runs.append(done)
+            return done.picks
+
+        try:
+            picked = self.handler.handle(request, self._names, run)
+            if not picked.endpoints:
+                raise ValueError("a profile handler must return at least one endpoint")
+        except EppError:
+            raise
+        except Exception as error:
+            raise failed(name_of(self.handler), error, self._on_error) from error
+        chosen = picked.endpoints
+        if len(chosen) < self._named and runs:
+            chosen = [*chosen, *_next_best(runs[-1], chosen, self._named - len(chosen))]
+        decision = Decision(request, chosen, picked.headers, runs, self._wall_clock())
+        self._open[decision] = False
+        self._call(self._on_picked, request, decision.endpoint)
+        return decision
+
+    def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
+        """The gateway's retry was served by `endpoint`: the account moves there, and the decision says so.
+
+        The old endpoint's hooks see a response of which nothing came (status 0) but who served instead.
+        """
+        old = decision.endpoint
+        if decision not in self._open or endpoint is old:
+            return
+        self._call(self._on_finished, decision.request, old, Response(served=response.served))
+        decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
+        self._call(self._on_picked, decision.request, endpoint)
+
+    def first_token(self, decision: Decision) -> None:
+        """The first token was seen; later calls for the same decision do nothing."""
+        if self._open.get(decision, True):
+            return
+        self._open[decision] = True
+        self._call(self._on_first_token, decision.request, decision.endpoint)
+
+    def answer_headers(self, decision: Decision) -> Mapping[str, str]:
+        """Headers the plugins add to the answer, for the endpoint that served."""
+        headers: dict[str, str] = {}
+        for name, hook in self._answer_headers:
+            try:
+                headers.update(hook(decision.request, decision.endpoint))
+            except Exception as error:
+                self._on_error(name, error)
+        return headers
+
+    def finished(self, decision: Decision, response: Response) -> None:
+        """The request has left its endpoint. Closes the accounts once; a second call does nothing."""
+        if self._open.pop(decision, None) is not None:
+            self._call(self._on_finished, decision.request, decision.endpoint, response)
+
+    def removed(self, endpoint: Endpoint) -> None:
+        """The endpoint left the pool for good. Its requests still end with `finished`."""
+        self._call(self._on_removed, endpoint)
+
+    def statistics(self) -> Mapping[str, Mapping[str, float]]:
+        """Every plugin's figures: name of the plugin -> figure -> value. Plugins without figures are left out."""
+        figures: dict[str, Mapping[str, float]] = {}
+        for name, hook in self._statistics:
+            try:
+                figures[name] = dict(hook())
+            except Exception as error:
+                self._on_error(name, error)
+        return figures
+
+    def _call(self, hooks: Hooks, *args: Any) -> None:
+        for name, hook in hooks:
+            try:
+                hook(*args)
+            except Exception as error:
+                self._on_error(name, error)
+
+
+def _next_best(run: ProfileRun, chosen: Sequence[Endpoint], count: int) -> list[Endpoint]:
+    """The `count` best of a run that are not chosen; equals in the pool's order from the chosen one on, in a circle."""
+    endpoints, totals = run.endpoints, run.totals
+    start = endpoints.index(chosen[0]) if chosen[0] in endpoints else 0
+    others = [i for i in (*range(start, len(endpoints)), *range(start)) if endpoints[i] not in chosen]
+    return [endpoints[i] for i in nlargest(count, others, key=totals.__getitem__)]
+
+
+def _hooks(plugins: Sequence[Plugin], hook: str) -> Hooks:
+    """The bound hooks of the plugins that override it; found once, since most plugins have none."""
+    return [(name_of(plugin), getattr(plugin, hook)) for plugin in plugins if _overrides(plugin, Plugin, hook)]
+
+
+def _overrides(plugin: Plugin, base: type[Plugin], hook: str) -> bool:
+    return getattr(type(plugin), hook) is not getattr(base, hook)

@@ -1,0 +1,52 @@
+"""PUBLIC: what a plugin author needs in tests: an endpoint, a request, and the decision a configuration makes of them.
+
+def test_short_queue_wins() -> None:
+    idle, busy = endpoint("a"), endpoint("b", waiting=9)
+    assert decide(CONFIG, [idle, busy], request("hello")).endpoint is idle
+"""
+
+import asyncio
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from epp import loader
+from epp.plugin import Endpoint, Load, Request
+from epp.scheduling.chain import Chain
+from epp.scheduling.decision import Decision
+from epp.scheduling.scheduler import Scheduler
+
+__all__ = ["decide", "endpoint", "request"]
+
+
+def endpoint(name: str = "pod", *, address: str = "", labels: Mapping[str, str] | None = None, **load: Any) -> Endpoint:
+    """An endpoint; `load` are fields of `Load`. Without an `address` it gets one made of its name, always the same."""
+    a, b, c = zlib.crc32(name.encode()).to_bytes(4, "big")[:3]
+    return Endpoint(name, address or f"10.{a}.{b}.{c}:8000", labels or {}, Load(**load))
+
+
+def request(prompt: str | bytes = "hello", model: str = "llama", **fields: Any) -> Request:
+    """A request; `fields` are those of `Request`. Without `tokens` it has one for each four bytes of its prompt."""
+    raw = prompt.encode() if isinstance(prompt, str) else prompt
+    fields.setdefault("tokens", len(raw) // 4)
+    return Request(id=fields.pop("id", "test"), model=model, prompt=raw, **fields)
+
+
+def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) -> Decision:
+    """What the configuration (EndpointPickerConfig YAML) decides for `request`, from a cold start, the same each time.
+
+    A plugin's exception comes through as it is. Raises ConfigError, and EppError as a client would get it. Opens an
+    event loop of its own: call it where none runs.
+    """
+    pipeline = loader.load_text(config_text, clock=lambda: 0.0, random=random.Random(0))
+    profiles = {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()}
+    scheduler = Scheduler(
+        pipeline.producers, profiles, pipeline.handler, pipeline.plugins, wall_clock=lambda: 0.0, on_error=_raise
+    )
+    asyncio.run(scheduler.prepare(request))
+    return scheduler.choose(request, endpoints)
+
+
+def _raise(plugin: str, error: Exception) -> None:
+    raise error

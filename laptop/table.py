@@ -1,0 +1,73 @@
+"""What a person sees while the chain runs: endpoints and the last decisions, from the EPP's admin door."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+
+def screen(endpoints: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], head: str) -> Group:
+    """The whole live view. `endpoints` and `decisions` are the JSON of `/endpoints` and `/decisions`."""
+    return Group(Text.from_markup(head), endpoint_table(endpoints), decision_table(decisions))
+
+
+def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per endpoint of every pool."""
+    table = Table(title="endpoints", title_justify="left", expand=True)
+    for name in ("pool", "endpoint", "address"):
+        table.add_column(name, no_wrap=True)
+    for name in ("queue", "running", "KV use", "in flight", "prefix hits", "share"):
+        table.add_column(name, justify="right")
+    for pool in pools:
+        for row in pool["endpoints"]:
+            table.add_row(
+                pool["name"],
+                row["name"],
+                row["address"],
+                *_load(row),
+                str(row["in_flight"]),
+                _percent(row["prefix_hit_rate"]),
+                _percent(row["share"]),
+            )
+    return table
+
+
+def _load(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    if row["scrape_age_seconds"] is None:
+        return "–", "–", "–"
+    load = row["load"]
+    return str(load["waiting"]), str(load["running"]), _percent(load["kv_usage"])
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def decision_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
+    """The last decisions, newest first, each with the reason in words."""
+    table = Table(title="last decisions", title_justify="left", expand=True)
+    table.add_column("request", no_wrap=True, max_width=14)
+    table.add_column("tokens", justify="right")
+    table.add_column("endpoint", no_wrap=True)
+    table.add_column("why", ratio=1)
+    for decision in decisions:
+        table.add_row(decision["request_id"], str(decision["tokens"]), decision["endpoint"], why(decision))
+    return table
+
+
+def why(decision: Mapping[str, Any]) -> str:
+    """One line: the bill of the chosen endpoint and of the runner-up, or the scores where there is no bill."""
+    runs = decision["profiles"]
+    rows = [row for run in runs for row in run["endpoints"]]
+    chosen = next((row for row in rows if row["endpoint"] == decision["endpoint"]), None)
+    if chosen is None:
+        return "the only way"
+    others = sorted((row for row in rows if row is not chosen), key=lambda row: -float(row["total"]))
+    if "bill_ms" in chosen:
+        terms = ", ".join(f"{term} {ms:g}" for term, ms in chosen["bill_ms"].items() if ms)
+        text = f"{chosen['cost_ms']:g} ms ({terms or 'free'})"
+        return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:g} ms" if others else text
+    scores = ", ".join(f"{name} {part['score']:.2f}" for name, part in chosen["scores"].items())
+    return scores or "no scorer: the picker alone"

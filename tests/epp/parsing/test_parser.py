@@ -1,0 +1,148 @@
+import gzip
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import BadRequest
+from epp.parsing.parser import Parser
+from epp.parsing.passthrough import OPAQUE
+from epp.parsing.request import Api, RawRequest, Request
+
+CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
+
+
+class Rules:
+    """Rewrites `old` to `new`; the objective `vip` has priority 7."""
+
+    def rewrite(self, model: str) -> str:
+        return "new" if model == "old" else model
+
+    def priority(self, objective: str | None) -> int:
+        return 7 if objective == "vip" else 0
+
+
+def parse(
+    body: bytes | Any,
+    path: str = "/v1/chat/completions",
+    headers: Mapping[str, str] | None = None,
+    method: str = "POST",
+) -> tuple[Request, bytes | None]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    parser = Parser(Rules(), lambda model, nbytes: nbytes // 4, lambda: "made-up")
+    return parser.parse(RawRequest(method, path, headers or {}, content, sees_answer=True))
+
+
+def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
+    body = json.dumps({**CHAT, "stream": True, "max_tokens": 9, "cache_salt": "s"}).encode()
+    request, forward = parse(body, headers={"x-request-id": "r1", "x-gateway-inference-objective": "vip"})
+    assert forward is None
+    assert (request.id, request.model, request.api, request.priority) == ("r1", "qwen", "chat", 7)
+    assert request.prompt == json.dumps(CHAT["messages"]).encode()
+    assert request.tokens == len(request.prompt) // 4
+    assert (request.stream, request.max_tokens, request.salt) == (True, 9, "s")
+    assert request.body is body
+    assert request.sees_answer
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        ("/v1/chat/completions", "chat"),
+        ("/v1/completions", "completions"),
+        ("/v1/responses", "responses"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v1/messages", "messages"),
+        ("/llm/v1/chat/completions/", "chat"),
+        ("/v1/chat/completions?timeout=5/v1/messages", "chat"),
+        ("/v1/messages/count_tokens", "other"),
+        ("/v1/models", "other"),
+        ("/tokenize", "other"),
+        ("/v1/audio/transcriptions", "other"),
+        ("/", "other"),
+        ("", "other"),
+    ],
+)
+def test_the_end_of_the_path_tells_the_format(path: str, api: Api) -> None:
+    body = {**CHAT, "prompt": "p", "input": "i"}
+    request, _ = parse(body, path)
+    assert request.api == api
+    assert request.model == ("" if api == "other" else "qwen")
+
+
+def test_what_is_not_posted_is_routed_by_load_alone() -> None:
+    request, forward = parse(b"", "/v1/chat/completions", {"x-llm-d-inference-objective": "vip"}, method="GET")
+    assert (request.api, request.model, request.prompt, request.tokens, request.priority) == ("other", "", b"", 0, 7)
+    assert forward is None
+
+
+def test_unknown_paths_may_have_any_body() -> None:
+    body = b"\x00\xff not json"
+    request, forward = parse(body, "/v1/audio/speech")
+    assert (request.api, request.body, forward) == ("other", body, None)
+
+
+@pytest.mark.parametrize("headers", [{"content-encoding": "gzip"}, {"content-type": "multipart/form-data; boundary=b"}])
+def test_bodies_we_cannot_read_are_routed_by_load_with_a_note(headers: dict[str, str]) -> None:
+    request, forward = parse(gzip.compress(json.dumps(CHAT).encode()), headers=headers)
+    assert (request.api, forward) == ("other", None)
+    assert request.notes[OPAQUE].startswith("content-")
+
+
+def test_a_rewritten_model_changes_the_body_to_forward_only() -> None:
+    body = b'{"model":"old","messages":[{"model":"old"}]}'
+    request, forward = parse(body)
+    assert request.model == "new"
+    assert request.body == body
+    assert forward == b'{"model":"new","messages":[{"model":"old"}]}'
+
+
+@pytest.mark.parametrize("given", ["", "x" * 257])
+def test_requests_without_a_usable_id_get_one(given: str) -> None:
+    assert parse(CHAT, headers={"x-request-id": given})[0].id == "made-up"
+
+
+def test_the_newer_objective_header_wins() -> None:
+    headers = {"x-llm-d-inference-objective": "nobody", "x-gateway-inference-objective": "vip"}
+    assert parse(CHAT, headers=headers)[0].priority == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [(b"{", None), (b"[]", None), (b"", None), (b"{}", "model"), (b'{"model":"m"}', "messages")],
+)
+def test_wrong_bodies_of_known_paths_are_refused(body: bytes, param: str | None) -> None:
+    with pytest.raises(BadRequest) as error:
+        parse(body)
+    assert error.value.param == param
+
+
+PATHS = st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"])
+
+
+@given(st.data(), PATHS)
+def test_a_mutated_body_is_read_or_refused_never_anything_else(data: st.DataObject, path: str) -> None:
+    body = bytearray(
+        b'{"model":"old","messages":[{"role":"user","content":"\\ud83d\\ude00 \xc3\xa9"}],"prompt":"p","input":["i"],'
+        b'"stream":true,"max_tokens":5,"cache_salt":"s","tools":[{"a":1.5e3}]}'
+    )
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 8))] = data.draw(
+            st.binary(max_size=6) | st.sampled_from([b'"', b"{", b"}", b"\\", b"\\ud800", b"null", b",", b'"model":5,'])
+        )
+    try:
+        request, forward = parse(bytes(body), path)
+    except BadRequest:
+        return
+    assert request.model
+    assert forward is None or request.model == "new"
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        parse(body)

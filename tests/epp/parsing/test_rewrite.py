@@ -1,0 +1,85 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import BadRequest
+from epp.parsing.rewrite import rewrite_model
+
+
+@pytest.mark.parametrize(
+    ("body", "rewritten"),
+    [
+        (b'{"model":"a"}', b'{"model":"new"}'),
+        (b' \n{ "model" :\t"a" , "x":1 }\r\n', b' \n{ "model" :\t"new" , "x":1 }\r\n'),
+        (b'{"x":{"model":"a"},"model":"a"}', b'{"x":{"model":"a"},"model":"new"}'),
+        (b'{"x":"\\"model\\":\\"a\\"","model":"a"}', b'{"x":"\\"model\\":\\"a\\"","model":"new"}'),
+        (b'{"mod\\u0065l":"a","modelx":"a"}', b'{"mod\\u0065l":"new","modelx":"a"}'),
+        (b'{"model":"a","model":"bc","x":1,"x":2}', b'{"model":"new","model":"new","x":1,"x":2}'),
+        (b'{"a\\"{,:":[1,"}"],"model":"\\\\"}', b'{"a\\"{,:":[1,"}"],"model":"new"}'),
+        (b'{"model":"\\u0061","n":1.50e+3}', b'{"model":"new","n":1.50e+3}'),
+        (b"{}", b"{}"),
+    ],
+)
+def test_only_the_value_changes(body: bytes, rewritten: bytes) -> None:
+    assert rewrite_model(body, "new") == rewritten
+
+
+def test_the_new_name_is_escaped() -> None:
+    assert json.loads(rewrite_model(b'{"model":"a"}', 'q"\\\n😀')) == {"model": 'q"\\\n😀'}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model":', b'{"\xff":1}'])
+def test_what_is_no_object_is_refused(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        rewrite_model(body, "new")
+
+
+TEXT = st.one_of(st.sampled_from(["model", "mod", 'a"b', "\\", "{", "é😀"]), st.text(st.characters(codec="utf-8")))
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+SPACE = st.text(" \t\r\n", max_size=3)
+
+
+@st.composite
+def objects(draw: st.DrawFn) -> tuple[bytes, list[tuple[str, Any]]]:
+    """A JSON object written any way it may be, and its pairs, repeated keys included."""
+    pairs = draw(st.lists(st.tuples(TEXT, VALUES), max_size=6))
+    ascii_only = draw(st.booleans())
+    parts = []
+    for key, value in pairs:
+        spaces = [draw(SPACE) for _ in range(4)]
+        written = json.dumps(value, ensure_ascii=ascii_only, indent=draw(st.sampled_from([None, 1])))
+        key_text = json.dumps(key, ensure_ascii=ascii_only)
+        parts.append(spaces[0] + key_text + spaces[1] + ":" + spaces[2] + written + spaces[3])
+    return (draw(SPACE) + "{" + (",".join(parts) or draw(SPACE)) + "}" + draw(SPACE)).encode(), pairs
+
+
+@given(objects(), TEXT)
+def test_a_rewritten_body_reads_as_the_old_one_with_another_model(
+    written: tuple[bytes, list[tuple[str, Any]]], model: str
+) -> None:
+    body, pairs = written
+    found: list[tuple[str, Any]] = []
+    json.loads(rewrite_model(body, model), object_pairs_hook=lambda each: found.__setitem__(slice(None), each))
+    values = {key: model if key == "model" else value for key, value in pairs}
+    assert json.loads(rewrite_model(body, model)) == values
+    assert [key for key, _ in found] == [key for key, _ in pairs]
+    assert all(value == model for key, value in found if key == "model")
+
+
+@given(objects())
+def test_rewriting_to_a_mark_and_back_restores_every_byte(written: tuple[bytes, list[tuple[str, Any]]]) -> None:
+    body, pairs = written
+    models = [json.dumps(value) for key, value in pairs if key == "model"]
+    marked = rewrite_model(body, "\x00mark\x00")
+    pieces = marked.split(b'"\\u0000mark\\u0000"')
+    assert len(pieces) == len(models) + 1
+    at = 0
+    for piece in pieces:
+        at = body.index(piece, at) + len(piece)

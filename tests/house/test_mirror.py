@@ -1,0 +1,36 @@
+"""Every module has its test at the same path; every test has its module."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("epp", "gateway", "laptop")
+
+
+def modules() -> set[str]:
+    """`epp/pool/store.py` for each module that holds code; generated code and package docstrings do not count."""
+    return {
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if path.name not in ("__init__.py", "__main__.py") and "proto" not in path.parts
+    }
+
+
+def mirrored(test: Path) -> str:
+    relative = test.relative_to(ROOT / "tests")
+    return str(relative.with_name(relative.name.removeprefix("test_")))
+
+
+def test_every_module_has_a_test_of_its_name() -> None:
+    tested = {mirrored(path) for room in ROOMS for path in (ROOT / "tests" / room).rglob("test_*.py")}
+    assert modules() - tested == set()
+
+
+def test_every_test_of_a_room_has_its_module_or_says_what_it_is_for() -> None:
+    homeless = [
+        path
+        for room in ROOMS
+        for path in (ROOT / "tests" / room).rglob("test_*.py")
+        if mirrored(path) not in modules() and not path.read_text(encoding="utf-8").startswith('"""')
+    ]
+    assert homeless == []

@@ -1,0 +1,18 @@
+"""Metrics that remember what was degraded, for assertions."""
+
+from epp.telemetry.metrics import Metrics
+
+
+class RecordedMetrics(Metrics):
+    """Real metrics; `degradations` lists (reason, detail) in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.degradations: list[tuple[str, str]] = []
+
+    def degraded(self, reason: str, detail: str = "") -> None:
+        self.degradations.append((reason, detail))
+        super().degraded(reason, detail)
+
+    def reasons(self) -> list[str]:
+        return [reason for reason, _ in self.degradations]
