@@ -1,6 +1,7 @@
 """The plugins: what they tell of a prompt, when they forget, what they refuse; and bursts, together with the cost."""
 
 import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -31,10 +32,16 @@ async def asked(
     return made
 
 
-async def serve(cache: ApproximatePrefixCache, endpoint: Endpoint, prompt: bytes, response: Response = OK) -> None:
+async def serve_unchecked(
+    cache: ApproximatePrefixCache, endpoint: Endpoint, prompt: bytes, response: Response = OK
+) -> None:
     made = await asked(cache, prompt)
     cache.on_picked(made, endpoint)
     cache.on_finished(made, endpoint, response)
+
+
+async def serve(cache: ApproximatePrefixCache, endpoint: Endpoint, prompt: bytes, response: Response = OK) -> None:
+    await serve_unchecked(cache, endpoint, prompt, response)
     cache.shadows[endpoint].check()
 
 
@@ -171,6 +178,21 @@ async def test_a_removed_endpoint_is_forgotten_and_its_requests_still_end() -> N
     cache.on_finished(made, a, OK)
     cache.on_removed(b)
     assert (cache.statistics()["holdings"], cache.statistics()["endpoints"]) == (0, 0)
+
+
+@pytest.mark.parametrize("own", [256, 8192])
+async def test_the_memory_it_reports_is_the_memory_it_takes(own: int) -> None:
+    cache, endpoints = ApproximatePrefixCache(), pool(8)
+    prompts = [text(1024) + text(own, number) for number in range(500)]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number, prompt in enumerate(prompts):
+            await serve_unchecked(cache, endpoints[number % 8], prompt)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.6 < cache.statistics()["bytes"] / taken < 1.4
 
 
 @pytest.mark.parametrize(
