@@ -113,9 +113,10 @@ class Door:
             error = await self._serve(stream, context)
             if error is not None:
                 await _send(stream.failed(error), context)
-            if stream.error is not None:
+            if (refused := stream.error) is not None:
+                self._metrics.request_failed(refused.status, refused.reason or refused.kind)
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(stream.error.message)
+                context.set_details(refused.message)
         except aio.BaseError:
             log.debug("the gateway left in the middle of a stream")
         finally:
