@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from epp.decode import MAX_BYTES
 from epp.errors import ConfigError
-from epp.loader import Pipeline, load_text
+from epp.loader import Pipeline, load_text, read_file
 from epp.telemetry.metrics import Metrics
 
 Stamp = tuple[int, int, int] | None
@@ -30,7 +29,7 @@ class ConfigFile:
         self._metrics = metrics
         self._interval = interval
         self._stamp = self._look()
-        self._text = self._read()
+        self._text = read_file(self.path)
         self.pipeline = self._load(self._text, None)
 
     async def watch(self, changed: Callable[[Pipeline], None]) -> None:
@@ -56,7 +55,7 @@ class ConfigFile:
 
     def _changed(self) -> Pipeline | None:
         """A new pipeline, or None where the file was touched and says the same."""
-        text = self._read()
+        text = read_file(self.path)
         if text == self._text:
             return None
         pipeline = self._load(text, self.pipeline)
@@ -72,10 +71,3 @@ class ConfigFile:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
-
-    def _read(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                return file.read(MAX_BYTES + 1)
-        except OSError as error:
-            raise ConfigError(str(self.path), f"cannot be read: {error.strerror}") from error
