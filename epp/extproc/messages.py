@@ -219,8 +219,8 @@ def replaced_chunk(body: bytes) -> bytes:
 
 def refusal(error: EppError) -> bytes:
     """The answer to the client, in OpenAI's error shape, instead of an endpoint's."""
-    text = error.message.encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_TEXT]
-    body = {"error": {"message": text, "type": error.kind, "param": error.param, "code": error.reason}}
+    param = error.param and _printable(error.param)
+    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": error.reason}}
     headers = [_set("content-type", "application/json")]
     if error.reason:
         headers.append(_set(protocol.DROP_REASON, error.reason))
@@ -231,6 +231,11 @@ def refusal(error: EppError) -> bytes:
         details=f"warmpath_{type(error).__name__}",
     )
     return pb.ProcessingResponse(immediate_response=immediate).SerializeToString()
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates, which a JSON string may hold and UTF-8 may not, escaped; bounded."""
+    return text[:MAX_ERROR_TEXT].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_TEXT]
 
 
 def override_to_duplex(response_body: int) -> bytes:

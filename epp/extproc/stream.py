@@ -32,6 +32,7 @@ from epp.extproc.messages import Mode, ProcessingRequest
 from epp.parsing.request import RawRequest
 
 BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+SUPPORTED = (Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, *BUFFERED)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -163,8 +164,11 @@ class Stream:
             config = message.protocol_config
             self._mode, self._answer_mode = config.request_body_mode, config.response_body_mode
             self._waits = not config.send_body_without_waiting_for_header_response
-            if Mode.GRPC in (self._mode, self._answer_mode):
-                return InternalError("body mode GRPC is not supported: configure the gateway for FULL_DUPLEX_STREAMED")
+            for mode in (self._mode, self._answer_mode):
+                if mode not in SUPPORTED:
+                    return InternalError(
+                        f"the gateway's body mode {mode} (GRPC is 5) is not supported: use FULL_DUPLEX_STREAMED"
+                    )
         return None
 
     def _request_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
@@ -266,6 +270,7 @@ class Stream:
         actions: list[Action]
         if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
             actions = [messages.ANSWER_BODY]
+            end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
         elif self._ended:
             return []
         else:

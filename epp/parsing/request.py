@@ -58,7 +58,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     signals: dict[type[Any], Mapping["Endpoint", Any]] = msgspec.field(default_factory=dict)
     """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)
-    """Scratch space, one key per plugin (itself), for what it keeps between its own hooks."""
+    """Scratch space for what a plugin keeps between its own hooks, under a key of its own (itself, or its class)."""
 
     def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
         """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""

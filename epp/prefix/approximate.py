@@ -51,7 +51,7 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
     block_size_tokens: int = 16
     """Tokens per KV block of the engine, where metrics do not say."""
     max_prefix_blocks_to_match: int = 2048
-    """Longest prompt prefix looked at, in blocks of max(64, block_size_tokens) tokens, where no limit in tokens is set."""
+    """Longest prompt prefix looked at, in blocks of max(64, block_size_tokens) tokens; where the next is 0."""
     max_prefix_tokens_to_match: int = 131_072
     """Longest prompt prefix looked at, in tokens; what follows counts as never held. 0: see the limit in blocks."""
     lru_capacity_per_server: int = 31_250
@@ -104,9 +104,9 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
             shadow = self.shadows[endpoint] = Shadow(endpoint, self.index, capacity, self.block_size_tokens)
         if shadow.load is not (load := endpoint.load):
             shadow.load = load
-            if self.auto_tune and (capacity := load.block_size * load.blocks) > 0:
-                if (capacity, load.block_size) != (shadow.capacity, shadow.page):
-                    shadow.resize(capacity, load.block_size)
+            size = load.block_size * load.blocks, load.block_size
+            if self.auto_tune and size[0] > 0 and size != (shadow.capacity, shadow.page):
+                shadow.resize(*size)
         return shadow
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
@@ -135,11 +135,11 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
             shadow.abandon(pin)
 
     def _was_computed(self, endpoint: Endpoint, response: Response) -> bool:
-        if response.served and response.served != endpoint.address:
+        if response.status >= 300 or (response.served and response.served != endpoint.address):
             return False
         if response.first_token_at is not None or (not response.status and not self._sees_status):
             return True
-        return 200 <= response.status < 300
+        return response.status >= 200
 
     def _generated(self, request: Request, response: Response) -> int:
         """Tokens of the answer: as reported, else the mean of those seen, and no more than were asked for."""

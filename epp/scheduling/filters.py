@@ -10,7 +10,7 @@ from epp.scheduling.sessions import SessionAffinity
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Requirement:
     """One of Kubernetes' label selector requirements; a missing label satisfies NotIn and DoesNotExist."""
 
@@ -145,10 +145,9 @@ class PrefixCacheAffinityFilter(Filter):
         load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
         if not load:
             return True
-        held = set(sticky)
-        here = min(load[endpoint].uncached_tokens for endpoint in sticky)
-        elsewhere = min(load[endpoint].uncached_tokens for endpoint in endpoints if endpoint not in held)
-        return (here - elsewhere) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
+        best_sticky = min(load[endpoint].uncached_tokens for endpoint in sticky)
+        best = min(load[endpoint].uncached_tokens for endpoint in endpoints)
+        return (best_sticky - best) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
 
 
 @dataclass(eq=False)
@@ -171,7 +170,7 @@ _METRICS: Mapping[str, Callable[[Endpoint, InFlight], float]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Condition:
     """`metric` is at most `max_value`: requests, or a share 0..1 for kv-cache-utilization."""
 

@@ -9,21 +9,21 @@ from typing import Literal
 from epp.plugin import Endpoint, Plugin, Request
 
 
-@dataclass
+@dataclass(frozen=True)
 class EncodedEndpointHeader:
     """`header`: carries base64 of the endpoint's `namespace/name`, on the request and on the answer."""
 
     header: str = "x-session-token"
 
 
-@dataclass
+@dataclass(frozen=True)
 class SessionSource:
     """`header`: a request header that carries the session's id."""
 
     header: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class SessionId:
     """`sources`: tried in order, the first that is not empty wins. `eviction_ttl_seconds`: life of an unused binding.
 

@@ -1,0 +1,380 @@
+"""The grpc.aio door over real sockets: the same scripts, and everything a socket adds."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2
+
+from epp import protocol
+from epp.errors import BadRequest, ConfigError, NoEndpoint
+from epp.extproc.server import Door, Settings
+from epp.telemetry.metrics import Metrics
+from tests.support.ext_proc import (
+    LEAN,
+    TO,
+    Script,
+    answer_body,
+    answer_headers,
+    request_body,
+    request_headers,
+)  # fmt: skip
+from tests.support.ext_proc_door import LOOPBACK, Call, Gateway, Route, door, failing
+from tests.support.ext_proc_hostile import mutated
+from tests.support.ext_proc_scripts import BIG, SCRIPTS
+
+ROUTED = f"request headers to {TO}"
+
+
+def settings(**changes: float) -> Settings:
+    return Settings(listen=LOOPBACK, health=LOOPBACK, **changes)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[Door, Gateway]]:
+    async with asyncio.timeout(20), door(route, settings(**changes)) as served:
+        async with Gateway(served.ports[0]) as gateway:
+            yield served, gateway
+
+
+async def routed(gateway: Gateway, *, config: object = LEAN) -> Call:
+    """A stream whose request is on its way."""
+    call = gateway.stream()
+    await call.write(request_headers(config=config))  # type: ignore[arg-type]
+    await call.write(request_body(b"{}", end=True))
+    assert "request headers to" in await call.said()
+    assert await call.said() == "request body echo '{}' end"
+    return call
+
+
+async def test_the_scripts_over_a_socket() -> None:
+    for script in SCRIPTS:
+        await play(script)
+
+
+async def play(script: Script) -> None:
+    route = Route(TO)
+    route.headers, route.body, route.error = script.headers, script.body, script.error
+    route.answer_headers = script.answer_headers
+    async with serving(route, max_body=1 << 20) as (_, gateway):
+        call = gateway.stream()
+        for message, expected in script.steps:
+            await call.write(message)
+            got = [await call.said() for _ in expected]
+            assert got == expected, script.name
+        if script.ends:
+            await call.ended()
+        else:
+            assert await call.rest() == [], script.name
+            assert await call.code() is grpc.StatusCode.OK
+        assert (route.entered, route.left) == (script.routes, script.routes), script.name
+        if script.seen is not None and route.ways:
+            assert route.ways[0].seen == script.seen, script.name
+
+
+# --- leaving the route -----------------------------------------------------------------------------------------------
+
+
+async def test_half_close_after_the_request_ends_the_answer() -> None:
+    route = Route(TO)
+    async with serving(route) as (_, gateway):
+        call = await routed(gateway)
+        assert (route.entered, route.left) == (1, 0)
+        assert await call.rest() == []
+        assert await call.code() is grpc.StatusCode.OK
+        assert (route.entered, route.left) == (1, 1)
+        assert route.ways[0].error is None
+
+
+async def test_half_close_together_with_the_request_still_gets_the_decision() -> None:
+    route = Route(TO)
+    async with serving(route) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(config=None))
+        await call.write(request_body(BIG, end=True))
+        assert (await call.rest())[0] == ROUTED
+        assert route.left == 1
+
+
+async def test_a_gateway_that_cancels_ends_the_request() -> None:
+    route = Route(TO)
+    async with serving(route) as (_, gateway):
+        call = await routed(gateway)
+        call.cancel()
+        await (await route.way()).left.wait()
+        assert (route.entered, route.left) == (1, 1)
+
+
+async def test_a_gateway_that_cancels_while_it_waits_ends_the_decision() -> None:
+    route = Route(TO)
+    route.wait = asyncio.Event()
+    async with serving(route) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(end=True))
+        await route.until(lambda: route.entered == 1)
+        call.cancel()
+        await route.until(lambda: route.left == 1)
+        assert route.ways == []
+
+
+async def test_a_connection_that_breaks_ends_all_its_requests() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, _):
+        gateway = Gateway(served.ports[0])
+        calls = [await routed(gateway) for _ in range(5)]
+        await gateway.channel.close()
+        for number in range(5):
+            await (await route.way(number)).left.wait()
+        assert len(calls) == route.left == 5
+
+
+async def test_a_stream_that_ends_before_its_request_is_complete_is_never_routed() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        call = gateway.stream()
+        await call.write(request_headers())
+        await call.write(request_body(b"{"))
+        assert await call.rest() == []
+        assert route.entered == 0
+        assert served._memory.held == 0
+
+
+async def test_a_broken_stream_harms_no_other() -> None:
+    route = Route(TO)
+    async with serving(route) as (_, gateway):
+        good = await routed(gateway)
+        bad = [gateway.stream() for _ in range(20)]
+        for call in bad:
+            await call.write(b"\xff\xff")
+        assert {await call.said() for call in bad} == {"refused 400 invalid_request_error"}
+        await good.write(answer_headers())
+        assert await good.said() == "answer headers"
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (BadRequest("no model", param="model"), "refused 400 invalid_request_error"),
+        (NoEndpoint("nobody"), "refused 503 service_unavailable_error rejected-no-endpoints"),
+    ],
+)
+async def test_an_error_of_the_route_is_the_answer(error: BadRequest, answer: str) -> None:
+    async with serving(failing(error)) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(end=True))
+        assert await call.said() == answer
+        assert await call.ended() is grpc.StatusCode.OK
+
+
+async def test_a_bug_is_a_500_once_and_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
+    route = Route()
+    route.error = ValueError("the prompt: my password is hunter2")
+    async with serving(route) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(end=True))
+        assert await call.said() == "refused 500 api_error"
+        assert await call.ended() is grpc.StatusCode.OK
+        assert (route.entered, route.left) == (1, 1)
+    assert "ValueError" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+async def test_a_bug_while_watching_an_answer_does_not_touch_it(caplog: pytest.LogCaptureFixture) -> None:
+    def bug() -> None:
+        raise KeyError("x")
+
+    route, metrics = Route(TO), Metrics()
+    route.watch = bug
+    async with asyncio.timeout(20), door(route, metrics=metrics) as served, Gateway(served.ports[0]) as gateway:
+        call = await routed(gateway, config=None)
+        await call.write(answer_headers())
+        assert await call.said() == "answer headers"
+        for _ in range(3):
+            await call.write(answer_body(b"x"))
+            assert await call.said() == "answer body echo 'x'"
+        assert await call.rest() == []
+        assert route.left == 1
+    count = metrics.registry.get_sample_value("warmpath_degraded_total", {"reason": "answer-not-watched"})
+    assert count == 1
+    assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
+
+
+async def test_no_decision_in_time_is_a_503() -> None:
+    route = Route(TO)
+    route.wait = asyncio.Event()
+    async with serving(route, deadline=0.05) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(end=True))
+        assert await call.said() == "refused 503 service_unavailable_error rejected-ttl-expired"
+        assert await call.ended() is grpc.StatusCode.OK
+        assert (route.entered, route.left) == (1, 1)
+
+
+async def test_the_deadline_does_not_bound_the_answer() -> None:
+    route = Route(TO)
+    async with serving(route, deadline=0.01, incomplete=0.02) as (_, gateway):
+        call = await routed(gateway)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await route.ways[0].left.wait()
+        await call.write(answer_headers())
+        assert await call.said() == "answer headers"
+
+
+async def test_a_request_that_never_becomes_complete_is_refused() -> None:
+    route = Route(TO)
+    async with serving(route, incomplete=0.05) as (served, gateway):
+        call = gateway.stream()
+        await call.write(request_headers())
+        await call.write(request_body(b"{"))
+        assert await call.said() == "refused 400 invalid_request_error"
+        assert await call.ended() is grpc.StatusCode.OK
+        assert route.entered == 0
+        assert served._memory.held == 0
+
+
+async def test_a_message_that_breaks_the_protocol_late_ends_the_stream_with_a_status() -> None:
+    route = Route(TO)
+    async with serving(route) as (_, gateway):
+        call = await routed(gateway)
+        await call.write(b"\xff")
+        assert await call.ended() is grpc.StatusCode.INVALID_ARGUMENT
+        assert route.left == 1
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_of_many_megabytes_in_one_message() -> None:
+    route = Route(TO)
+    body = bytes(9 << 20)
+    async with serving(route) as (_, gateway):
+        call = gateway.stream()
+        await call.write(request_headers())
+        await call.write(request_body(body, end=True))
+        replies = await call.rest()
+        assert len(replies) == 1 + -(-len(body) // protocol.MAX_CHUNK)
+        assert route.ways[0].raw.body == body
+
+
+async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
+    route = Route(TO)
+    async with serving(route, max_body=1 << 20) as (_, gateway):
+        good, bad = await routed(gateway), gateway.stream()
+        await bad.write(request_headers())
+        await bad.write(request_body(bytes(3 << 20)))
+        assert await bad.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await good.write(answer_headers())
+        assert await good.said() == "answer headers"
+
+
+# --- health, drain, addresses ----------------------------------------------------------------------------------------
+
+STATUS = health_pb2.HealthCheckResponse
+
+
+async def ask(port: int, service: str) -> int:
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=STATUS.FromString,
+        )
+        answer = await check(health_pb2.HealthCheckRequest(service=service))
+        return int(answer.status)
+
+
+@pytest.mark.parametrize(
+    "service", ["", "inference-extension", "readiness", "liveness", protocol.EXT_PROC_SERVICE, "anything"]
+)
+async def test_health_on_both_ports(service: str) -> None:
+    async with serving(Route()) as (served, _):
+        served.set_ready(False)
+        for port in (*served.ports, *served.health_ports):
+            assert await ask(port, service) == (STATUS.SERVING if service == "liveness" else STATUS.NOT_SERVING)
+        served.set_ready(True)
+        for port in (*served.ports, *served.health_ports):
+            assert await ask(port, service) == STATUS.SERVING
+
+
+async def test_drain_says_so_takes_nothing_new_and_lets_streams_end() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        call = await routed(gateway)
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(served.drain(10))
+            while await ask(served.health_ports[0], "readiness") != STATUS.NOT_SERVING:
+                pass
+            with pytest.raises(aio.AioRpcError) as refused:
+                await ask(served.ports[0], "")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            await call.write(answer_headers())
+            assert await call.said() == "answer headers"
+            assert not draining.done()
+            assert await call.rest() == []
+        assert route.left == 1
+
+
+async def test_drain_ends_what_outlives_its_grace() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        call = await routed(gateway)
+        await served.drain(0.05)
+        await route.ways[0].left.wait()
+        assert await call.code() is not grpc.StatusCode.OK
+
+
+async def test_a_taken_port_is_a_clear_error() -> None:
+    async with serving(Route()) as (served, _):
+        taken = f"127.0.0.1:{served.ports[0]}"
+        second = Door(Route(), Metrics(), Settings(listen=(taken,), health=LOOPBACK))
+        with pytest.raises(ConfigError, match=f"listen: cannot listen on {taken}"):
+            await second.start()
+        await second.drain(0)
+
+
+async def test_ipv6_and_several_addresses() -> None:
+    async with door(Route(TO), Settings(listen=("127.0.0.1:0", "[::1]:0"), health=LOOPBACK)) as served:
+        async with Gateway(served.ports[1], "[::1]") as gateway:
+            call = gateway.stream()
+            await call.write(request_headers(end=True))
+            assert await call.said() == ROUTED
+
+
+# --- hostile gateways ------------------------------------------------------------------------------------------------
+
+
+async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> None:
+    rnd = random.Random(5)
+    route = Route(TO)
+    streams = [mutated(rnd) for _ in range(400)]
+    async with serving(route, max_body=1 << 20, incomplete=5.0) as (served, gateway):
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(_throw(gateway, streams[number::8], rnd))
+        await route.until(lambda: route.left == route.entered)
+        assert len(streams) > route.entered > 100
+        assert served._memory.held == 0
+        good = await routed(gateway)
+        await good.write(answer_headers())
+        assert await good.said() == "answer headers"
+
+
+async def _throw(gateway: Gateway, streams: list[list[bytes]], rnd: random.Random) -> None:
+    for stream in streams:
+        call = gateway.stream()
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            for message in stream:
+                await call.write(message)
+            if rnd.random() < 0.2:
+                call.cancel()
+            else:
+                await call.rest()

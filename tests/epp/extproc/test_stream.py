@@ -1,0 +1,122 @@
+"""The state machine alone: the scripts, what it holds, and what it hands on."""
+
+from itertools import pairwise
+
+import pytest
+
+from epp.errors import InternalError
+from epp.extproc.stream import Memory
+from epp.parsing.request import RawRequest
+from tests.support.ext_proc import (
+    LEAN,
+    TO,
+    Play,
+    Script,
+    answer_body,
+    answer_headers,
+    modes,
+    request_body,
+    request_headers,
+    words,
+)  # fmt: skip
+from tests.support.ext_proc_scripts import BIG, BUFFERED, NONE, SCRIPTS, SWH
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_script(script: Script) -> None:
+    play = Play(script)
+    for number, (message, expected) in enumerate(script.steps):
+        assert [words(reply) for reply in play.send(message)] == expected, f"after message {number}"
+    assert len(play.requests) == script.routes
+    assert play.stream.finished == script.ends
+    if script.seen is not None:
+        assert play.seen == script.seen
+    play.stream.release()
+    assert play.memory.held == 0
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [1], [7, 7, 8], [61_999, 62_000, 62_001], list(range(0, 153_600, 1_009))])
+@pytest.mark.parametrize("own_end", [True, False])
+def test_a_body_split_anywhere_arrives_whole(cuts: list[int], own_end: bool) -> None:
+    play = Play(Script("", []))
+    play.send(request_headers())
+    pieces = [BIG[a:b] for a, b in pairwise([0, *cuts, len(BIG)])]
+    messages = [request_body(piece, end=own_end and i == len(pieces) - 1) for i, piece in enumerate(pieces)]
+    if not own_end:
+        messages.append(request_body(b"", end=True))
+    replies = [words(reply) for message in messages for reply in play.send(message)]
+    assert replies[1:] == ["request body echo 62000 bytes"] * 2 + ["request body echo 29600 bytes end"]
+    assert play.requests[0].body == BIG
+
+
+def test_what_is_echoed_is_what_came() -> None:
+    from epp.extproc.proto import ext_proc_pb2 as pb
+
+    play = Play(Script("", []))
+    play.send(request_headers())
+    parsed = [pb.ProcessingResponse.FromString(reply) for reply in play.send(request_body(BIG, end=True))]
+    pieces = [message.request_body.response.body_mutation.streamed_response for message in parsed[1:]]
+    assert b"".join(piece.body for piece in pieces) == BIG
+    assert [piece.end_of_stream for piece in pieces] == [False, False, True]
+
+
+def test_the_request_handed_on() -> None:
+    play = Play(Script("", []))
+    play.send(request_headers({":method": "POST", ":path": "/v1/x", "X-Mixed": b"\xff\xe9"}, config=LEAN))
+    play.send(request_body(b"{}", end=True))
+    (raw,) = play.requests
+    assert (raw.method, raw.path, raw.body, raw.subset) == ("POST", "/v1/x", b"{}", None)
+    assert raw.headers["x-mixed"] == "\\xff\\xe9"
+
+
+@pytest.mark.parametrize(("config", "sees"), [(LEAN, False), (modes(4, 4), True), (modes(4, 1), True), (None, True)])
+def test_it_is_told_whether_the_answer_will_be_seen(config: object, sees: bool) -> None:
+    play = Play(Script("", []))
+    play.send(request_headers(config=config, end=True))  # type: ignore[arg-type]
+    assert play.requests[0].sees_answer is sees
+
+
+@pytest.mark.parametrize("config", [LEAN, SWH, modes(BUFFERED, NONE)])
+def test_the_body_is_let_go_once_the_request_is_on_its_way(config: object) -> None:
+    play = Play(Script("", []))
+    play.send(request_headers(config=config))  # type: ignore[arg-type]
+    play.send(request_body(BIG, end=True))
+    play.requests.clear()
+    assert play.memory.held == 0
+    assert _bytes_reachable(play.stream) < 1_000
+
+
+def _bytes_reachable(stream: object) -> int:
+    slots = [getattr(stream, name) for name in stream.__slots__]  # type: ignore[attr-defined]
+    return sum(len(value) for value in slots if isinstance(value, bytes))
+
+
+def test_all_streams_together_hold_no_more_than_the_door_allows() -> None:
+    memory = Memory(250_000)
+    first, second = (Play(Script("", []), memory) for _ in range(2))
+    for play in (first, second):
+        play.send(request_headers())
+    assert first.send(request_body(BIG)) == []
+    (refused,) = second.send(request_body(BIG))
+    assert words(refused) == "refused 429 rate_limit_error rejected-saturated"
+    assert memory.held == len(BIG)
+    first.stream.release()
+    assert memory.held == 0
+
+
+def test_an_error_that_comes_too_late_ends_the_stream_without_a_word_to_the_client() -> None:
+    play = Play(Script("", []))
+    play.send(request_headers(end=True))
+    assert play.stream.failed(InternalError("x")) == []
+    assert play.stream.finished
+    assert play.stream.error is not None
+    assert play.send(answer_headers()) == []
+
+
+def test_a_decision_that_comes_too_late_changes_nothing() -> None:
+    play = Play(Script("", []))
+    (raw,) = play.stream.receive(request_headers(end=True))
+    assert isinstance(raw, RawRequest)
+    assert [words(r) for r in play.stream.receive(answer_headers()) if isinstance(r, bytes)] == ["answer headers"]
+    assert play.stream.routed(TO, {}, None) == []
+    assert [words(r) for r in play.send(answer_body(b"x", end=True))] == ["answer body echo 'x' end"]

@@ -1,0 +1,27 @@
+import pytest
+
+from epp.parsing.request import Request
+from epp.pool.endpoint import Endpoint
+
+
+def test_the_first_name_present_gives_the_header() -> None:
+    request = Request(id="r", model="m", headers={"b": "2", "c": ""})
+    assert request.header(("a", "b", "c")) == "2"
+    assert request.header("c") == ""
+    assert request.header(("a",)) is None
+
+
+def test_signals_are_kept_by_type_and_missing_ones_are_errors() -> None:
+    endpoint = Endpoint("a", "10.0.0.1:8000")
+    request = Request(id="r", model="m")
+    request.signals[int] = {endpoint: 5}
+    assert request.signal(int)[endpoint] == 5
+    with pytest.raises(KeyError):
+        request.signal(str)
+
+
+def test_requests_share_no_scratch_space() -> None:
+    one, other = Request(id="r", model="m"), Request(id="r", model="m")
+    one.notes["x"] = 1
+    assert other.notes == {}
+    assert one != other

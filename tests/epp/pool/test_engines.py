@@ -1,0 +1,183 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.pool.endpoint import Load
+from epp.pool.engines import ENGINES, Places, engine_name, parse, samples
+from tests.support.pages import vllm_page
+
+VLLM = ENGINES["vllm"]
+
+
+def load(page: bytes, engine: str = "vllm") -> Load:
+    found = parse(page, ENGINES[engine], at=7.0, places={})
+    assert found is not None
+    return found
+
+
+def test_a_page_of_vllm() -> None:
+    assert load(vllm_page()) == Load(
+        waiting=2,
+        running=3,
+        kv_usage=0.25,
+        block_size=16,
+        blocks=1000,
+        prefix_queries=1000,
+        prefix_hits=600,
+        prompt_tokens=5000,
+        at=7.0,
+    )
+
+
+def test_data_parallel_engines_are_added_up() -> None:
+    found = load(vllm_page(engines=4))
+    assert (found.waiting, found.running, found.kv_usage) == (8, 12, 0.25)
+    assert (found.block_size, found.blocks, found.prompt_tokens) == (16, 4000, 20000)
+
+
+def test_the_newest_adapter_series_counts() -> None:
+    lora = (
+        'vllm:lora_requests_info{max_lora="2",running_lora_adapters="old",waiting_lora_adapters=""} 100.5\n'
+        'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a, b",waiting_lora_adapters="c"} 1.7e+09\n'
+        'vllm:lora_requests_info{max_lora="3",running_lora_adapters="bad",waiting_lora_adapters=""} NaN\n'
+    )
+    found = load(vllm_page(lora=lora))
+    assert (found.lora_max, sorted(found.lora_running), sorted(found.lora_waiting)) == (4, ["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "page", "expected"),
+    [
+        (
+            "sglang",
+            b'sglang:num_queue_reqs{m="x"} 2\nsglang:num_running_reqs{m="x"} 3\nsglang:token_usage{m="x"} 0.5\n'
+            b'sglang:cache_config_info{page_size="64",num_pages="100"} 1\n',
+            Load(waiting=2, running=3, kv_usage=0.5, block_size=64, blocks=100, at=7.0),
+        ),
+        (
+            "trtllm-serve",
+            b"trtllm_num_requests_waiting 2\ntrtllm_num_requests_running 3\ntrtllm_kv_cache_utilization 0.5\n"
+            b"trtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 100\n",
+            Load(waiting=2, running=3, kv_usage=0.5, block_size=32, blocks=100, at=7.0),
+        ),
+        (
+            "triton-tensorrt-llm",
+            b'nv_trt_llm_request_metrics{model="m",request_type="scheduled",version="1"} 3\n'
+            b'nv_trt_llm_request_metrics{model="m",request_type="waiting",version="1"} 2\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"} 0.5\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"} 100\n'
+            b'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"} 64\n',
+            Load(waiting=2, running=3, kv_usage=0.5, block_size=64, blocks=100, at=7.0),
+        ),
+        (
+            "triton",
+            b'nv_inference_pending_request_count{model="m"} 2\nnv_inference_exec_count{model="m"} 3\n',
+            Load(waiting=2, running=3, at=7.0),
+        ),
+    ],
+)
+def test_pages_of_other_engines(engine: str, page: bytes, expected: Load) -> None:
+    assert load(page, engine) == expected
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e309", "1e300", "x", "0x10", ""])
+def test_a_value_that_is_no_count_is_as_good_as_absent(value: str) -> None:
+    page = f"vllm:num_requests_waiting {value}\nvllm:num_requests_running 3\nvllm:kv_cache_usage_perc {value}\n"
+    found = load(page.encode())
+    assert (found.waiting, found.running, found.kv_usage) == (0, 3, 0.0)
+
+
+def test_shares_stay_within_one() -> None:
+    assert load(b"vllm:num_requests_running 1\nvllm:kv_cache_usage_perc 37\n").kv_usage == 1.0
+
+
+def test_unknown_blocks_are_zero() -> None:
+    page = vllm_page().replace(b'num_gpu_blocks="1000"', b'num_gpu_blocks="None"')
+    assert load(page).blocks == 0
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"",
+        b"\n",
+        b"<html>not found</html>",
+        b"\x00\xff" * 1000,
+        b"vllm:num_requests_waiting",
+        b"vllm:num_requests_waiting 1",  # broken off: is it 1 or 17?
+        b"vllm:num_requests_waiting_by_reason 1\n",
+        b"# HELP vllm:num_requests_waiting 1\n",
+        b"xvllm:num_requests_waiting 1\n",
+        b'vllm:num_requests_waiting{a="\n1\n',
+        b"vllm:num_requests_waiting{" + b"a" * 200_000 + b"} 1\n",
+        b'vllm:num_requests_waiting{a="' + b'\\"' * 100_000 + b"\n",
+    ],
+)
+def test_pages_that_are_not_this_engines_give_nothing(page: bytes) -> None:
+    assert parse(page, VLLM, at=7.0, places={}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "sample"),
+    [
+        (b'm{a="1"} 2', (b'a="1"', b"2")),
+        (b"m 2", (b"", b"2")),
+        (b"m{} 2 1700000000000", (b"", b"2")),
+        (b'm{a="} 9 {"} 2\r', (b'a="} 9 {"', b"2")),
+        (b'm{a="\\"} 9"} 2 # {id="x"} 1', (b'a="\\"} 9"', b"2")),
+        (b"m\t2", (b"", b"2")),
+    ],
+)
+def test_lines_in_every_form(line: bytes, sample: tuple[bytes, bytes]) -> None:
+    for page in (line + b"\n", b"# TYPE m gauge\nmm 5\n" + line + b"\nn 1\n"):
+        assert list(samples(page, b"m", {})) == [sample]
+
+
+def test_a_metric_with_endless_series_is_read_so_far_only() -> None:
+    page = b"".join(b'm{a="%d"} 1\n' % n for n in range(5000))
+    assert len(list(samples(page, b"m", {}))) == 1024
+
+
+@pytest.mark.parametrize("before", [b"", b"# a line more\n" * 10, b"# many lines more\n" * 10_000])
+def test_metrics_are_found_wherever_the_page_before_had_them(before: bytes) -> None:
+    places: Places = {}
+    pages = [vllm_page(engines=2), before + vllm_page(waiting=5, engines=2, buckets=90), vllm_page(waiting=6)]
+    counts = [load.waiting for page in pages if (load := parse(page, VLLM, 7.0, places)) is not None]
+    assert counts == [4, 10, 6]
+
+
+def test_labels_name_the_engine() -> None:
+    assert engine_name({}) == "vllm"
+    assert engine_name({"inference.networking.k8s.io/engine-type": "sglang"}) == "sglang"
+    both = {"inference.networking.k8s.io/engine-type": "sglang", "llm-d.ai/engine-type": "triton"}
+    assert engine_name(both) == "triton"
+
+
+LORA = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09\n'
+PAGE = vllm_page(engines=2, lora=LORA, buckets=2)
+
+
+@given(st.data())
+def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> None:
+    page = bytearray(PAGE)
+    for _ in range(data.draw(st.integers(1, 5))):
+        at = data.draw(st.integers(0, len(page)))
+        page[at : at + data.draw(st.integers(0, 200))] = data.draw(
+            st.binary(max_size=8)
+            | st.sampled_from([b"\n", b'"', b"{", b"}", b" ", b"\\", b"NaN", b"9" * 400, b"1e308"])
+        )
+    places: Places = {}
+    parse(PAGE, VLLM, 7.0, places)
+    found = parse(bytes(page), VLLM, 7.0, dict(places))
+    if found is None:
+        return
+    assert 0.0 <= found.kv_usage <= 1.0
+    assert min(found.waiting, found.running, found.blocks, found.block_size, found.lora_max) >= 0
+    assert max(found.waiting, found.prompt_tokens) <= 1e15 * 1024
+
+
+@given(st.binary(max_size=500))
+def test_no_bytes_make_it_raise(page: bytes) -> None:
+    for engine in ENGINES.values():
+        for metric in (engine.waiting.metric, engine.lora or b"x"):
+            parse(metric + page + b"\n" + page, engine, 7.0, {})

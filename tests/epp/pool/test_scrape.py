@@ -1,0 +1,246 @@
+import asyncio
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
+
+import pytest
+
+from epp.pool.endpoint import Endpoint
+from epp.pool.scrape import Scraper
+from epp.pool.store import Pool
+from tests.support.degradations import RecordedMetrics
+from tests.support.pages import vllm_page
+from tests.support.waiting import until
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """A metrics server whose answer a test may change while it runs; counts connections and requests."""
+
+    def __init__(self, handler: Handler | None = None) -> None:
+        self.page = vllm_page()
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self.address = ""
+        self._handler = handler or self._serve
+
+    @asynccontextmanager
+    async def running(self, host: str = "127.0.0.1") -> AsyncIterator["Server"]:
+        server = await asyncio.start_server(self._accept, host, 0)
+        port = server.sockets[0].getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            yield self
+        finally:
+            server.close()
+            await server.wait_closed()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                await self._handler(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.page) + self.page)
+
+
+def pool_of(*addresses: str) -> Pool:
+    pool = Pool("p", random=random.Random(1))
+    pool.replace(Endpoint(f"e{i}", address) for i, address in enumerate(addresses))
+    return pool
+
+
+@asynccontextmanager
+async def scraping(
+    pool: Pool, metrics: RecordedMetrics, stale_after: float = 0.05, timeout: float = 3.0
+) -> AsyncIterator[Scraper]:
+    scraper = Scraper(
+        pool, metrics, monotonic, random.Random(1), interval=0.005, timeout=timeout, stale_after=stale_after
+    )
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(scraper.run())
+        await asyncio.sleep(0)
+        yield scraper
+        task.cancel()
+
+
+async def test_load_follows_the_page_over_one_connection() -> None:
+    metrics = RecordedMetrics()
+    async with Server().running() as server:
+        pool = pool_of(server.address)
+        (endpoint,) = pool.endpoints
+        async with scraping(pool, metrics) as scraper:
+            await until(lambda: endpoint.load.waiting == 2)
+            server.page = vllm_page(waiting=9)
+            await until(lambda: endpoint.load.waiting == 9)
+            assert scraper.stale == []
+    assert server.connections == 1
+    assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: " + server.address.encode())
+    assert endpoint.load.at is not None
+    assert metrics.degradations == []
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_ipv6_endpoints_are_scraped() -> None:
+    async with Server().running("::1") as server:
+        pool = pool_of(server.address)
+        async with scraping(pool, RecordedMetrics()):
+            await until(lambda: pool.endpoints[0].load.waiting == 2)
+
+
+async def test_the_pool_may_change_while_scraping() -> None:
+    async with Server().running() as one, Server().running() as two:
+        pool = pool_of(one.address)
+        (first,) = pool.endpoints
+        async with scraping(pool, RecordedMetrics()):
+            await until(lambda: first.load.at is not None)
+            pool.replace([Endpoint("new", two.address)])
+            (second,) = pool.endpoints
+            await until(lambda: second.load.at is not None)
+            seen = len(one.requests)
+            await until(lambda: len(two.requests) > 5)
+            assert len(one.requests) <= seen + 1
+        pool.replace([])  # nobody listens any more
+        assert pool.on_added == pool.on_removed == []
+
+
+async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.002)
+
+
+async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    while True:
+        writer.write(b"vllm:num_requests_waiting 1\n" * 4000)
+        await writer.drain()
+
+
+async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    sock: socket.socket = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    raise ConnectionResetError
+
+
+def answer(data: bytes) -> Handler:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        raise ConnectionResetError  # close
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (answer(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n"), "status 500"),
+        (answer(b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\n\r\n"), "status 302"),
+        (answer(b"\x00\xff" * 20_000), "a head of more than"),
+        (answer(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\nvllm:num_req"), "closed before the answer's end"),
+        (answer(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabc\n"), "without the metrics of engine vllm"),
+        (answer(b""), "closed before the answer's end"),
+        (reset, ""),
+        (drip, "no whole answer within"),
+        (endless, ""),
+    ],
+)
+async def test_a_bad_page_makes_its_endpoint_stale_once_and_harms_no_other(handler: Handler, says: str) -> None:
+    metrics = RecordedMetrics()
+    async with Server(handler).running() as bad, Server().running() as good:
+        pool = pool_of(bad.address, good.address)
+        async with scraping(pool, metrics, timeout=0.4) as scraper:
+            await until(lambda: scraper.stale == [pool.endpoints[0]])
+            seen = len(good.requests)
+            await until(lambda: len(good.requests) > seen + 5)
+    assert pool.endpoints[1].load.waiting == 2
+    assert pool.endpoints[0].load.at is None
+    assert metrics.reasons() == ["metrics-stale"]
+    assert f"e0 at {bad.address}" in metrics.degradations[0][1]
+    assert says in metrics.degradations[0][1]
+
+
+async def test_a_stale_endpoint_keeps_its_last_load_and_recovers() -> None:
+    metrics = RecordedMetrics()
+    async with Server().running() as server:
+        pool = pool_of(server.address)
+        (endpoint,) = pool.endpoints
+        async with scraping(pool, metrics) as scraper:
+            for expected in (1, 2):
+                await until(lambda: endpoint.load.waiting == 2 and not scraper.stale)
+                server.page = b"going down\n"
+                await until(lambda: bool(scraper.stale))
+                assert endpoint.load.waiting == 2
+                assert len(metrics.degradations) == expected
+                server.page = vllm_page()
+
+
+async def test_nobody_listening_is_a_failure_with_a_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        pool, metrics = pool_of(f"127.0.0.1:{taken.getsockname()[1]}"), RecordedMetrics()
+        async with scraping(pool, metrics):
+            await until(lambda: bool(metrics.degradations))
+    assert "Connect call failed" in metrics.degradations[0][1] or "refused" in metrics.degradations[0][1]
+
+
+async def test_a_server_that_closes_between_scrapes_is_asked_anew() -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        page = vllm_page()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+        await writer.drain()
+        raise ConnectionResetError  # close, without having said so
+
+    metrics = RecordedMetrics()
+    async with Server(once).running() as server:
+        pool = pool_of(server.address)
+        async with scraping(pool, metrics, stale_after=0.0):
+            await until(lambda: server.connections > 5)
+    assert metrics.degradations == []
+
+
+async def test_an_unknown_engine_is_said_and_read_as_vllm() -> None:
+    metrics = RecordedMetrics()
+    async with Server().running() as server:
+        pool = Pool("p", random=random.Random(1))
+        pool.replace([Endpoint("e", server.address, {"llm-d.ai/engine-type": "vlm"})])
+        async with scraping(pool, metrics):
+            await until(lambda: pool.endpoints[0].load.waiting == 2)
+    assert metrics.reasons() == ["engine-unknown"]
+
+
+async def test_at_most_so_many_scrapes_run_at_once() -> None:
+    running, most = 0, 0
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 28\r\n\r\nvllm:num_requests_waiting 1\n")
+
+    servers = [Server(slow) for _ in range(4)]
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await stack.enter_async_context(server.running())
+        pool = pool_of(*(server.address for server in servers))
+        scraper = Scraper(pool, RecordedMetrics(), monotonic, random.Random(1), interval=0.001, concurrency=2)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(scraper.run())
+            await until(lambda: all(len(server.requests) > 3 for server in servers))
+            task.cancel()
+    assert most == 2

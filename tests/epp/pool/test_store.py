@@ -1,0 +1,160 @@
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.parsing.parser import Parser, Rules
+from epp.parsing.request import RawRequest
+from epp.pool.endpoint import Endpoint, Load
+from epp.pool.store import Pool, PoolState, Rewrite, Target, address_of
+
+
+def endpoint(name: str, address: str, **labels: str) -> Endpoint:
+    return Endpoint(name, address, labels)
+
+
+def pool_of(*addresses: str) -> Pool:
+    pool = Pool("p", random=random.Random(1))
+    pool.replace(endpoint(f"e{i}", address) for i, address in enumerate(addresses))
+    return pool
+
+
+def test_an_unchanged_server_keeps_its_endpoint_and_its_load() -> None:
+    pool = pool_of("10.0.0.1:8000", "10.0.0.2:8000")
+    first, second = pool.endpoints
+    first.load = Load(waiting=4)
+    pool.replace([endpoint("e1", "10.0.0.2:8000"), endpoint("e0", "10.0.0.1:8000")])
+    assert pool.endpoints == (second, first)
+    assert first.load.waiting == 4
+
+
+def test_listeners_hear_of_removals_then_additions_with_the_new_tuple_in_place() -> None:
+    pool = pool_of("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
+    heard: list[tuple[str, str, int]] = []
+    pool.on_removed.append(lambda e: heard.append(("removed", e.name, len(pool.endpoints))))
+    pool.on_added.append(lambda e: heard.append(("added", e.name, len(pool.endpoints))))
+    pool.replace(
+        [
+            endpoint("e0", "10.0.0.1:8000"),
+            endpoint("e1", "10.0.0.2:9000"),
+            endpoint("e2", "10.0.0.3:8000", role="decode"),
+            endpoint("e3", "10.0.0.4:8000"),
+        ]
+    )
+    changed = [("removed", "e1"), ("removed", "e2"), ("added", "e1"), ("added", "e2"), ("added", "e3")]
+    assert heard == [(what, name, 4) for what, name in changed]
+
+
+@pytest.mark.parametrize("second", [("e0", "10.0.0.9:1"), ("e9", "10.0.0.1:8000")])
+def test_endpoints_with_the_same_name_or_address_are_refused_and_nothing_changes(second: tuple[str, str]) -> None:
+    pool = pool_of("10.0.0.1:8000")
+    before = pool.endpoints
+    with pytest.raises(ValueError, match="names and addresses of their own"):
+        pool.replace([endpoint("e0", "10.0.0.1:8000"), endpoint(*second)])
+    assert pool.endpoints is before
+
+
+def test_without_a_subset_nothing_is_copied() -> None:
+    pool = pool_of("10.0.0.1:8000")
+    assert pool.candidates(None) is pool.endpoints
+
+
+@pytest.mark.parametrize(
+    ("subset", "names"),
+    [
+        ((), []),
+        (("10.0.0.1:8000",), ["e0"]),
+        ((" 10.0.0.1:8000 ",), ["e0"]),
+        (("10.0.0.1:8001", "10.0.0.1:8000"), ["e0", "e1"]),
+        (("10.0.0.1",), ["e0", "e1"]),
+        (("10.0.0.1:8009", "10.0.0.9", "nonsense", "", "[", ":", "[::1"), []),
+        (("[2001:db8::1]:8000",), ["e2"]),
+        (("[2001:DB8:0::1]:8000",), ["e2"]),
+        (("2001:db8::1",), ["e2", "e3"]),
+        (("[2001:db8::1]",), ["e2", "e3"]),
+        (("2001:db8::1:8000",), ["e2"]),
+        (("::ffff:10.0.0.1",), ["e0", "e1"]),
+        (("10.0.0.1", "10.0.0.1:8000", "2001:db8::1"), ["e0", "e1", "e2", "e3"]),
+    ],
+)
+def test_subsets_name_endpoints_in_every_spelling(subset: tuple[str, ...], names: list[str]) -> None:
+    pool = pool_of("10.0.0.1:8000", "10.0.0.1:8001", "[2001:db8::1]:8000", "[2001:db8::1]:8001")
+    assert [each.name for each in pool.candidates(subset)] == names
+
+
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_no_subset_makes_it_raise(subset: list[str]) -> None:
+    assert pool_of("10.0.0.1:8000", "[::1]:8000").candidates(tuple(subset)) is not None
+
+
+def test_an_address_is_found_however_it_is_spelt() -> None:
+    pool = pool_of("10.0.0.1:8000", "[2001:db8::1]:8000")
+    assert pool.endpoint_at("10.0.0.1:8000") is pool.endpoints[0]
+    assert pool.endpoint_at("[2001:0db8::1]:8000") is pool.endpoints[1]
+    assert pool.endpoint_at("10.0.0.1") is None
+    assert pool.endpoint_at("10.0.0.9:8000") is None
+
+
+def test_an_empty_answer_is_explained() -> None:
+    pool = Pool("p", "ns", random=random.Random(1))
+    assert pool.why_empty(None) == "pool ns/p is not loaded yet"
+    assert not pool.ready
+    pool.replace([])
+    assert pool.ready
+    assert pool.why_empty(None) == "pool ns/p has no ready endpoint"
+    pool.replace([endpoint("e0", "10.0.0.1:8000")])
+    assert "subset is empty: it allows none of the 1 endpoints of pool ns/p" in pool.why_empty(())
+    why = pool.why_empty(("10.0.0.9:1", "b", "c", "d" * 1000))
+    assert why == "none of the 1 endpoints of pool ns/p is in the gateway's subset (10.0.0.9:1, b, c, …)"
+
+
+def test_a_pool_is_what_the_parser_asks_for_rules() -> None:
+    rules: Rules = rewriting(Rewrite(("a",), (Target("b"),)))
+    body = b'{"model": "a", "messages": []}'
+    request, forward = Parser(rules, lambda model, nbytes: nbytes, str).parse(
+        RawRequest("POST", "/v1/chat/completions", {}, body)
+    )
+    assert (request.model, forward) == ("b", b'{"model": "b", "messages": []}')
+
+
+def test_objectives_have_priorities() -> None:
+    pool = pool_of()
+    pool.apply(PoolState("p", objectives={"vip": 7, "batch": -1}))
+    assert [pool.priority(name) for name in ("vip", "batch", "unknown", None)] == [7, -1, 0, 0]
+
+
+def rewriting(*rules: Rewrite) -> Pool:
+    pool = pool_of()
+    pool.apply(PoolState("p", rewrites=rules))
+    return pool
+
+
+def test_a_rule_for_a_model_wins_over_one_for_any_and_the_first_over_the_next() -> None:
+    pool = rewriting(
+        Rewrite((), (Target("any"),)),
+        Rewrite(("a", "b"), (Target("first"),)),
+        Rewrite(("b", "c"), (Target("second"),)),
+        Rewrite((), (Target("never"),)),
+    )
+    assert [pool.rewrite(model) for model in "abcd"] == ["first", "first", "second", "any"]
+
+
+def test_without_a_rule_a_model_keeps_its_name() -> None:
+    assert rewriting(Rewrite(("a",), ())).rewrite("a") == "a"
+    assert rewriting().rewrite("a") == "a"
+
+
+@pytest.mark.parametrize(("weights", "share"), [((9, 1), 0.9), ((None, None), 0.5), ((3, None), 0.75)])
+def test_targets_are_chosen_by_weight(weights: tuple[int | None, int | None], share: float) -> None:
+    pool = rewriting(Rewrite(("a",), (Target("x", weights[0]), Target("y", weights[1]))))
+    chosen = Counter(pool.rewrite("a") for _ in range(4000))
+    assert abs(chosen["x"] / 4000 - share) < 0.03
+
+
+def test_addresses_are_written_as_envoy_wants_them() -> None:
+    assert address_of("10.0.0.1", 80) == "10.0.0.1:80"
+    assert address_of("2001:DB8:0:0::1", 80) == "[2001:db8::1]:80"
+    with pytest.raises(ValueError, match="does not appear"):
+        address_of("localhost", 80)

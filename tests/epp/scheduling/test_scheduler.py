@@ -1,0 +1,354 @@
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.errors import InternalError, NoEndpoint
+from epp.plugin import (
+    Endpoint,
+    Filter,
+    Picked,
+    Plugin,
+    PrefixMatch,
+    Producer,
+    ProfileHandler,
+    Request,
+    Response,
+    RunProfile,
+    Scorer,
+)
+from epp.scheduling.inflight import InFlightLoad
+from epp.scheduling.pickers import MaxScorePicker
+from epp.scheduling.scorers import ActiveRequestScorer, NoHitLruScorer, PrefixCacheScorer, QueueScorer
+from tests.support.scheduling import Held, ask, pod, pods, scheduler
+
+
+@dataclass(eq=False)
+class Diary(Plugin):
+    """Writes down every hook."""
+
+    lines: list[str] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.lines.append(f"picked {endpoint.name}")
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        self.lines.append(f"first token {endpoint.name}")
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.lines.append(f"finished {endpoint.name}")
+        self.responses.append(response)
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        self.lines.append(f"removed {endpoint.name}")
+
+    def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
+        return {"x-served-by": endpoint.name}
+
+    def statistics(self) -> Mapping[str, float]:
+        return {"lines": len(self.lines)}
+
+
+class Broken(Plugin):
+    """Raises in every hook."""
+
+    name = "bad"
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        raise RuntimeError
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        raise RuntimeError
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        raise RuntimeError
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        raise RuntimeError
+
+    def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
+        raise RuntimeError
+
+    def statistics(self) -> Mapping[str, float]:
+        raise RuntimeError
+
+
+class Broadcasts(Producer[PrefixMatch]):
+    produces = PrefixMatch
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.prepared = 0
+
+    async def prepare(self, request: Request) -> None:
+        self.prepared += 1
+        if self.error:
+            raise self.error
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
+        if self.error:
+            raise self.error
+        return {endpoint: PrefixMatch(10, 1, 1) for endpoint in endpoints}
+
+
+class Drops(Filter):
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return []
+
+
+def test_the_life_of_a_request() -> None:
+    a, b = pod("a", waiting=3), pod("b")
+    diary = Diary()
+    s = scheduler(QueueScorer(), others=[diary])
+    decision = s.choose(ask(), [a, b])
+    assert decision.endpoint is b
+    assert decision.at == 1.5
+    s.first_token(decision)
+    s.first_token(decision)
+    assert s.answer_headers(decision) == {"x-served-by": "b"}
+    response = Response(status=200, complete=True)
+    s.finished(decision, response)
+    s.finished(decision, response)
+    s.first_token(decision)
+    assert diary.lines == ["picked b", "first token b", "finished b"]
+    assert diary.responses == [response]
+
+
+def test_a_retry_elsewhere_moves_the_account() -> None:
+    a, b, c = pods("abc")
+    diary = Diary()
+    s = scheduler(others=[diary])
+    decision = s.choose(ask(), [a, b])
+    response = Response(status=200, served=c.address)
+    s.moved(decision, c, response)
+    s.moved(decision, c, response)
+    assert decision.endpoints == [c, a]
+    assert s.answer_headers(decision) == {"x-served-by": "c"}
+    s.finished(decision, response)
+    s.moved(decision, a, response)
+    assert diary.lines == ["picked a", "finished a", "picked c", "finished c"]
+    failed, served = diary.responses
+    assert (failed.status, failed.complete, failed.served) == (0, False, c.address)
+    assert served is response
+
+
+def test_moving_to_a_fallback_keeps_each_endpoint_once() -> None:
+    a, b, c = pods("abc")
+    s = scheduler()
+    decision = s.choose(ask(), [a])
+    decision.endpoints = [a, b, c]
+    s.moved(decision, b, Response())
+    assert decision.endpoints == [b, a, c]
+
+
+def test_a_removed_endpoint_is_told_and_its_requests_still_end() -> None:
+    a, b = pods("ab")
+    diary = Diary()
+    s = scheduler(others=[diary])
+    decision = s.choose(ask(), [a, b])
+    s.removed(a)
+    s.finished(decision, Response())
+    assert diary.lines == ["picked a", "removed a", "finished a"]
+
+
+def test_no_decision_opens_no_account() -> None:
+    diary = Diary()
+    s = scheduler(filters=[Drops()], others=[diary])
+    with pytest.raises(NoEndpoint, match="Drops"):
+        s.choose(ask(), pods("ab"))
+    assert diary.lines == []
+
+
+def test_a_hook_that_raises_breaks_nothing_and_is_reported() -> None:
+    a, b = pods("ab")
+    diary = Diary()
+    seen: Counter[str] = Counter()
+    s = scheduler(others=[Broken(), diary], on_error=lambda plugin, error: seen.update([plugin]))
+    decision = s.choose(ask(), [a])
+    s.first_token(decision)
+    s.moved(decision, b, Response())
+    assert s.answer_headers(decision) == {"x-served-by": "b"}
+    s.finished(decision, Response())
+    s.removed(a)
+    assert diary.lines == ["picked a", "first token a", "finished a", "picked b", "finished b", "removed a"]
+    assert s.statistics() == {"Diary": {"lines": 6}}
+    assert seen == {"bad": 8}
+
+
+def test_plugins_without_hooks_are_never_called() -> None:
+    s = scheduler(QueueScorer(), producers=[Held()], filters=[])
+    hooks = (s._on_picked, s._on_first_token, s._on_finished, s._answer_headers, s._statistics, s._prepare)
+    assert hooks == ([], [], [], [], [], [])
+    assert [name for name, _ in s._on_removed] == ["MaxScorePicker"]
+
+
+async def test_prepare_runs_the_producers_that_prepare() -> None:
+    producer = Broadcasts()
+    await scheduler(producers=[producer, Held()]).prepare(ask())
+    assert producer.prepared == 1
+
+
+async def test_prepare_can_be_cancelled() -> None:
+    started = asyncio.Event()
+
+    class Waits(Broadcasts):
+        async def prepare(self, request: Request) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+    seen: list[str] = []
+    s = scheduler(producers=[Waits()], on_error=lambda plugin, error: seen.append(plugin))
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(s.prepare(ask()))
+        await started.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert seen == []
+
+
+async def test_a_producer_that_raises_makes_the_pick_worse_and_says_so() -> None:
+    a, b = pod("a", waiting=9), pod("b")
+    seen: list[str] = []
+    s = scheduler(
+        PrefixCacheScorer(),
+        QueueScorer(),
+        producers=[Broadcasts(RuntimeError("lost"))],
+        on_error=lambda plugin, error: seen.append(plugin),
+    )
+    request = ask()
+    await s.prepare(request)
+    assert s.choose(request, [a, b]).endpoint is b
+    assert seen == ["Broadcasts", "Broadcasts", "PrefixCacheScorer"]
+
+
+def test_signals_are_found_again_for_each_choice() -> None:
+    a, b = pods("ab")
+    request = ask()
+    s = scheduler(PrefixCacheScorer(), producers=[Held(b=(10, 1))])
+    s.choose(request, [a])
+    assert s.choose(request, [a, b]).endpoint is b
+
+
+@dataclass(eq=False)
+class Handles(ProfileHandler):
+    answer: Picked | None = None
+
+    def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
+        return self.answer or Picked(run("unknown"))
+
+
+def test_a_handler_sets_headers_and_order() -> None:
+    a, b = pods("ab")
+    s = scheduler(handler=Handles(Picked([b, a], {"x-prefiller-host-port": "a:8000"})))
+    decision = s.choose(ask(), [a, b])
+    assert decision.destination == "b:8000,a:8000"
+    assert decision.headers == {"x-prefiller-host-port": "a:8000"}
+
+
+@pytest.mark.parametrize("handler", [Handles(), Handles(Picked([]))])
+def test_a_broken_handler_fails_the_request(handler: Handles) -> None:
+    seen: list[str] = []
+    s = scheduler(handler=handler, on_error=lambda plugin, error: seen.append(plugin))
+    with pytest.raises(InternalError, match="Handles"):
+        s.choose(ask(), pods("ab"))
+    assert seen == ["Handles"]
+
+
+@pytest.mark.parametrize(("count", "size"), [(30, 8), (8, 8), (3, 8), (64, 5)])
+def test_a_burst_of_equal_requests_does_not_herd(count: int, size: int) -> None:
+    endpoints = pods("abcdefgh"[:size])
+    s = scheduler(ActiveRequestScorer(), producers=[InFlightLoad()])
+    picked = Counter(s.choose(ask(str(i)), endpoints).endpoint.name for i in range(count))
+    assert max(picked.values()) - min(picked[e.name] for e in endpoints) <= 1
+
+
+@settings(deadline=None)
+@given(
+    busy=st.lists(st.integers(0, 6), min_size=2, max_size=8),
+    burst=st.integers(1, 40),
+)
+def test_a_burst_fills_the_least_busy_first(busy: list[int], burst: int) -> None:
+    endpoints = pods("abcdefgh"[: len(busy)])
+    s = scheduler(ActiveRequestScorer(), producers=[InFlightLoad()])
+    counts = Counter({e.name: 0 for e in endpoints})
+    for endpoint, requests in zip(endpoints, busy, strict=True):
+        for _ in range(requests):
+            counts[s.choose(ask(), [endpoint]).endpoint.name] += 1
+    for _ in range(burst):
+        low = min(counts[e.name] for e in endpoints)
+        name = s.choose(ask(), endpoints).endpoint.name
+        assert counts[name] == low
+        counts[name] += 1
+
+
+STEP = st.tuples(
+    st.sampled_from(["choose", "moved", "first_token", "finished", "finished_twice", "removed"]),
+    st.integers(0, 30),
+    st.integers(0, 3),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(STEP, max_size=60))
+def test_accounts_are_zero_after_every_sequence_of_exits(steps: list[tuple[str, int, int]]) -> None:
+    endpoints = pods("abcd")
+    diary, load, lru = Diary(), InFlightLoad(add_estimated_output_tokens=True), NoHitLruScorer(lru_size=2)
+    s = scheduler(lru, ActiveRequestScorer(), producers=[Held(), load], others=[diary])
+    decisions = []
+    for step, which, where in steps:
+        if step == "choose":
+            decisions.append(s.choose(ask(tokens=which * 7), endpoints[where:]))
+        elif step == "removed":
+            s.removed(endpoints[where])
+        elif decisions:
+            decision = decisions[which % len(decisions)]
+            if step == "moved":
+                s.moved(decision, endpoints[where], Response(status=200))
+            elif step == "first_token":
+                s.first_token(decision)
+            else:
+                for _ in range(1 + (step == "finished_twice")):
+                    s.finished(decision, Response())
+    for decision in decisions:
+        s.finished(decision, Response())
+    seen = Counter(line for line in diary.lines)
+    assert all(seen[f"picked {e.name}"] == seen[f"finished {e.name}"] for e in endpoints)
+    assert load.statistics() == {"requests": 0, "uncached_tokens": 0}
+    assert not s._open
+    assert len(lru._last) <= 2
+
+
+@dataclass(eq=False)
+class Likes(Scorer):
+    names: str
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        return [float(e.name in self.names) for e in endpoints]
+
+
+def test_recorded_runs_keep_what_was_seen_when_choosing() -> None:
+    a, b = pods("ab")
+    s = scheduler((Likes("a"), 3), (Likes("b"), 2))
+    (run,) = s.choose(ask(), [a, b]).runs
+    assert run.profile == "default"
+    assert (run.endpoints, run.totals, run.picks) == ([a, b], [3.0, 2.0], [a])
+
+
+def test_fallbacks_are_the_next_best_and_equals_follow_in_a_circle() -> None:
+    endpoints = [pod("a", waiting=3), pod("b", waiting=0), pod("c", waiting=1), pod("d", waiting=3)]
+    chosen = scheduler(QueueScorer(), fallbacks=2).choose(ask(), endpoints).endpoints
+    assert [endpoint.name for endpoint in chosen] == ["b", "c", "d"]
+    everybody = scheduler(QueueScorer(), fallbacks=9).choose(ask(), endpoints).endpoints
+    assert sorted(endpoint.name for endpoint in everybody) == ["a", "b", "c", "d"]
+
+
+def test_a_picker_that_names_enough_is_left_alone() -> None:
+    picker = MaxScorePicker(max_num_of_endpoints=3)
+    endpoints = [pod("a", waiting=2), pod("b"), pod("c", waiting=1)]
+    chosen = scheduler(QueueScorer(), picker=picker, fallbacks=1).choose(ask(), endpoints).endpoints
+    assert [endpoint.name for endpoint in chosen] == ["b", "c", "a"]

@@ -1,0 +1,169 @@
+import base64
+import gc
+
+import pytest
+
+from epp.plugin import Endpoint, Request, Response
+from epp.protocol import SESSION_ID, SESSION_TOKEN
+from epp.scheduling.filters import SessionAffinityFilter
+from epp.scheduling.sessions import EncodedEndpointHeader, SessionId, SessionSource
+from tests.support.scheduling import ask, pod, pods, scheduler
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def by_id(**settings: object) -> SessionAffinityFilter:
+    return SessionAffinityFilter(strategy="session_id", **settings)  # type: ignore[arg-type]
+
+
+def session(id: str) -> Request:
+    return ask(headers={SESSION_ID: id})
+
+
+def test_the_answer_names_the_endpoint_and_the_token_brings_it_back() -> None:
+    a, b = pod("default/a"), pod("default/b")
+    s = scheduler(filters=[SessionAffinityFilter()])
+    s.choose(ask(), [a, b])
+    decision = s.choose(ask(), [a, b])
+    headers = s.answer_headers(decision)
+    assert headers == {SESSION_TOKEN: base64.b64encode(b"default/b").decode()}
+    for _ in range(3):
+        assert s.choose(ask(headers=headers), [a, b]).endpoint is b
+
+
+def test_after_a_retry_the_answer_names_who_served() -> None:
+    a, b = pod("default/a"), pod("default/b")
+    s = scheduler(filters=[SessionAffinityFilter()])
+    decision = s.choose(ask(), [a, b])
+    s.moved(decision, b, Response())
+    assert s.answer_headers(decision) == {SESSION_TOKEN: base64.b64encode(b"default/b").decode()}
+
+
+@pytest.mark.parametrize(
+    "token", ["", "%%%", "é", "\\xff", base64.b64encode(b"\xff\xfe").decode(), base64.b64encode(b"gone/pod").decode()]
+)
+def test_a_token_of_nobody_is_no_preference(token: str) -> None:
+    endpoints = pods("ab")
+    assert SessionAffinityFilter().filter(ask(headers={SESSION_TOKEN: token}), endpoints) == endpoints
+
+
+def test_another_header_carries_the_token() -> None:
+    (a,) = pods("a")
+    affinity = SessionAffinityFilter(encoded_endpoint_header_config=EncodedEndpointHeader("X-Sticky"))
+    assert list(affinity.answer_headers(ask(), a)) == ["x-sticky"]
+    assert affinity.home(ask(headers={"x-sticky": base64.b64encode(b"a").decode()}), [a]) is a
+
+
+def test_a_session_stays_where_it_was_sent() -> None:
+    endpoints = pods("abc")
+    s = scheduler(filters=[by_id()])
+    homes = {id: s.choose(session(id), endpoints).endpoint for id in "xyz"}
+    assert len(set(homes.values())) == 3
+    for id in "zyx":
+        assert s.choose(session(id), endpoints).endpoint is homes[id]
+    assert s.answer_headers(s.choose(session("x"), endpoints)) == {}
+
+
+def test_a_session_follows_a_retry() -> None:
+    a, b = pods("ab")
+    s = scheduler(filters=[by_id()])
+    decision = s.choose(session("x"), [a, b])
+    assert decision.endpoint is a
+    s.moved(decision, b, Response())
+    assert s.choose(session("x"), [a, b]).endpoint is b
+
+
+def test_a_session_whose_endpoint_is_no_candidate_goes_elsewhere_and_stays_there() -> None:
+    a, b = pods("ab")
+    s = scheduler(filters=[by_id()])
+    assert s.choose(session("x"), [a]).endpoint is a
+    assert s.choose(session("x"), [b]).endpoint is b
+    assert s.choose(session("x"), [a, b]).endpoint is b
+
+
+def test_a_new_endpoint_under_the_old_name_is_not_the_session_s() -> None:
+    affinity = by_id()
+    old, new = pod("a"), pod("a")
+    affinity.on_picked(session("x"), old)
+    assert affinity.home(session("x"), [new]) is None
+
+
+def test_no_session_is_no_preference_and_is_not_remembered() -> None:
+    endpoints = pods("ab")
+    affinity = by_id()
+    for headers in ({}, {SESSION_ID: ""}):
+        affinity.on_picked(ask(headers=headers), endpoints[0])
+        assert affinity.filter(ask(headers=headers), endpoints) == endpoints
+    assert affinity.statistics() == {"sessions": 0}
+
+
+def test_sources_are_tried_in_order_and_empty_ones_passed_over() -> None:
+    a, b = pods("ab")
+    affinity = by_id(session_id_config=SessionId(sources=[SessionSource("X-First"), SessionSource("x-second")]))
+    affinity.on_picked(ask(headers={"x-first": "1", "x-second": "2"}), a)
+    assert affinity.home(ask(headers={"x-first": "1", "x-second": "9"}), [a, b]) is a
+    assert affinity.home(ask(headers={"x-first": "", "x-second": "1"}), [a, b]) is a
+    assert affinity.home(ask(headers={"x-second": "2"}), [a, b]) is None
+
+
+def test_an_unused_session_expires_and_use_keeps_it() -> None:
+    a, b = pods("ab")
+    clock = Clock()
+    affinity = by_id(session_id_config=SessionId(eviction_ttl_seconds=10))
+    affinity.clock = clock
+    affinity.on_picked(session("x"), a)
+    clock.now = 9.0
+    affinity.on_picked(session("x"), a)
+    clock.now = 18.9
+    assert affinity.home(session("x"), [a, b]) is a
+    clock.now = 19.0
+    assert affinity.home(session("x"), [a, b]) is None
+
+
+def test_expired_sessions_leave_the_table_as_others_come() -> None:
+    (a,) = pods("a")
+    clock = Clock()
+    affinity = by_id(session_id_config=SessionId(eviction_ttl_seconds=10))
+    affinity.clock = clock
+    for i in range(100):
+        affinity.on_picked(session(f"old {i}"), a)
+    clock.now = 11.0
+    for i in range(100):
+        affinity.on_picked(session(f"new {i}"), a)
+    assert affinity.statistics() == {"sessions": 100}
+    assert affinity.home(session("new 0"), [a]) is a
+
+
+def test_the_table_is_bounded_and_the_longest_unused_goes_first() -> None:
+    (a,) = pods("a")
+    affinity = by_id(max_sessions=3)
+    for id in ("1", "2", "3", "1", "4"):
+        affinity.on_picked(session(id), a)
+    assert affinity.statistics() == {"sessions": 3}
+    assert [id for id in "1234" if affinity.home(session(id), [a]) is a] == ["1", "3", "4"]
+
+
+def test_bindings_keep_no_endpoint_alive() -> None:
+    affinity = by_id()
+    affinity.on_picked(session("x"), Endpoint("a", "a:1"))
+    gc.collect()
+    assert [ref() for ref, _ in affinity._bound.values()] == [None]
+    assert affinity.home(session("x"), pods("ab")) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"strategy": "cookie"}, "strategy"),
+        ({"session_id_config": SessionId(sources=[])}, "sources"),
+        ({"max_sessions": 0}, "maxSessions"),
+    ],
+)
+def test_nonsense_is_refused(wrong: dict[str, object], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        SessionAffinityFilter(**wrong)  # type: ignore[arg-type]
