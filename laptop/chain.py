@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from laptop.processes import ProcessDied, Processes
 READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
 SOURCE = Path(__file__).parents[1]
+MANIFESTS = SOURCE / "manifests" / "laptop"
 
 
 class ChainError(Exception):
@@ -37,7 +38,7 @@ class Shape:
     """The gateway's; 0 takes a free one."""
     picking: Sequence[str] = ()
     """Flags of `warmpath serve` that say how to pick."""
-    manifests: Path = SOURCE / "manifests" / "laptop"
+    manifests: Path = MANIFESTS
     wiring: str = "lean"
     seed: int = 1
     pod_flags: Sequence[str] = ()
@@ -132,6 +133,24 @@ class Chain:
         async with self.http.get(url) as answer:
             return await answer.json()
 
+    async def watch(self) -> None:
+        """Never return; raise ProcessDied or ChainError when a part of the chain ends by itself."""
+        assert self.envoy is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.processes.watch())
+            status = await self.envoy.wait()
+            raise ChainError(f"Envoy ended with status {status}")
+
+    async def seen(self, limit: int) -> tuple[list[Any], list[Any]]:
+        """Pools with their endpoints, and the newest decisions of all replicas, as the admin doors tell them."""
+        pools: list[Any] = []
+        decisions: list[Any] = []
+        for replica in self.replicas:
+            if not pools:
+                pools = (await self.get(f"{replica.admin}/endpoints"))["pools"]
+            decisions += (await self.get(f"{replica.admin}/decisions?limit={limit}"))["decisions"]
+        return pools, sorted(decisions, key=lambda decision: -float(decision["at"]))[:limit]
+
     async def _answers(self, url: str) -> bool:
         try:
             async with self.http.get(url) as answer:
@@ -143,3 +162,32 @@ class Chain:
 def _environment() -> Mapping[str, str]:
     """Children find our packages where we were found, also when we run from a checkout."""
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
+
+
+@asynccontextmanager
+async def running_chain(shape: Shape, logs: Path | None = None) -> AsyncIterator[Chain]:
+    """Start everything, wait until it answers, yield it, and end all of it. Raises ChainError, EnvoyError.
+
+    `logs`: a directory for the logs of all processes, kept afterwards; by default a private one that goes with us.
+    """
+    if shape.port and not is_free(shape.port):
+        raise ChainError(f"port {shape.port} is in use by another program; choose another with --port")
+    ports = iter(free_ports(shape.pods + 3 * shape.replicas + 1))
+    pods = [Pod(f"pod-{chr(ord('a') + i) if i < 26 else i}", next(ports)) for i in range(shape.pods)]
+    replicas = [Replica(f"epp-{i + 1}", next(ports), next(ports), next(ports)) for i in range(shape.replicas)]
+    async with AsyncExitStack() as stack:
+        directory = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        processes = await stack.enter_async_context(Processes(directory))
+        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)))
+        chain = Chain(directory, shape, processes, http, pods, replicas, shape.port or next(ports))
+        entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods]
+        chain.endpoints_file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
+        for pod in pods:
+            await chain.start_pod(pod)
+        for replica in replicas:
+            await chain.start_replica(replica)
+        for name, url in [(p.name, f"{p.url}/health") for p in pods] + [(r.name, f"{r.admin}/ready") for r in replicas]:
+            await chain.ready(url, name)
+        chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering()))
+        yield chain

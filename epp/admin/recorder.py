@@ -77,9 +77,9 @@ class Recorder:
         decision.request = without_prompt(decision.request)  # bodies of the last thousands would fill the memory
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
-        """The request got its answer from us: refused, shed or nobody to send it to."""
-        reason = error.reason or error.kind
-        self._metrics.request_failed(error.status, reason)
+        """The request got its answer from us: refused, shed or nobody to send it to. The door counts these, and more:
+        those it refuses before anybody is asked.
+        """
         if self._audit is not None:
             self._audit.write(
                 AuditEntry(
@@ -88,7 +88,7 @@ class Recorder:
                     objective=_header(raw, protocol.OBJECTIVE),
                     fairness_id=_header(raw, protocol.FAIRNESS_ID),
                     status=error.status,
-                    why=reason,
+                    why=error.reason or error.kind,
                 )
             )
 

@@ -5,7 +5,7 @@ between two cached strings (one copy instead of four). Numbers: `proto/ext_proc.
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -115,7 +115,7 @@ def _canonical(raw: bytes) -> str:
 
 def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
     """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty)."""
-    status, content_type = 0, ""
+    status, content_type, found = 0, "", 0
     for entry in message.response_headers.headers.headers:
         key = entry.key.lower()
         if key == b":status":
@@ -123,6 +123,11 @@ def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
             status = int(text) if len(text) == 3 and text.isdigit() else 0
         elif key == b"content-type":
             content_type = _text(entry.raw_value or entry.value)
+        else:
+            continue
+        found += 1
+        if found == 2:  # the rest is the client's business
+            break
     served = _metadata(message, protocol.LB_NAMESPACE, protocol.SERVED)
     return status, _address(served.string_value) if served is not None else "", content_type
 
@@ -250,22 +255,26 @@ def override_to_duplex(response_body: int) -> bytes:
     return pb.ProcessingResponse(mode_override=mode).SerializeToString()
 
 
-def request_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+def request_chunks(body: bytes, *, end: bool) -> list[bytes]:
     """A request's body as streamed responses; `end` = no trailers follow."""
     return _chunks(b"\x1a", body, end)
 
 
-def answer_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+def answer_chunks(body: bytes, *, end: bool) -> list[bytes]:
     """A piece of an answer's body as streamed responses."""
     return _chunks(b"\x22", body, end)
 
 
-def _chunks(direction: bytes, body: bytes, end: bool) -> Iterator[bytes]:
-    size, whole = len(body), memoryview(body)
-    for at in range(0, size or 1, protocol.MAX_CHUNK):
-        piece = body if size <= protocol.MAX_CHUNK else whole[at : at + protocol.MAX_CHUNK]
-        last = end and at + protocol.MAX_CHUNK >= size
-        yield b"".join((_before_chunk(direction, len(piece), last), piece, b"\x10\x01" if last else b""))
+def _chunks(direction: bytes, body: bytes, end: bool) -> list[bytes]:
+    size = len(body)
+    if size <= protocol.MAX_CHUNK:
+        return [_chunk(direction, body, end)]
+    whole, starts = memoryview(body), range(0, size, protocol.MAX_CHUNK)
+    return [_chunk(direction, whole[at : at + protocol.MAX_CHUNK], end and at == starts[-1]) for at in starts]
+
+
+def _chunk(direction: bytes, piece: bytes | memoryview, end: bool) -> bytes:
+    return b"".join((_before_chunk(direction, len(piece), end), piece, b"\x10\x01" if end else b""))
 
 
 @lru_cache(8192)

@@ -94,9 +94,14 @@ class Door:
         """What health answers from now on; after `drain` it stays NOT_SERVING."""
         self._ready = ready
 
-    async def drain(self, grace: float) -> None:
-        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop."""
+    async def drain(self, grace: float, linger: float = 0.0) -> None:
+        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
+
+        For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
+        elsewhere first: a stream that crosses our GOAWAY on its way is cancelled by grpc and has to be retried.
+        """
         self._draining = True
+        await asyncio.sleep(linger)
         await self._server.stop(grace)
         await self._health_server.stop(0)
 
@@ -113,9 +118,10 @@ class Door:
             error = await self._serve(stream, context)
             if error is not None:
                 await _send(stream.failed(error), context)
-            if stream.error is not None:
+            if (refused := stream.error) is not None:
+                self._metrics.request_failed(refused.status, refused.reason or refused.kind)
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(stream.error.message)
+                context.set_details(refused.message)
         except aio.BaseError:
             log.debug("the gateway left in the middle of a stream")
         finally:

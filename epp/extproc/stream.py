@@ -8,7 +8,8 @@ FULL_DUPLEX      after the body's end           the headers' reply              
 BUFFERED         at once, empty                 the body's reply                   stays with the gateway
 STREAMED+SWH     after the body's end           the headers' reply                 one empty reply per message
 STREAMED         with a `mode_override` to full duplex, and then as above: without it the gateway would forward the
-                 headers before anyone has read the body. The gateway has to allow it (`allow_mode_override`).
+                 headers before anyone has read the body. It has to allow that (`allow_mode_override`); Envoy 1.40
+                 answers 500 at once where it does not, or fails open.
 NONE, or no body at once                        the headers' reply                 -
 
 (SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not tell, it is taken for full duplex,
@@ -274,7 +275,7 @@ class Stream:
         elif self._ended:
             return []
         else:
-            actions = [*messages.answer_chunks(chunk, end=end)]
+            actions = list(messages.answer_chunks(chunk, end=end))
         return self._passed(actions, chunk, end)
 
     def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:

@@ -323,6 +323,18 @@ async def test_drain_says_so_takes_nothing_new_and_lets_streams_end() -> None:
         assert route.left == 1
 
 
+async def test_drain_may_linger_for_gateways_that_look_at_health() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(served.drain(10, linger=60))
+            while await ask(served.health_ports[0], "readiness") != STATUS.NOT_SERVING:
+                pass
+            call = await routed(gateway)
+            assert await call.rest() == []
+            draining.cancel()
+
+
 async def test_drain_ends_what_outlives_its_grace() -> None:
     route = Route(TO)
     async with serving(route) as (served, gateway):

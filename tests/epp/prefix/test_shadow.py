@@ -139,6 +139,7 @@ def test_our_own_memory_is_bounded() -> None:
         served(one, chain(number, 20))
         assert one.index.holdings <= 50
     assert held(one, chain(19, 20)) == 20
+    assert one.index.crowded == 18
     pins = [pin(one, chain(number, 40)) for number in (30, 31)]
     one.check()
     assert (held(one, chain(30, 40)), held(one, chain(31, 40)), one.index.spare) == (40, 10, 0)

@@ -208,7 +208,7 @@ def test_close_on_average_when_prompts_part_anywhere_and_answers_grow(seed: int,
     assert rig.mean_error < BLOCK, rig.errors
 
 
-@examples(40)
+@examples(15)
 @given(st.integers(0, 2**32))
 def test_requests_aborted_at_any_moment_leave_no_belief_in_what_was_not_computed(seed: int) -> None:
     draw = random.Random(seed)
