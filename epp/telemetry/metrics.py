@@ -72,7 +72,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._clock = clock
         self._pools: list[_Pool] = []
-        self._sources: list[Statistics] = []
+        self._sources: list[tuple[str, Statistics]] = []
         self._models: dict[str, ModelSeries] = {}
         self._endpoints: WeakKeyDictionary[Any, EndpointSeries] = WeakKeyDictionary()
         self._decision = Histogram(OVERHEAD)
@@ -90,9 +90,9 @@ class Metrics:
         """Show this pool's endpoints from now on; they are read at scrape time."""
         self._pools.append(pool)
 
-    def add_source(self, statistics: Statistics) -> None:
-        """Show what this returns at scrape time, such as `Scheduler.statistics`."""
-        self._sources.append(statistics)
+    def add_source(self, statistics: Statistics, pool: str = "") -> None:
+        """Show what this returns at scrape time, such as `Scheduler.statistics` of a pool."""
+        self._sources.append((pool, statistics))
 
     # --- one request
 
@@ -246,10 +246,13 @@ class Metrics:
         )
 
     def _statistics(self) -> Rows:
-        for source in self._sources:
+        for pool, source in self._sources:
             for plugin, figures in source().items():
                 for name, value in figures.items():
-                    yield (plugin, name), value
+                    if isinstance(value, int | float):
+                        yield (pool, plugin, name), value
+                    else:  # a user's plugin must not cost us the page
+                        self.degraded("statistic-no-number", f"{plugin}: {name} is a {type(value).__name__}")
 
 
 @cache

@@ -261,7 +261,7 @@ FAMILIES: tuple[Family, ...] = (
         "warmpath_plugin_statistic",
         "gauge",
         "What plugins tell about themselves (`Plugin.statistics`)",
-        ("plugin", "statistic"),
+        ("pool", "plugin", "statistic"),
     ),
     Family(
         "warmpath_degraded_total",

@@ -1,6 +1,7 @@
 import gc
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -165,10 +166,20 @@ def test_what_was_counted_for_an_endpoint_is_forgotten_with_it() -> None:
     assert len(metrics._endpoints) == 0
 
 
-def test_plugins_show_their_statistics() -> None:
+def test_plugins_show_their_statistics_pool_by_pool() -> None:
     metrics = Metrics()
-    metrics.add_source(lambda: {"prefix": {"blocks": 12.0, "bytes": 4096.0}})
-    assert value(metrics, "warmpath_plugin_statistic", plugin="prefix", statistic="blocks") == 12
+    metrics.add_source(lambda: {"prefix": {"blocks": 12.0}}, "a")
+    metrics.add_source(lambda: {"prefix": {"blocks": 7.0}}, "b")
+    found = [value(metrics, "warmpath_plugin_statistic", pool=p, plugin="prefix", statistic="blocks") for p in "ab"]
+    assert found == [12, 7]
+
+
+def test_a_statistic_that_is_no_number_costs_only_itself() -> None:
+    metrics = Metrics()
+    wrong: Any = {"mine": {"name": "text", "good": 1.0}}
+    metrics.add_source(lambda: wrong)
+    assert value(metrics, "warmpath_plugin_statistic", pool="", plugin="mine", statistic="good") == 1
+    assert value(metrics, "warmpath_degraded_total", reason="statistic-no-number")
 
 
 def test_degradations_are_always_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
