@@ -52,13 +52,8 @@ plugins:
 - {{type: {type}, parameters: {parameters}}}
 """
 
-_NOT_MERGED = {"expected-ttft"} if importlib.util.find_spec("epp.scheduling.cost") is None else set()
-
-
 @pytest.mark.parametrize("type_", ALL)
 def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None:
-    if type_ in _NOT_MERGED:
-        pytest.skip("epp.scheduling.cost is not there yet")
     text = CONFIG.format(type=type_, parameters=REQUIRED.get(type_, "{}"))
     kind = stock.ALIASES.get(type_, type_)
     if kind in stock.MISSING:
@@ -76,7 +71,7 @@ def test_no_type_has_two_meanings() -> None:
     assert set(stock.ALIASES.values()) <= set(stock.CLASSES) | set(stock.BUILT_IN)
 
 
-@pytest.mark.parametrize("type_", sorted(set(stock.CLASSES) - _NOT_MERGED))
+@pytest.mark.parametrize("type_", sorted(stock.CLASSES))
 def test_classes_are_plugins_with_a_docstring(type_: str) -> None:
     cls = find_class(type_, "")
     assert issubclass(cls, Plugin)

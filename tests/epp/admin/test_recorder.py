@@ -76,14 +76,6 @@ def test_a_request_the_gateway_moved_ends_where_it_began_and_proves_no_predictio
     assert [desk.metrics.endpoint(pod).checked_predicted for pod in pods] == [0, 0]
 
 
-def test_refusals_are_counted_by_status_and_reason() -> None:
-    desk = Desk()
-    desk.recorder.failed(RawRequest("POST", "/", {}), BadRequest("no model", param="model"))
-    desk.recorder.failed(RawRequest("POST", "/", {}), NoEndpoint("nobody"))
-    assert desk.value("warmpath_refused_total", status="400", reason="invalid_request_error") == 1
-    assert desk.value("warmpath_refused_total", status="503", reason="rejected-no-endpoints") == 1
-
-
 async def test_the_audit_log_says_who_what_where_why_and_no_prompt(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "audit.jsonl")
     headers = {"x-gateway-inference-objective": "gold", "x-llm-d-inference-fairness-id": "team", "cookie": SECRET}
