@@ -6,7 +6,7 @@ import pytest
 
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder, brief
-from epp.errors import BadRequest, NoEndpoint
+from epp.errors import NoEndpoint
 from epp.parsing.request import RawRequest
 from epp.plugin import Response, Usage
 from epp.telemetry.audit import AuditLog
@@ -74,14 +74,6 @@ def test_a_request_the_gateway_moved_ends_where_it_began_and_proves_no_predictio
     desk.recorder.finished(made, Response(status=200, usage=Usage(100, 10, 0)))
     assert [desk.metrics.endpoint(pod).in_flight for pod in pods] == [0, 0]
     assert [desk.metrics.endpoint(pod).checked_predicted for pod in pods] == [0, 0]
-
-
-def test_refusals_are_counted_by_status_and_reason() -> None:
-    desk = Desk()
-    desk.recorder.failed(RawRequest("POST", "/", {}), BadRequest("no model", param="model"))
-    desk.recorder.failed(RawRequest("POST", "/", {}), NoEndpoint("nobody"))
-    assert desk.value("warmpath_refused_total", status="400", reason="invalid_request_error") == 1
-    assert desk.value("warmpath_refused_total", status="503", reason="rejected-no-endpoints") == 1
 
 
 async def test_the_audit_log_says_who_what_where_why_and_no_prompt(tmp_path: Path) -> None:
