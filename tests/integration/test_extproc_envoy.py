@@ -124,8 +124,10 @@ async def everything(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             yield Stack(ports, route, first, second, sixth, dead, session, hanging)
 
 
-@pytest.fixture
-def stack(everything: Stack) -> Stack:
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(everything: Stack) -> Stack:
+    route = everything.route
+    await route.until(lambda: route.left == route.entered)  # the last test's streams may still be closing
     everything.route.reset(everything.first)
     everything.hanging.clear()
     return everything

@@ -6,7 +6,7 @@ import pytest
 
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder, brief
-from epp.errors import BadRequest, NoEndpoint
+from epp.errors import NoEndpoint
 from epp.parsing.request import RawRequest
 from epp.plugin import Response, Usage
 from epp.telemetry.audit import AuditLog
