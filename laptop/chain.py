@@ -181,7 +181,9 @@ async def running_chain(shape: Shape, logs: Path | None = None) -> AsyncIterator
         processes = await stack.enter_async_context(Processes(directory))
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)))
         chain = Chain(directory, shape, processes, http, pods, replicas, shape.port or next(ports))
-        entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods]
+        entries = [
+            {"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods
+        ]
         chain.endpoints_file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
         for pod in pods:
             await chain.start_pod(pod)

@@ -76,17 +76,21 @@ class _Phase(Enum):
 
 
 class Stream:
-    """See the module."""
+    """See the module. `finished`: the stream is to be closed from our side. `refused`: the error it ended with;
+    `too_late`: the client could not be told of it.
+    """
 
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "error", "finished",
+        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "finished", "refused",
+        "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory) -> None:
         self.finished = False
         """The stream is to be closed from our side."""
-        self.error: EppError | None = None
+        self.refused: EppError | None = None
+        self.too_late = False
         """What went wrong when it was too late to answer the client."""
         self._max_body = max_body
         self._memory = memory
@@ -105,6 +109,11 @@ class Stream:
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
         self._ended = False  # the answer's end was seen
+
+    @property
+    def sees_answer(self) -> bool:
+        """The gateway shows us the answer's body; otherwise its end is the stream's."""
+        return self._answer_mode != Mode.NONE
 
     def receive(self, data: bytes) -> list[Action]:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
@@ -239,8 +248,7 @@ class Stream:
         self._forged = messages.forged(headers)
         if self._mode == Mode.FULL_DUPLEX_STREAMED:  # the others do not ask for it back
             self._body = body
-        sees_answer = self._answer_mode != Mode.NONE
-        return [messages.raw_request(headers, body, self._subset, sees_answer=sees_answer)]
+        return [messages.raw_request(headers, body, self._subset, sees_answer=self.sees_answer)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
         if body is None or not self._messages:
@@ -252,10 +260,9 @@ class Stream:
             return []
         self.finished = True
         self.release()
-        if self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED:
-            self.error = error
-            return []
-        return [messages.refusal(error)]
+        self.refused = error
+        self.too_late = self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED
+        return [] if self.too_late else [messages.refusal(error)]
 
     # --- the answer -------------------------------------------------------------------------------------------------
 

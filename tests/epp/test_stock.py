@@ -52,6 +52,7 @@ plugins:
 - {{type: {type}, parameters: {parameters}}}
 """
 
+
 @pytest.mark.parametrize("type_", ALL)
 def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None:
     text = CONFIG.format(type=type_, parameters=REQUIRED.get(type_, "{}"))
