@@ -94,8 +94,7 @@ def check(file: Path | None, strategy: str | None) -> None:
     if (file is None) == (strategy is None):
         raise click.UsageError("give either a FILE or --strategy")
     from epp.describe import describe
-    from epp.loader import load_strategy
-    from epp.reload import load_file
+    from epp.loader import load_file, load_strategy
 
     try:
         if file is not None:

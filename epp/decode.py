@@ -38,10 +38,10 @@ class Problems:
     """Collects the errors of several steps, so that all are told at once."""
 
     def __init__(self) -> None:
-        self._errors: list[ConfigError] = []
+        self.errors: list[ConfigError] = []
 
     def add(self, path: str, message: str) -> None:
-        self._errors.append(ConfigError(path, message))
+        self.errors.append(ConfigError(path, message))
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -49,14 +49,14 @@ class Problems:
         try:
             yield
         except ConfigErrors as several:
-            self._errors += several.errors
+            self.errors += several.errors
         except ConfigError as error:
-            self._errors.append(error)
+            self.errors.append(error)
 
     def check(self) -> None:
         """Raise ConfigErrors if there was any."""
-        if self._errors:
-            raise ConfigErrors(self._errors)
+        if self.errors:
+            raise ConfigErrors(self.errors)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -135,7 +135,8 @@ for _name, _constructor in (
     ("seq", yaml.SafeLoader.construct_yaml_seq),
     ("map", yaml.SafeLoader.construct_yaml_map),
 ):
-    _Loader.add_constructor(_TAG + _name, _constructor)
+    _Loader.add_constructor(_TAG + _name, cast("Any", _constructor))
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)  # type: ignore[type-var]
 
 
 def read(text: str | bytes) -> Any:
@@ -179,9 +180,10 @@ def _check_size(value: Any) -> None:
 
 
 def yaml_name(field: "dataclasses.Field[Any]") -> str:
-    """A field's key in YAML: its name in camelCase."""
+    """A field's key in YAML: its name in camelCase, abbreviations as in llm-d (requestTTL, evictionTtlSeconds)."""
     first, *rest = field.name.split("_")
-    return first + "".join(part.upper() if part in _UPPER else part.capitalize() for part in rest)
+    name = first + "".join(part.upper() if part in _UPPER else part.capitalize() for part in rest)
+    return name[:-3] + "TTL" if name.endswith("Ttl") else name
 
 
 def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:

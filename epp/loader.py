@@ -7,11 +7,12 @@ saturation detector, the profile `default`. `epp.describe` shows the result, add
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, parse, placed
-from epp.decode import Problems, nearest, short
+from epp.decode import MAX_BYTES, Problems, nearest, short
 from epp.errors import ConfigError
 from epp.parts import Part, Parts
 from epp.plugin import Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
@@ -80,6 +81,20 @@ def load_text(
         return load(config, clock=clock, random=random, previous=previous)
     except ConfigError as error:
         raise placed(error, where) from error
+
+
+def read_file(path: Path) -> bytes:
+    """A configuration file's bytes, no more of them than a configuration may have and one. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+
+
+def load_file(path: Path, *, clock: Clock, random: Random) -> Pipeline:
+    """The pipeline of an EndpointPickerConfig file, as `load_text`; to follow its changes, see `epp.reload`."""
+    return load_text(read_file(path), clock=clock, random=random, where=str(path))
 
 
 def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous: Pipeline | None = None) -> Pipeline:

@@ -144,12 +144,14 @@ class Parts:
 
 def find_class(type_: str, path: str) -> type[Plugin]:
     """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name."""
-    points = {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
-    where = stock.CLASSES.get(type_) or (points[type_].value.replace(":", ".") if type_ in points else type_)
-    module, dot, name = where.rpartition(".")
-    if not dot:
-        near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *points])
-        raise ConfigError(path, f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}")
+    where = stock.CLASSES.get(type_, type_)
+    if "." not in where:
+        points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
+        if type_ not in points:
+            near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *points])
+            raise ConfigError(path, f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}")
+        where = points[type_]
+    module, _, name = where.rpartition(".")
     if not all(part.isidentifier() for part in where.split(".")):
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
     try:

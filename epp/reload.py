@@ -5,17 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from epp.decode import MAX_BYTES
 from epp.errors import ConfigError
-from epp.loader import Pipeline, load_text
+from epp.loader import Pipeline, load_text, read_file
 from epp.telemetry.metrics import Metrics
 
 Stamp = tuple[int, int, int] | None
-
-
-def load_file(path: Path, *, clock: Callable[[], float], random: Random) -> Pipeline:
-    """The pipeline of a file, once. Raises ConfigError."""
-    return load_text(_read(path), clock=clock, random=random, where=str(path))
 
 
 class ConfigFile:
@@ -35,7 +29,7 @@ class ConfigFile:
         self._metrics = metrics
         self._interval = interval
         self._stamp = self._look()
-        self._text = _read(self.path)
+        self._text = read_file(self.path)
         self.pipeline = self._load(self._text, None)
 
     async def watch(self, changed: Callable[[Pipeline], None]) -> None:
@@ -61,7 +55,7 @@ class ConfigFile:
 
     def _changed(self) -> Pipeline | None:
         """A new pipeline, or None where the file was touched and says the same."""
-        text = _read(self.path)
+        text = read_file(self.path)
         if text == self._text:
             return None
         pipeline = self._load(text, self.pipeline)
@@ -77,11 +71,3 @@ class ConfigFile:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error

@@ -128,24 +128,25 @@ class Door:
             stream.release()
 
     async def _serve(self, stream: Stream, context: Context) -> EppError | None:
-        raw: RawRequest | None = None
-        late: EppError = BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+        complete = False
         try:
             async with asyncio.timeout(self._settings.incomplete) as timer:
                 raw = await _request(stream, context)
                 if raw is None:
                     return None
-                late = DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
+                complete = True
                 timer.reschedule(asyncio.get_running_loop().time() + self._settings.deadline)
                 async with self._route(raw) as routed:
                     timer.reschedule(None)
-                    raw = None  # it may be large and the answer long
+                    del raw  # it may be large and the answer long
                     await _send(stream.routed(routed.destination, routed.headers, routed.body), context)
                     await self._answer(stream, routed, context)
         except EppError as refused:
             return refused
         except TimeoutError:
-            return late
+            if complete:
+                return DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
+            return BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
         except aio.BaseError:
             raise
         except Exception as bug:

@@ -268,24 +268,19 @@ class Stream:
 
     def _answer_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
-        actions: list[Action]
         if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
-            actions = [messages.ANSWER_BODY]
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
-        elif self._ended:
-            return []
-        else:
-            actions = list(messages.answer_chunks(chunk, end=end))
-        return self._passed(actions, chunk, end)
+            return self._passing([messages.ANSWER_BODY], chunk, end)
+        return [] if self._ended else self._passing(messages.answer_chunks(chunk, end=end), chunk, end)
 
     def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        return self._passed([messages.ANSWER_TRAILERS], b"", True)
+        return self._passing([messages.ANSWER_TRAILERS], b"", True)
 
-    def _passed(self, actions: list[Action], chunk: bytes, end: bool) -> list[Action]:
-        if self._phase is _Phase.REPLIED and not self._ended:
-            actions.append(AnswerChunk(chunk, end))
+    def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> list[Action]:
+        """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
+        shown = self._phase is _Phase.REPLIED and not self._ended
         self._ended = self._ended or end
-        return actions
+        return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
 
 
 _RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], list[Action]]] = {

@@ -93,9 +93,12 @@ class Route:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait for something to be true of what entered and left."""
-        async with asyncio.timeout(10):
-            while not true():
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(10):
+                while not true():
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{self.entered} entered, {self.left} left") from None
 
     async def way(self, number: int = 0) -> Way:
         """The request of this number, once it was routed."""
