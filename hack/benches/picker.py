@@ -218,12 +218,12 @@ def idle(door: Program, seconds: float) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hack/bench picker", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--quick", action="store_true", help="under a minute and rough figures; else about 5 minutes")
-    parser.add_argument("--rounds", type=int, help="default: 10; quick: 3")
+    parser.add_argument("--quick", action="store_true", help="some 40 s and rough figures; else about 4 minutes")
+    parser.add_argument("--rounds", type=int, help="default: 8; quick: 2")
     parser.add_argument("--json", action="store_true", help="print all figures as JSON instead of a table")
     parser.add_argument("--epp-command", default=EPP, help="how to start the EPP; default: %(default)s")
     flags = parser.parse_args(arguments)
-    rounds, seconds = flags.rounds or (3 if flags.quick else 10), 0.2 if flags.quick else 0.6
+    rounds, seconds = flags.rounds or (2 if flags.quick else 8), 0.2 if flags.quick else 0.6
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
     try:
         with rig(flags.epp_command, 64 if flags.quick else 240) as running_rig:

@@ -50,10 +50,16 @@ class Wrk:
         command = pinned([*command, f"http://127.0.0.1:{port}"], self._core)
         wrk = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert wrk.stdout is not None
-        started = wrk.stdout.readline()  # the script has read its bodies; the first request follows at once
-        time.sleep(seconds)
-        wrk.send_signal(signal.SIGINT)  # its -d knows whole seconds only
-        output, _ = wrk.communicate(timeout=30)
+        try:
+            started = wrk.stdout.readline()  # the script has read its bodies; the first request follows at once
+            time.sleep(seconds)
+            wrk.send_signal(signal.SIGINT)  # its -d knows whole seconds only
+            output, _ = wrk.communicate(timeout=30)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError("wrk does not end") from error
+        finally:
+            wrk.kill()  # for when we are the ones to be ended
+            wrk.wait()
         return seen((started + output).decode(errors="replace"))
 
 
