@@ -18,6 +18,7 @@ from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
 from epp.describe import describe
+from epp.errors import ConfigError
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.flow.admission import Admission
@@ -26,7 +27,7 @@ from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
-from epp.pool.store import Pool
+from epp.pool.store import Pool, PoolState
 from epp.reload import ConfigFile
 from epp.route import Router
 from epp.scheduling.chain import Chain
@@ -48,7 +49,7 @@ class Settings:
     pool_name: str | None = None
     fallbacks: int = 0
     host: str = "127.0.0.1"
-    grpc_port: int | None = None
+    grpc_port: Sequence[int] = ()
     grpc_health_port: int = protocol.HEALTH_PORT
     metrics_port: int = protocol.METRICS_PORT
     refresh_metrics_interval: float = 1.0
@@ -70,7 +71,7 @@ class Shared:
         self.random = random.Random()
         self.metrics = Metrics(self.clock)
         self.decisions = Decisions()
-        self.audit = AuditLog(settings.audit_log, self.metrics) if settings.audit_log else None
+        self.audit = _audit(settings.audit_log, self.metrics)
         self.tokens = TokenRatio()
 
 
@@ -87,7 +88,7 @@ class NoObjectives:
 class Served:
     """One pool with everything that picks from it."""
 
-    def __init__(self, pool: Pool, grpc_port: int | None, shared: Shared) -> None:
+    def __init__(self, pool: Pool, port: int, shared: Shared) -> None:
         settings = shared.settings
         self.pool = pool
         self._shared = shared
@@ -112,10 +113,10 @@ class Served:
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
-        self.port = settings.grpc_port or grpc_port or protocol.GRPC_PORT
+        self.port = port
         pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
-        shared.metrics.add_source(lambda: self.router.scheduler.statistics())
+        shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
 
     async def follow(self) -> None:
         """Take each good change of the configuration between two requests, for ever."""
@@ -147,6 +148,13 @@ class Served:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
 
 
+def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
+    try:
+        return None if path is None else AuditLog(path, metrics)
+    except OSError as error:
+        raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
+
+
 def wall_clock() -> float:
     """Seconds since the epoch: for people, never for a decision."""
     return datetime.now(UTC).timestamp()
@@ -164,7 +172,8 @@ async def _serve(settings: Settings) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     shared = Shared(settings)
     pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
-    served = [Served(pool, state.grpc_port, shared) for pool, state in zip(pools.pools, pools.states, strict=True)]
+    ports = _ports(pools.states, settings.grpc_port)
+    served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
     doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
 
     def unready() -> list[str]:
@@ -194,6 +203,19 @@ async def _serve(settings: Settings) -> int:
         for task in running:
             task.cancel()
     return 0
+
+
+def _ports(states: Sequence[PoolState], given: Sequence[int]) -> list[int]:
+    """The ext_proc port of each pool: as given, in order; else its endpointPickerRef's; else the usual one."""
+    ports = [*given[: len(states)], *(state.grpc_port or protocol.GRPC_PORT for state in states[len(given) :])]
+    if len(given) > len(states):
+        raise ConfigError("--grpc-port", f"given {len(given)} times for {len(states)} pools")
+    for state, port in zip(states, ports, strict=True):
+        if port and ports.count(port) > 1:
+            raise ConfigError(
+                f"pool {state.namespace}/{state.name}", f"port {port} is another pool's too; use --grpc-port"
+            )
+    return ports
 
 
 def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Door:

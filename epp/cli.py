@@ -56,7 +56,12 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
 @_strategy_options
 @click.option("--fallbacks", default=0, show_default=True, help="Endpoints to name beside the first, for retries.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
-@click.option("--grpc-port", type=int, help="ext_proc. [default: the pool's endpointPickerRef, else 9002]")
+@click.option(
+    "--grpc-port",
+    multiple=True,
+    type=int,
+    help="ext_proc, one for each pool in the files' order. [default: the pool's endpointPickerRef, else 9002]",
+)
 @click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True)
 @click.option("--metrics-port", default=protocol.METRICS_PORT, show_default=True, help="/metrics, /ready, the page.")
 @click.option("--refresh-metrics-interval", default=1.0, show_default=True, help="Seconds between scrapes.")
@@ -112,7 +117,7 @@ def check(file: Path | None, strategy: str | None) -> None:
 @click.option("--load", is_flag=True, help="Keep sending the built-in workload while the table is shown.")
 @click.option("--pods", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM pods.")
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="The gateway's port.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
 @click.option("--manifests", type=_PATH, help="Gateway, HTTPRoute, InferencePool YAML. [default: manifests/laptop]")
 @click.option("--seed", default=1, show_default=True, help="Seed of pods and workload.")

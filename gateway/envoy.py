@@ -192,7 +192,7 @@ class Envoy:
             with suppress(EnvoyError, TimeoutError):
                 async with asyncio.timeout(drain_s):
                     await self.admin("/drain_listeners?graceful", method="POST")
-                    while await self._requests_in_flight():  # noqa: ASYNC110  Envoy tells nobody, it must be asked
+                    while await self._requests_in_flight():
                         await asyncio.sleep(_POLL_S)
             with suppress(TimeoutError, ProcessLookupError):
                 os.killpg(self.pid, signal.SIGTERM)

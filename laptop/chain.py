@@ -1,24 +1,31 @@
 """The chain as processes: simulated pods <- Envoy -> EPP replicas, all on loopback, all gone when the block ends."""
 
 import asyncio
+import dataclasses
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import yaml
+from msgspec.structs import replace
 
 from gateway.envoy import Envoy, running_envoy
+from gateway.load import Resources, load
+from gateway.translate import Options as TranslateOptions
+from gateway.translate import translate
+from gateway.wiring import Wiring
+from gateway.xds import Rendering
 from laptop.ports import free_ports, is_free
 from laptop.processes import ProcessDied, Processes
 
 READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
+ENDPOINTS = "endpoints.yaml"
 SOURCE = Path(__file__).parents[1]
 MANIFESTS = SOURCE / "manifests" / "laptop"
 
@@ -34,12 +41,12 @@ class Shape:
     pods: int = 3
     replicas: int = 1
     """EPP processes, all active."""
-    port: int = 8080
-    """The gateway's; 0 takes a free one."""
+    port: int | None = None
+    """The gateway's, where the manifests' only listener gives another; 0 takes a free one."""
     picking: Sequence[str] = ()
     """Flags of `warmpath serve` that say how to pick."""
     manifests: Path = MANIFESTS
-    wiring: str = "lean"
+    wiring: Wiring = "lean"
     seed: int = 1
     pod_flags: Sequence[str] = ()
 
@@ -57,7 +64,8 @@ class Pod:
 @dataclass(frozen=True)
 class Replica:
     name: str
-    grpc_port: int
+    grpc_ports: Sequence[int]
+    """One for each pool, in the order of the manifests."""
     health_port: int
     metrics_port: int
 
@@ -76,39 +84,47 @@ class Chain:
     http: aiohttp.ClientSession
     pods: Sequence[Pod]
     replicas: Sequence[Replica]
-    port: int
-    envoy: Envoy | None = field(default=None)
+    resources: Resources
+    envoy: Envoy | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        """Where clients come in: the first listener."""
+        return f"http://127.0.0.1:{self.resources.gateways[0].spec.listeners[0].port}"
 
     @property
     def endpoints_file(self) -> Path:
-        return self.directory / "endpoints.yaml"
+        return self.directory / ENDPOINTS
 
     async def start_pod(self, pod: Pod) -> None:
         """Start one pod and wait until it answers."""
         command = ["-m", "epp.sim.server", "--port", str(pod.port), "--name", pod.name, "--seed", str(self.shape.seed)]
         await self.processes.start(pod.name, [sys.executable, *command, *self.shape.pod_flags], _environment())
 
-    async def start_replica(self, replica: Replica, picking: Sequence[str] | None = None) -> None:
-        """Start one EPP, with other flags than the shape's if given. Wait for it with `ready`."""
+    async def start_replica(self, replica: Replica) -> None:
+        """Start one EPP; wait for it with `ready`."""
         files = ["--endpoints", str(self.endpoints_file), "--endpoints", str(self.shape.manifests)]
-        ports = ["--grpc-port", str(replica.grpc_port), "--grpc-health-port", str(replica.health_port)]
-        ports += ["--metrics-port", str(replica.metrics_port), "--fallbacks", "2"]
-        command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports]
-        await self.processes.start(
-            replica.name, [*command, *(self.shape.picking if picking is None else picking)], _environment()
-        )
+        ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
+        ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
+        command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
+        await self.processes.start(replica.name, [*command, *self.shape.picking], _environment())
 
-    async def restart_replicas(self, picking: Sequence[str]) -> None:
-        """All replicas anew, with other flags. Requests meanwhile fail: this is for between two workloads."""
-        await self.processes.stop(*(replica.name for replica in self.replicas))
-        for replica in self.replicas:
-            await self.start_replica(replica, picking)
-        for replica in self.replicas:
-            await self.ready(f"{replica.admin}/ready", replica.name)
+    async def reconfigure(self, file: Path, text: str) -> None:
+        """Replace `file`, which the replicas were told to follow, and return when all of them use it."""
+        before = [await self.config(replica) for replica in self.replicas]
+        file.write_text(text, encoding="utf-8")
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                for replica, old in zip(self.replicas, before, strict=True):
+                    while await self.config(replica) == old:
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise ChainError(f"{file.name} was not taken over; see the log of {self.replicas[0].name}") from None
+
+    async def config(self, replica: Replica) -> str:
+        """A replica's active configuration as text."""
+        async with self.http.get(f"{replica.admin}/config") as answer:
+            return await answer.text()
 
     async def forget(self) -> None:
         """Empty the prefix cache of every pod."""
@@ -132,6 +148,14 @@ class Chain:
         """JSON at `url`."""
         async with self.http.get(url) as answer:
             return await answer.json()
+
+    def rendering(self) -> Rendering:
+        """Envoy's configuration for the manifests over the endpoints and replicas there are."""
+        pickers = {
+            pool.metadata.id: [f"127.0.0.1:{replica.grpc_ports[i]}" for replica in self.replicas]
+            for i, pool in enumerate(self.resources.pools)
+        }
+        return translate(self.resources, pickers, TranslateOptions(wiring=self.shape.wiring))
 
     async def watch(self) -> None:
         """Never return; raise ProcessDied or ChainError when a part of the chain ends by itself."""
@@ -165,31 +189,65 @@ def _environment() -> Mapping[str, str]:
 
 
 @asynccontextmanager
-async def running_chain(shape: Shape, logs: Path | None = None) -> AsyncIterator[Chain]:
-    """Start everything, wait until it answers, yield it, and end all of it. Raises ChainError, EnvoyError.
+async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
+    """Start everything, wait until it answers, yield it, and end all of it. Raises ChainError, GatewayError.
 
-    `logs`: a directory for the logs of all processes, kept afterwards; by default a private one that goes with us.
+    `directory` gets the endpoints file and the logs of all processes.
     """
-    if shape.port and not is_free(shape.port):
-        raise ChainError(f"port {shape.port} is in use by another program; choose another with --port")
-    ports = iter(free_ports(shape.pods + 3 * shape.replicas + 1))
-    pods = [Pod(f"pod-{chr(ord('a') + i) if i < 26 else i}", next(ports)) for i in range(shape.pods)]
-    replicas = [Replica(f"epp-{i + 1}", next(ports), next(ports), next(ports)) for i in range(shape.replicas)]
     async with AsyncExitStack() as stack:
-        directory = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-")))
-        directory.mkdir(parents=True, exist_ok=True)
-        processes = await stack.enter_async_context(Processes(directory))
-        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)))
-        chain = Chain(directory, shape, processes, http, pods, replicas, shape.port or next(ports))
-        entries = [
-            {"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods
-        ]
-        chain.endpoints_file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
+        pods = _pods(shape.pods, directory / ENDPOINTS)
+        resources = _at_port(load([directory / ENDPOINTS, shape.manifests]), shape.port)
+        _check_free(resources)
+        chain = Chain(
+            directory,
+            shape,
+            processes=await stack.enter_async_context(Processes(directory)),
+            http=await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))),
+            pods=pods,
+            replicas=[_replica(i, len(resources.pools)) for i in range(shape.replicas)],
+            resources=resources,
+        )
         for pod in pods:
             await chain.start_pod(pod)
-        for replica in replicas:
+        for replica in chain.replicas:
             await chain.start_replica(replica)
-        for name, url in [(p.name, f"{p.url}/health") for p in pods] + [(r.name, f"{r.admin}/ready") for r in replicas]:
-            await chain.ready(url, name)
-        chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering()))
+        for pod in pods:
+            await chain.ready(f"{pod.url}/health", pod.name)
+        for replica in chain.replicas:
+            await chain.ready(f"{replica.admin}/ready", replica.name)
+        chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering(), directory=directory / "envoy"))
         yield chain
+
+
+def _pods(count: int, file: Path) -> list[Pod]:
+    """Pods on free ports, written down as endpoints with the label `app: sim`."""
+    names = (f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count))
+    pods = [Pod(name, port) for name, port in zip(names, free_ports(count), strict=True)]
+    entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods]
+    file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
+    return pods
+
+
+def _replica(number: int, pools: int) -> Replica:
+    *grpc_ports, health, metrics = free_ports(pools + 2)
+    return Replica(f"epp-{number + 1}", grpc_ports, health, metrics)
+
+
+def _at_port(resources: Resources, port: int | None) -> Resources:
+    """The same resources, their only listener on `port`."""
+    if port is None:
+        return resources
+    listeners = [listener for gateway in resources.gateways for listener in gateway.spec.listeners]
+    if len(listeners) != 1:
+        raise ChainError(f"--port needs manifests with one listener; these have {len(listeners)}")
+    [gateway], [listener] = resources.gateways, listeners
+    moved = replace(listener, port=port or free_ports(1)[0])
+    spec = replace(gateway.spec, listeners=(moved,))
+    return dataclasses.replace(resources, gateways=(replace(gateway, spec=spec),))
+
+
+def _check_free(resources: Resources) -> None:
+    for gateway in resources.gateways:
+        for listener in gateway.spec.listeners:
+            if not is_free(listener.port):
+                raise ChainError(f"port {listener.port} is in use by another program; choose another with --port")

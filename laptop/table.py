@@ -13,7 +13,7 @@ def screen(pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, 
 
 
 def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per endpoint of every pool. Queue, running and KV use are as last scraped, the rest is our own account."""
+    """One row per endpoint of every pool. Queue, running and KV use are as last scraped."""
     table = Table(title="endpoints", title_justify="left", expand=True)
     for name in ("pool", "endpoint", "address"):
         table.add_column(name, no_wrap=True)

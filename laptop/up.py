@@ -3,16 +3,21 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from epp.errors import ConfigError
+from epp.loader import strategy_text
 from epp.sim.workloads import demo
 from gateway.errors import GatewayError
 from laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
@@ -21,6 +26,7 @@ from laptop.processes import ProcessDied
 from laptop.table import screen, why
 
 MODEL = "sim"
+BASELINE = "round-robin"
 REFRESH_SECONDS = 0.5
 SHOWN_DECISIONS = 8
 
@@ -37,7 +43,7 @@ class Options:
     load: bool = False
     pods: int = 3
     replicas: int = 1
-    port: int = 8080
+    port: int | None = None
     strategy: str = "prefix-aware"
     config: Path | None = None
     manifests: Path | None = None
@@ -50,6 +56,11 @@ class Options:
         return ("--config", str(self.config)) if self.config else ("--strategy", self.strategy)
 
     @property
+    def config_text(self) -> str:
+        """The EndpointPickerConfig they come to."""
+        return self.config.read_text(encoding="utf-8") if self.config else strategy_text(self.strategy)
+
+    @property
     def label(self) -> str:
         return self.config.name if self.config else self.strategy
 
@@ -60,57 +71,63 @@ async def run(options: Options) -> int:
     main = asyncio.current_task()
     assert main is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
-    shape = Shape(
-        pods=options.pods,
-        replicas=options.replicas,
-        port=options.port,
-        picking=("--strategy", "round-robin") if options.once else options.picking,
-        manifests=options.manifests or MANIFESTS,
-        seed=options.seed,
-    )
     try:
         async with AsyncExitStack() as stack:
-            with console.status("starting pods, endpoint picker and Envoy"):
-                chain = await stack.enter_async_context(running_chain(shape, options.keep_logs))
+            directory = options.keep_logs or Path(stack.enter_context(TemporaryDirectory(prefix="warmpath-")))
+            directory.mkdir(parents=True, exist_ok=True)
+            steered = directory / "strategy.yaml"
             if options.once:
-                return await _compare(chain, options, console)
+                steered.write_text(strategy_text(BASELINE), encoding="utf-8")
+            shape = Shape(
+                pods=options.pods,
+                replicas=options.replicas,
+                port=options.port,
+                picking=("--config", str(steered)) if options.once else options.picking,
+                manifests=options.manifests or MANIFESTS,
+                seed=options.seed,
+            )
+            with console.status("starting pods, endpoint picker and Envoy"):
+                chain = await stack.enter_async_context(running_chain(shape, directory))
+            if options.once:
+                return await _compare(chain, steered, options, console)
             return await _show(chain, options, console)
-    except (ChainError, ProcessDied, GatewayError) as error:
+    except (ChainError, ProcessDied, GatewayError, ConfigError) as error:
         raise UpError(str(error)) from error
 
 
-async def _compare(chain: Chain, options: Options, console: Console) -> int:
+async def _compare(chain: Chain, steered: Path, options: Options, console: Console) -> int:
     """The same workload with round-robin and with the strategy; 1 if an answer is missing."""
     sessions = demo(options.seed)
     outcomes: dict[str, Outcome] = {}
-    for name, picking in (("round-robin", ("--strategy", "round-robin")), (options.label, options.picking)):
+    for name in dict.fromkeys((BASELINE, options.label)):
         if outcomes:
-            await chain.restart_replicas(picking)
+            await chain.reconfigure(steered, options.config_text)
             await chain.forget()
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task(name, total=sum(len(session.turns) for session in sessions))
-            outcomes[name] = await play(sessions, chain.url, MODEL, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+            outcomes[name] = await play(sessions, chain.url, MODEL, partial(progress.advance, bar))
     console.print(comparison(outcomes))
     failures = [f"{name}: {failure}" for name, outcome in outcomes.items() for failure in outcome.failures]
     for failure in failures[:10]:
-        console.print(f"[red]no answer[/red] {failure}", highlight=False)
+        console.print(f"[red]no answer[/red] {escape(failure)}", highlight=False, soft_wrap=True)
     return 1 if failures else 0
 
 
 def comparison(outcomes: Mapping[str, Outcome]) -> Table:
     """The outcomes side by side, and how many times better the last is than the first."""
-    first, *_, last = outcomes.values()
+    first, last = list(outcomes.values())[0], list(outcomes.values())[-1]
     table = Table(title=f"{first.requests} requests, the same for each", title_justify="left")
     table.add_column("")
     for name in outcomes:
         table.add_column(name, justify="right")
     table.add_column("ratio", justify="right")
-    for label, value, unit in (
+    rows: list[tuple[str, Callable[[Outcome], float], str]] = [
         ("TTFT p50", lambda o: o.ttft(50) * 1000, "ms"),
         ("TTFT p90", lambda o: o.ttft(90) * 1000, "ms"),
         ("throughput", lambda o: o.throughput, "tokens/s"),
         ("prefix hit rate", lambda o: o.hit_rate * 100, "%"),
-    ):
+    ]
+    for label, value, unit in rows:
         old, new = value(first), value(last)
         ratio = f"{new / old:.2f}" if old else "–"
         table.add_row(label, *(f"{value(outcome):.0f} {unit}" for outcome in outcomes.values()), ratio)

@@ -14,7 +14,7 @@ LONG = {"messages": [{"role": "user", "content": "x" * 800}], "max_tokens": 4000
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the engine has no event for what tests ask of it
+        while not condition():
             await asyncio.sleep(0.002)
 
 
