@@ -27,7 +27,10 @@ READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
 ENDPOINTS = "endpoints.yaml"
 SOURCE = Path(__file__).parents[1]
-MANIFESTS = SOURCE / "manifests" / "laptop"
+MANIFESTS = next(
+    path for path in (Path(__file__).parent / "manifests", SOURCE / "manifests" / "laptop") if path.is_dir()
+)
+"""Within an installed package, or in a checkout."""
 
 
 class ChainError(Exception):

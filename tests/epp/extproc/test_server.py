@@ -183,7 +183,7 @@ async def test_refusals_are_counted_by_status_and_reason_wherever_they_come_from
             await call.write(message)
             assert (await call.said()).startswith("refused ")
             await call.ended()
-    counted = {row: count for row, count in metrics.rows("warmpath_refused_total")}
+    counted = dict(metrics.rows("warmpath_refused_total"))
     assert counted == {("503", "rejected-no-endpoints"): 1, ("400", "invalid_request_error"): 1}
 
 
