@@ -7,13 +7,15 @@ from rich.console import Group
 from rich.table import Table
 
 
-def screen(pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]]) -> Group:
-    """The whole live view, of the JSON of `/endpoints` and `/decisions`."""
-    return Group(endpoint_table(pools), decision_table(decisions))
+def screen(
+    pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], gone: Mapping[str, str]
+) -> Group:
+    """The whole live view, of the JSON of `/endpoints` and `/decisions`. `gone`: names of dead pods by `ip:port`."""
+    return Group(endpoint_table(pools, gone), decision_table(decisions))
 
 
-def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per endpoint of every pool. Queue, running and KV use are as last scraped."""
+def endpoint_table(pools: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) -> Table:
+    """One row per endpoint of every pool, and one per dead pod. Queue, running and KV use are as last scraped."""
     table = Table(title="endpoints", title_justify="left", expand=True)
     for name in ("pool", "endpoint", "address"):
         table.add_column(name, no_wrap=True)
@@ -21,16 +23,15 @@ def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for pool in pools:
         for row in pool["endpoints"]:
-            table.add_row(
-                pool["name"],
-                row["name"],
-                row["address"],
-                *_load(row),
-                str(row["in_flight"]),
-                _percent(row["predicted_hit_rate"]),
-                _percent(row["share"]),
-            )
+            if row["address"] not in gone:
+                table.add_row(pool["name"], row["name"], row["address"], *_figures(row))
+    for address, name in gone.items():
+        table.add_row("gone", name, address, *("–",) * 6, style="dim")
     return table
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*_load(row), str(row["in_flight"]), _percent(row["predicted_hit_rate"]), _percent(row["share"]))
 
 
 def _load(row: Mapping[str, Any]) -> tuple[str, str, str]:
