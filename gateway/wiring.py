@@ -88,7 +88,7 @@ def picked_by(pool: InferencePool) -> dict[str, Packed]:
                 cluster_name=picker_name(pool.metadata.id), authority=pool.spec.endpoint_picker_ref.name
             ),
             retry_policy=RetryPolicy(
-                retry_on="connect-failure,refused-stream,reset",
+                retry_on="connect-failure,refused-stream,reset,unavailable",
                 num_retries=3,
                 retry_back_off=BackoffStrategy(
                     base_interval=timedelta(milliseconds=5), max_interval=timedelta(milliseconds=50)
