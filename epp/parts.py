@@ -58,8 +58,8 @@ class Parts:
         """Build what `plugins:` lists; companions last, since they are made of another plugin."""
         later: list[tuple[type[Plugin], PluginSpec, str]] = []
         names: set[str] = set()
-        for i, spec in enumerate(specs):
-            path, name = f"plugins[{i}]", spec.name or spec.type
+        for path, spec in _moved(specs, problems):
+            name = spec.name or spec.type
             if name in names:
                 problems.add(f"{path}.name", f"a plugin above is called {short(name)} too; expected a name of its own")
                 continue
@@ -101,8 +101,6 @@ class Parts:
             raise ConfigError(f"{path}.type", f"{kind} is not there yet: {stock.MISSING[kind]}")
         problems = Problems()
         for key, value in parameters.items():
-            if (owner := stock.BELONGS.get((kind, key))) is not None:
-                problems.add(f"{path}.parameters.{key}", f"a parameter of {owner}; give it to a plugin of that type")
             if (harmless := stock.BUILT_IN.get(kind)) is not None and value not in harmless.get(key, ()):
                 built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
                 problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
@@ -140,6 +138,23 @@ class Parts:
         raise ConfigError(
             path, f"{cls.__qualname__} works only with {wanted.__qualname__}, which is not among the plugins"
         )
+
+
+def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, PluginSpec]]:
+    """`specs` with their paths; parameters that another type has now go to one of that type, as GIE v1.5 means them."""
+    kept: list[tuple[str, PluginSpec]] = []
+    added: dict[str, tuple[str, dict[str, Any]]] = {}
+    for i, spec in enumerate(specs):
+        path, own = f"plugins[{i}]", dict(spec.parameters or {})
+        for key in spec.parameters or ():
+            if (owner := stock.BELONGS.get((spec.type, key))) is None:
+                continue
+            if any(other.type == owner for other in specs):
+                problems.add(f"{path}.parameters.{key}", f"a parameter of {owner}, which is configured on its own")
+            added.setdefault(owner, (path, {}))[1][key] = own.pop(key)
+        kept.append((path, PluginSpec(spec.type, spec.name, own)))
+    have = {spec.type for spec in specs}
+    return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]
 
 
 def find_class(type_: str, path: str) -> type[Plugin]:

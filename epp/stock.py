@@ -148,11 +148,10 @@ BELONGS: Final = {
     ("prefix-cache-scorer", key): "approx-prefix-cache-producer"
     for key in (
         "autoTune",
-        "blockSize",
         "blockSizeTokens",
         "maxPrefixBlocksToMatch",
         "maxPrefixTokensToMatch",
         "lruCapacityPerServer",
     )
 }
-"""(type, parameter) of GIE's older files -> the type that has the parameter now."""
+"""(type, parameter) as GIE v1.5 has it -> the type that has the parameter now; it is moved there."""

@@ -116,7 +116,7 @@ async def _compare(chain: Chain, steered: Path, options: Options, console: Conso
 
 def comparison(outcomes: Mapping[str, Outcome]) -> Table:
     """The outcomes side by side, and how many times better the last is than the first."""
-    first, last = next(iter(outcomes.values())), next(reversed(list(outcomes.values())))
+    first, last = next(iter(outcomes.values())), [*outcomes.values()][-1]
     table = Table(title=f"{first.requests} requests, the same for each", title_justify="left")
     table.add_column("")
     for name in outcomes:

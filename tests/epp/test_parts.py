@@ -97,3 +97,34 @@ def test_a_stock_name_taken_by_another_plugin() -> None:
     text = CONFIG.format(f"{OURS}.All\n  name: utilization-detector")
     with pytest.raises(ConfigError, match="plugins\\[0\\]: 'utilization-detector' is another plugin's name"):
         loaded(text)
+
+
+GIE = """
+apiVersion: inference.networking.x-k8s.io/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- type: prefix-cache-scorer
+  parameters: {blockSizeTokens: 64, lruCapacityPerServer: 1000, matchLengthWeight: 0.5}
+schedulingProfiles:
+- name: default
+  plugins:
+  - pluginRef: prefix-cache-scorer
+"""
+
+
+def test_parameters_go_to_the_type_that_has_them_now() -> None:
+    pipeline = loaded(GIE)
+    scorer, producer = (pipeline.parts[name].plugin for name in ("prefix-cache-scorer", "approx-prefix-cache-producer"))
+    assert vars(producer).items() >= {"block_size_tokens": 64, "lru_capacity_per_server": 1000}.items()
+    assert vars(scorer)["match_length_weight"] == 0.5
+    assert producer in pipeline.producers
+
+
+def test_parameters_of_a_type_that_is_configured_on_its_own_are_refused_elsewhere() -> None:
+    twice = GIE.replace("schedulingProfiles", "- type: approx-prefix-cache-producer\nschedulingProfiles")
+    with pytest.raises(ConfigError) as refused:
+        loaded(twice)
+    assert str(refused.value).splitlines() == [
+        f"plugins[0].parameters.{key}: a parameter of approx-prefix-cache-producer, which is configured on its own"
+        for key in ("blockSizeTokens", "lruCapacityPerServer")
+    ]

@@ -84,11 +84,7 @@ def test_classes_are_plugins_with_a_docstring(type_: str) -> None:
 @pytest.mark.parametrize(
     ("type_", "parameters", "line"),
     [
-        (
-            "prefix-cache-scorer",
-            "{blockSizeTokens: 64}",
-            "plugins[0].parameters.blockSizeTokens: a parameter of approx-",
-        ),
+        ("prefix-cache-scorer", "{autoTune: perhaps}", "plugins[0].parameters.autoTune: expected true or false"),
         (
             "metrics-data-source",
             "{scheme: https}",
