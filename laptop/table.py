@@ -66,8 +66,8 @@ def why(decision: Mapping[str, Any]) -> str:
         return "the only way"
     others = sorted((row for row in rows if row is not chosen), key=lambda row: -float(row["total"]))
     if "bill_ms" in chosen:
-        terms = ", ".join(f"{term} {ms:g}" for term, ms in chosen["bill_ms"].items() if ms)
-        text = f"{chosen['cost_ms']:g} ms ({terms or 'free'})"
-        return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:g} ms" if others else text
+        terms = ", ".join(f"{term} {ms:.1f}" for term, ms in chosen["bill_ms"].items() if ms >= 0.05)
+        text = f"{chosen['cost_ms']:.1f} ms ({terms or 'free'})"
+        return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:.1f} ms" if others else text
     scores = ", ".join(f"{name} {part['score']:.2f}" for name, part in chosen["scores"].items())
     return scores or "no scorer: the picker alone"

@@ -56,11 +56,11 @@ def test_a_dead_pod_is_shown_once_as_gone() -> None:
 
 
 def test_why_tells_the_bill_and_the_runner_up() -> None:
-    assert why({"endpoint": "a", **BILLED}) == "8.5 ms (own 8, stall 0.5); next: b 40 ms"
+    assert why({"endpoint": "a", **BILLED}) == "8.5 ms (own 8.0, stall 0.5); next: b 40.0 ms"
 
 
 def test_why_of_a_request_that_was_moved_tells_where_it_landed() -> None:
-    assert why({"endpoint": "b", **BILLED}) == "40 ms (own 40); next: a 8.5 ms"
+    assert why({"endpoint": "b", **BILLED}) == "40.0 ms (own 40.0); next: a 8.5 ms"
 
 
 def test_why_without_a_bill_tells_the_scores() -> None:
