@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -39,7 +39,7 @@ def test_least_and_most_scale_to_0_and_1() -> None:
 
 
 @pytest.mark.parametrize("helper", [least, most])
-def test_equal_values_all_score_1(helper: epp.plugin.Any) -> None:
+def test_equal_values_all_score_1(helper: Callable[[list[float]], list[float]]) -> None:
     assert helper([]) == []
     assert helper([7]) == [1.0]
     assert helper([7, 7, 7]) == [1.0, 1.0, 1.0]
