@@ -133,8 +133,8 @@ def socket_address(address: str) -> Address:
 
 
 def watched(file: str) -> ConfigSource:
-    """A file in Envoy's working directory; the path needs a directory to be watched."""
-    return ConfigSource(path_config_source=PathConfigSource(path=f"./{file}"), resource_api_version=ApiVersion.V3)
+    """A file in Envoy's working directory."""
+    return ConfigSource(path_config_source=PathConfigSource(path=file), resource_api_version=ApiVersion.V3)
 
 
 def _watched(name: str) -> ClusterEdsClusterConfig:

@@ -161,8 +161,10 @@ class Envoy:
             _replace(self.directory / name, file.text)
         wanted = {file.stat: file.version for file in files.values()}
         while True:
-            used = await self.stats(r"version_text$")
-            if all(used.get(stat) == version for stat, version in wanted.items()):
+            used = await self.stats(r"version_text$|warming_clusters$")
+            if not used["cluster_manager.warming_clusters"] and all(
+                used.get(stat) == version for stat, version in wanted.items()
+            ):
                 return
             now = await self.stats(r"update_rejected$")
             if names := ", ".join(sorted(name for name in now if now[name] != rejected.get(name, 0))):
@@ -219,7 +221,7 @@ class Envoy:
 
 def _prepare(home: Path, config: Config, admin: Path) -> IO[bytes]:
     """Write what Envoy reads at its start; return its log file."""
-    home.mkdir(parents=True, exist_ok=True)
+    (home / xds.FOLDER).mkdir(parents=True, exist_ok=True)
     watching = isinstance(config, Rendering)
     bootstrap = dict(xds.WATCHING) if isinstance(config, Rendering) else _mapping(config)
     bootstrap["admin"] = {"address": {"pipe": {"path": str(admin), "mode": 0o600}}}

@@ -20,13 +20,12 @@ def local_replies() -> LocalReplyConfig:
         mappers=[
             _when_flagged(("NR",), "No route of this gateway matches the request.", INVALID),
             _when_flagged(("UH", "NC"), "No endpoint is ready to serve this request.", UNAVAILABLE),
-            _when_flagged(("UT", "DT"), "The request took longer than its route allows.", UNAVAILABLE),
+            _when_flagged(("UT",), "The request took longer than its route allows.", UNAVAILABLE),
             _when_flagged(("SI",), "Nothing was sent for too long.", UNAVAILABLE),
             _when_flagged(("UF", "UC", "UR", "URX", "UPE", "LR"), "The endpoint broke the connection.", UNAVAILABLE),
             _when_flagged(("UO", "OM"), "The gateway has too many requests at once.", UNAVAILABLE),
             _when_flagged(("DPE", "IH"), "The request is not valid HTTP.", INVALID),
             _mapper(_details("request_payload_too_large"), "The request body is too large.", INVALID),
-            _mapper(_details("ext_proc_error"), "The endpoint picker did not answer.", UNAVAILABLE),
             _mapper(_details("ext_proc_"), "The endpoint picker did not answer.", UNAVAILABLE),
         ]
     )

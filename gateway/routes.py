@@ -104,7 +104,11 @@ def _string(match: NamedMatch) -> StringMatcher:
 
 
 def _action(rule: Rule, entry: Entry) -> RouteAction:
-    """Without a time limit unless the rule has one: answers stream for minutes."""
+    """Without a time limit unless the rule has one: answers stream for minutes.
+
+    A limit counts from the picker's decision on. Envoy cannot cut the picker's own time: the answer it would give
+    instead has to pass the ext_proc filter too, which waits for the picker. So pickers have deadlines of their own.
+    """
     per_try = duration(rule.timeouts.backend_request)
     action = RouteAction(
         timeout=duration(rule.timeouts.request) or timedelta(0),

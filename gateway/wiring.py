@@ -88,7 +88,8 @@ def picked_by(pool: InferencePool) -> dict[str, Packed]:
                 cluster_name=picker_name(pool.metadata.id), authority=pool.spec.endpoint_picker_ref.name
             ),
             retry_policy=RetryPolicy(
-                retry_on="connect-failure,refused-stream,reset",
+                # A gRPC server that stops cancels, or calls unavailable, what came in just before it could say so.
+                retry_on="connect-failure,refused-stream,reset,cancelled,unavailable",
                 num_retries=3,
                 retry_back_off=BackoffStrategy(
                     base_interval=timedelta(milliseconds=5), max_interval=timedelta(milliseconds=50)

@@ -18,18 +18,20 @@ ENDPOINTS = type_url("endpoint.v3.ClusterLoadAssignment")
 
 Json = dict[str, Any]
 
-LDS = "listeners.json"
-CDS = "clusters.json"
+FOLDER = "xds"
+"""Of the files below, in Envoy's working directory: Envoy wakes for whatever changes beside a file it watches."""
+LDS = f"{FOLDER}/listeners.json"
+CDS = f"{FOLDER}/clusters.json"
 
 
 def rds(name: str) -> str:
     """File of the route table `name`, relative to Envoy's working directory."""
-    return f"routes-{name}.json"
+    return f"{FOLDER}/routes-{name}.json"
 
 
 def eds(cluster: str) -> str:
     """File of the endpoints of `cluster`, relative to Envoy's working directory."""
-    return f"endpoints-{cluster}.json"
+    return f"{FOLDER}/endpoints-{cluster}.json"
 
 
 _MAX_CONNECTIONS: Json = {
@@ -45,8 +47,8 @@ WATCHING: Json = {
     "node": {"id": "gateway", "cluster": "warmpath"},
     "overload_manager": {"resource_monitors": [_MAX_CONNECTIONS]},
     "dynamic_resources": {
-        "lds_config": {"path_config_source": {"path": f"./{LDS}"}, "resource_api_version": "V3"},
-        "cds_config": {"path_config_source": {"path": f"./{CDS}"}, "resource_api_version": "V3"},
+        "lds_config": {"path_config_source": {"path": LDS}, "resource_api_version": "V3"},
+        "cds_config": {"path_config_source": {"path": CDS}, "resource_api_version": "V3"},
     },
 }
 """Bootstrap of an Envoy that watches the files of a Rendering in its working directory."""

@@ -28,7 +28,7 @@ def saying(port: int, text: str) -> Rendering:
         "stat_prefix": "talk",
         "rds": {
             "route_config_name": "talk",
-            "config_source": {"path_config_source": {"path": f"./{xds.rds('talk')}"}, "resource_api_version": "V3"},
+            "config_source": {"path_config_source": {"path": xds.rds("talk")}, "resource_api_version": "V3"},
         },
         "http_filters": [{"name": "envoy.filters.http.router", "typed_config": router}],
     }
@@ -49,7 +49,7 @@ def forwarding(port: int, upstream: int) -> Rendering:
     rendering = saying(port, "")
     table = rendering.routes["talk"]
     table["virtual_hosts"][0]["routes"] = [{"match": {"prefix": "/"}, "route": {"cluster": "up"}}]
-    source = {"path_config_source": {"path": f"./{xds.eds('up')}"}, "resource_api_version": "V3"}
+    source = {"path_config_source": {"path": xds.eds("up")}, "resource_api_version": "V3"}
     cluster = {"name": "up", "type": "EDS", "eds_cluster_config": {"eds_config": source}}
     address = {"socket_address": {"address": "127.0.0.1", "port_value": upstream}}
     endpoints = {"cluster_name": "up", "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}]}

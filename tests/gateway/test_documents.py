@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.documents import MAX_FILE, read
+from gateway.errors import ResourceError
+
+
+def test_directories_files_lists_and_json_are_read_in_name_order(tmp_path: Path) -> None:
+    (tmp_path / "b.yaml").write_text("kind: B\n---\n---\nkind: C\n")
+    (tmp_path / "a.json").write_text(json.dumps({"kind": "List", "items": [{"kind": "A"}, {"kind": "A2"}]}))
+    (tmp_path / "kustomization.yaml").write_text("resources: []")
+    (tmp_path / "notes.txt").write_text("not: read")
+    (tmp_path / "below").mkdir()
+    single = tmp_path / "single"
+    single.write_text("endpoints: []")
+    assert [document.kind for document in read([tmp_path, single])] == ["A", "A2", "B", "C", None]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not valid YAML: "),
+        ("a: 1\nb: 2\na: 3\n", "key 'a' twice"),
+        ("- 1\n", "document 1: got [1]; expected a mapping"),
+        ("a: &a [*a]\n---\n7\n", "document 2: got 7"),
+        ("\x00", "is not valid YAML"),
+    ],
+)
+def test_odd_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(text)
+    with pytest.raises(ResourceError) as caught:
+        read([file])
+    assert str(caught.value).startswith(f"{file}: ")
+    assert message in str(caught.value)
+
+
+def test_missing_huge_and_binary_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="no such file or directory"):
+        read([tmp_path / "none.yaml"])
+    big = tmp_path / "big.yaml"
+    with big.open("wb") as file:
+        file.truncate(MAX_FILE + 1)
+    with pytest.raises(ResourceError, match=f"expected at most {MAX_FILE}"):
+        read([big])
+    big.write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ResourceError, match="is not valid YAML"):
+        read([big])
