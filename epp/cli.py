@@ -67,7 +67,10 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
 @click.option("--refresh-metrics-interval", default=1.0, show_default=True, help="Seconds between scrapes.")
 @click.option("--decision-deadline", default=5.0, show_default=True, help="Seconds until a request is refused.")
 @click.option("--max-body", default=64, show_default=True, help="Largest request body, MiB.")
-@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds for open streams after SIGTERM.")
+@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds from SIGTERM to the end, at most.")
+@click.option(
+    "--drain-linger", default=5.0, show_default=True, help="Of these, while gateways still see us and may send more."
+)
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",
     default=False,
