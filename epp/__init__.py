@@ -3,3 +3,5 @@
 Rooms, from the street to the cellar: `extproc` (the wire) -> `route` (the way of a request) ->
 `parsing`, `flow`, `pool`, `prefix`, `scheduling`. Users import `epp.plugin` and `epp.testing` only.
 """
+
+__version__ = "0.1.0"

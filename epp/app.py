@@ -28,6 +28,7 @@ from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
+from epp.prefix.ratio import LearnTokens
 from epp.reload import ConfigFile
 from epp.route import Router
 from epp.scheduling.chain import Chain
@@ -93,6 +94,7 @@ class Served:
         settings = shared.settings
         self.pool = pool
         self._shared = shared
+        self._learner = LearnTokens(shared.tokens.observe)
         self.config: ConfigFile | None = None
         if settings.config is not None:
             self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
@@ -139,7 +141,7 @@ class Served:
             pipeline.producers,
             {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
             pipeline.handler,
-            pipeline.plugins,
+            (*pipeline.plugins, self._learner),
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from epp import protocol
+from epp import __version__, protocol
 from epp.errors import ConfigError
 
 STRATEGIES = ("prefix-aware", "session", "round-robin", "least-load")
@@ -19,7 +19,7 @@ _PATH = click.Path(exists=True, path_type=Path)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="warmpath", message="warmpath %(version)s")
+@click.version_option(__version__, message="warmpath %(version)s")
 def warmpath() -> None:
     """Warmpath names the pod that answers soonest, to any Envoy that asks."""
 
@@ -36,6 +36,12 @@ def _strategy_options(command: Any) -> Any:
     return click.option(
         "--strategy", type=click.Choice(STRATEGIES), help="A built-in configuration. [default: prefix-aware]"
     )(command)
+
+
+def _importable(config: Path | None) -> None:
+    """Let a configuration name plugins in modules beside it."""
+    if config is not None:
+        sys.path.insert(0, str(config.absolute().parent))
 
 
 def _one_of(strategy: str | None, config: Path | None) -> str:
@@ -88,6 +94,7 @@ def serve(**flags: Any) -> None:
 
     flags["strategy"] = _one_of(flags["strategy"], flags["config"])
     flags["max_body"] *= 1 << 20
+    _importable(flags["config"])
     try:
         sys.exit(run(Settings(**flags)))
     except ConfigError as error:
@@ -106,6 +113,7 @@ def check(file: Path | None, strategy: str | None) -> None:
 
     try:
         if file is not None:
+            _importable(file)
             pipeline = load_file(file, clock=time.monotonic, random=Random())
         else:
             pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())

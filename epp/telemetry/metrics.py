@@ -7,8 +7,6 @@ is answered: labels, existing names, gauges of endpoints, statistics of plugins.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -17,6 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from epp import __version__
 from epp.telemetry.series import EndpointSeries, Histogram, ModelSeries
 from epp.telemetry.table import FAMILIES, MAX_MODELS, OVERHEAD, SHARE, Family
 
@@ -255,14 +254,6 @@ class Metrics:
                         self.degraded("statistic-no-number", f"{plugin}: {name} is a {type(value).__name__}")
 
 
-@cache
-def _version() -> str:
-    try:
-        return version("warmpath")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        return "unknown"
-
-
 _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_requests_total": Metrics._statuses,
     "warmpath_refused_total": lambda m: [((str(s), r), n) for (s, r), n in m._refused.items()],
@@ -298,7 +289,7 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "llm_d_epp_std_dev_running_requests": lambda m: m._of_pools(lambda load: load.running, pstdev),
     "warmpath_plugin_statistic": Metrics._statistics,
     "warmpath_degraded_total": lambda m: [((reason,), count) for reason, count in m._degraded.items()],
-    "warmpath_info": lambda m: [((_version(),), 1)],
+    "warmpath_info": lambda m: [((__version__,), 1)],
 }
 
 

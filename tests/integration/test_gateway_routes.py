@@ -185,7 +185,7 @@ async def test_without_a_picker_the_failure_mode_decides(tmp_path: Path, failure
         [door] = chain.doors["a"]
         await door.drain(0)
         healthy = "cluster.epp.default.a.membership_healthy"
-        while (await chain.envoy.stats(f"^{healthy}$"))[healthy]:  # noqa: ASYNC110 - Envoy has no event for it
+        while (await chain.envoy.stats(f"^{healthy}$"))[healthy]:
             await asyncio.sleep(0.02)
         for size in (0, 30, 100_000):
             status, _, said = await chain.ask(data=b"x" * size)

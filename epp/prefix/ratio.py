@@ -1,0 +1,82 @@
+"""Bytes of prompt per token, learned from answers where the gateway shows them, else from the engines' counters."""
+
+from collections.abc import Callable, Mapping
+
+from epp.plugin import Endpoint, Load, Plugin, Request, Response
+
+Observe = Callable[[str, int, int], None]
+"""Told (model, bytes of prompts, their tokens)."""
+
+
+class _Window:
+    """What we sent to one endpoint between two scrapes."""
+
+    __slots__ = ("bytes", "load", "models", "open", "peak")
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.bytes = 0
+        self.models: set[str] = set()
+        self.open = 0
+        """Requests in flight now."""
+        self.peak = 0
+        """Most requests in flight since the scrape."""
+
+
+class LearnTokens(Plugin):
+    """Watches requests and tells `observe` how many tokens their prompts had.
+
+    `usage.prompt_tokens` says it exactly. In the lean wiring nobody sees it; there `vllm:prompt_tokens_total` grows
+    between two scrapes by the tokens of what was sent meanwhile. A prompt that crosses the edge of a window is counted
+    in one and sent in another, which evens out over windows; a window with more requests running than are ours, or
+    with several models, says nothing.
+    """
+
+    def __init__(self, observe: Observe) -> None:
+        self._observe = observe
+        self._windows: dict[Endpoint, _Window] = {}
+        self._from_answers = 0
+        self._from_counters = 0
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        if request.api == "other":
+            return
+        window = self._window(endpoint)
+        size = request.notes[self] = len(request.prompt) or request.notes.get(self, 0)
+        window.bytes += size
+        window.models.add(request.model)
+        window.open += 1
+        window.peak = max(window.peak, window.open)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        size = request.notes.get(self)
+        if size is None:
+            return
+        self._window(endpoint).open -= 1
+        if response.usage is not None and response.usage.prompt > 0:
+            self._from_answers += 1
+            self._observe(request.model, size, response.usage.prompt)
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        self._windows.pop(endpoint, None)
+
+    def statistics(self) -> Mapping[str, float]:
+        return {"from_answers": self._from_answers, "from_counters": self._from_counters}
+
+    def _window(self, endpoint: Endpoint) -> _Window:
+        load = endpoint.load
+        window = self._windows.get(endpoint)
+        if window is None:
+            window = self._windows[endpoint] = _Window(load)
+        elif load is not window.load:
+            self._close(window, load)
+        return window
+
+    def _close(self, window: _Window, load: Load) -> None:
+        tokens = load.prompt_tokens - window.load.prompt_tokens
+        ours = load.running + load.waiting <= window.peak
+        if window.load.at is not None and tokens > 0 and window.bytes and len(window.models) == 1 and ours:
+            self._from_counters += 1
+            self._observe(next(iter(window.models)), window.bytes, tokens)
+        window.load, window.bytes, window.peak = load, 0, window.open
+        window.models.clear()

@@ -1,0 +1,55 @@
+import pytest
+
+from epp import errors, protocol
+from epp.errors import (
+    BadRequest,
+    ConfigError,
+    ConfigErrors,
+    DeadlineExceeded,
+    EppError,
+    InternalError,
+    NoEndpoint,
+    Rejected,
+    TooLarge,
+    UnknownModel,
+)
+
+STATUS = {
+    BadRequest: 400,
+    UnknownModel: 404,
+    TooLarge: 413,
+    Rejected: 429,
+    InternalError: 500,
+    NoEndpoint: 503,
+    DeadlineExceeded: 503,
+}
+
+
+def test_every_error_of_the_tree_is_drawn_with_its_status() -> None:
+    assert {kind: kind.status for kind in EppError.__subclasses__()} == STATUS
+    for kind, status in STATUS.items():
+        assert any(kind.__name__ in line and str(status) in line for line in (errors.__doc__ or "").splitlines())
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Rejected("full"), protocol.DROP_SATURATED),
+        (NoEndpoint("nobody"), protocol.DROP_NO_ENDPOINTS),
+        (DeadlineExceeded("late"), protocol.DROP_TTL_EXPIRED),
+        (BadRequest("bad", param="model"), None),
+    ],
+)
+def test_dropped_requests_have_a_reason_from_the_protocol(error: EppError, reason: str | None) -> None:
+    assert error.reason == reason
+
+
+def test_a_configuration_error_is_one_sentence_with_its_place() -> None:
+    assert str(ConfigError("plugins[0].type", "expected a type")) == "plugins[0].type: expected a type"
+    assert str(ConfigError("", "nothing there")) == "nothing there"
+
+
+def test_several_are_a_line_each() -> None:
+    both = ConfigErrors([ConfigError("a", "one"), ConfigError("b", "two")])
+    assert str(both) == "a: one\nb: two"
+    assert isinstance(both, ConfigError)
