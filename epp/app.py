@@ -164,7 +164,10 @@ def wall_clock() -> float:
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, then drain, until the next. Returns the exit status. ConfigError: what is wrong."""
+    """Serve until SIGTERM or SIGINT, then drain, but only until the next of them.
+
+    Returns the exit status. Raises ConfigError for what is wrong.
+    """
     logs.set_up(settings.log_level, settings.log_format)
     return uvloop.run(_serve(settings))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -17,15 +17,25 @@ LARGE = 256 << 10
 """Bytes of the large bodies, most of them in a field that pods ignore."""
 
 
+class Lost(NamedTuple):
+    """A request without its whole answer."""
+
+    kind: str
+    era: int
+    """In which it began."""
+    why: str
+
+
 @dataclass
 class SteadyLoad:
     """What became of the requests."""
 
     url: str
+    era: int = 0
+    """To be counted up by a test that wants to know what was lost since something happened."""
     answered: Counter[str] = field(default_factory=Counter)
     """By kind."""
-    lost: list[str] = field(default_factory=list)
-    """One sentence for each request without its whole answer."""
+    lost: list[Lost] = field(default_factory=list)
     streaming: int = 0
     """Streams of which the first event came and the last did not."""
 
@@ -72,11 +82,12 @@ async def steady_load(url: str, *, plain: int = 6, streams: int = 4, large: int 
     async def client(kind: str, number: int, send: Callable[[aiohttp.ClientSession, int], Awaitable[None]]) -> None:
         while not over.is_set():
             number += 1000
+            era = load.era
             try:
                 await send(http, number)
                 load.answered[kind] += 1
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-                load.lost.append(f"{kind}: {type(error).__name__} {error}"[:300])
+                load.lost.append(Lost(kind, era, f"{type(error).__name__} {error}"[:300]))
 
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
