@@ -207,7 +207,7 @@ async def _serve(settings: Settings) -> int:
             door.set_ready(True)
         log.info("serving %s", "; ".join(f"pool {one.pool.name} on {settings.host}:{one.port}" for one in served))
         await stop.wait()
-        log.info("draining, for at most %g s", settings.drain_timeout)
+        log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
         await _drain(doors, settings, stop_now)
         for task in running:
             task.cancel()
