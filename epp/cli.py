@@ -1,6 +1,7 @@
 """`warmpath`: up · serve · check. Flags to settings, nothing else."""
 
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -143,7 +144,9 @@ def up(**flags: Any) -> None:
     except UpError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
 
 
 def main() -> None:

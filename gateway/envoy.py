@@ -112,6 +112,11 @@ class Envoy:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """None while the process runs; then what `wait` returns."""
+        return self._process.returncode
+
     async def wait(self) -> int:
         """Return when the process has ended, with its exit code; negative: the signal that killed it."""
         return await self._process.wait()

@@ -1,12 +1,13 @@
 """The chain as processes: simulated pods <- Envoy -> EPP replicas, all on loopback, all gone when the block ends."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import yaml
 from msgspec.structs import replace
 
 from gateway.envoy import Envoy, running_envoy
+from gateway.errors import GatewayError
 from gateway.load import Resources, load
 from gateway.translate import Options as TranslateOptions
 from gateway.translate import translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
 from laptop.ports import free_ports, is_free
-from laptop.processes import ProcessDied, Processes
+from laptop.processes import Processes
 
 READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
@@ -62,8 +64,12 @@ class Pod:
     port: int
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}"
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,16 @@ class Chain:
     processes: Processes
     http: aiohttp.ClientSession
     pods: Sequence[Pod]
+    """As started."""
     replicas: Sequence[Replica]
+    """Those that run."""
     resources: Resources
-    envoy: Envoy | None = None
+    envoy: Envoy = field(init=False)
+    gone: list[str] = field(default_factory=list)
+    """Names of pods that ended by themselves."""
+
+    def __post_init__(self) -> None:
+        self._pool_ids = [pool.metadata.id for pool in self.resources.pools]
 
     @property
     def url(self) -> str:
@@ -101,6 +114,11 @@ class Chain:
     def endpoints_file(self) -> Path:
         return self.directory / ENDPOINTS
 
+    @property
+    def files(self) -> list[Path]:
+        """What says which endpoints, pools and routes there are; files or directories."""
+        return [self.endpoints_file, self.shape.manifests]
+
     async def start_pod(self, pod: Pod) -> None:
         """Start one pod and wait until it answers."""
         command = ["-m", "epp.sim.server", "--port", str(pod.port), "--name", pod.name, "--seed", str(self.shape.seed)]
@@ -108,7 +126,7 @@ class Chain:
 
     async def start_replica(self, replica: Replica) -> None:
         """Start one EPP; wait for it with `ready`."""
-        files = ["--endpoints", str(self.endpoints_file), "--endpoints", str(self.shape.manifests)]
+        files = [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
         linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is nobody else to go to
@@ -144,12 +162,11 @@ class Chain:
         try:
             async with asyncio.timeout(READY_SECONDS):
                 while not await self._answers(url):
-                    self.processes.check()
+                    for _, sentence in self.processes.ended():
+                        raise ChainError(sentence)
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise ChainError(f"{name} was not ready within {READY_SECONDS:g} seconds") from None
-        except ProcessDied as died:
-            raise ChainError(str(died)) from died
 
     async def get(self, url: str) -> Any:
         """JSON at `url`."""
@@ -159,27 +176,40 @@ class Chain:
     def rendering(self) -> Rendering:
         """Envoy's configuration for the manifests over the endpoints and replicas there are."""
         pickers = {
-            pool.metadata.id: [f"127.0.0.1:{replica.grpc_ports[i]}" for replica in self.replicas]
-            for i, pool in enumerate(self.resources.pools)
+            pool_id: [f"127.0.0.1:{replica.grpc_ports[i]}" for replica in self.replicas]
+            for i, pool_id in enumerate(self._pool_ids)
         }
         return translate(self.resources, pickers, TranslateOptions(wiring=self.shape.wiring))
 
-    async def watch(self) -> None:
-        """Never return; raise ProcessDied or ChainError when a part of the chain ends by itself."""
-        assert self.envoy is not None
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.processes.watch())
-            status = await self.envoy.wait()
-            raise ChainError(f"Envoy ended with status {status}")
+    async def reload(self) -> bool:
+        """Read the files again and make Envoy use them; False if it does already.
+
+        Raises ChainError and GatewayError for wrong files: then the old ones stay. The replicas follow by themselves.
+        """
+        port = None if self.shape.port is None else self.resources.gateways[0].spec.listeners[0].port
+        resources, before = _at_port(load(self.files), port), (self.resources, self.rendering())
+        if {pool.metadata.id for pool in resources.pools} != set(self._pool_ids):
+            raise ChainError(f"InferencePools came or went; expected {', '.join(self._pool_ids)} until a restart")
+        self.resources = resources
+        try:
+            rendering = self.rendering()
+            await self.envoy.update(rendering)
+        except GatewayError:
+            self.resources = before[0]
+            raise
+        return rendering != before[1]
 
     async def seen(self, limit: int) -> tuple[list[Any], list[Any]]:
-        """Pools with their endpoints, and the newest decisions of all replicas, as the admin doors tell them."""
+        """Pools with their endpoints, and the newest decisions of all replicas, as the admin doors tell them.
+
+        A replica that does not answer just now is left out.
+        """
         pools: list[Any] = []
         decisions: list[Any] = []
         for replica in self.replicas:
-            if not pools:
-                pools = (await self.get(f"{replica.admin}/endpoints"))["pools"]
-            decisions += (await self.get(f"{replica.admin}/decisions?limit={limit}"))["decisions"]
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                pools = pools or (await self.get(f"{replica.admin}/endpoints"))["pools"]
+                decisions += (await self.get(f"{replica.admin}/decisions?limit={limit}"))["decisions"]
         return pools, sorted(decisions, key=lambda decision: -float(decision["at"]))[:limit]
 
     async def _answers(self, url: str) -> bool:

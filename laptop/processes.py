@@ -11,10 +11,6 @@ from typing import Self
 from gateway.child import with_parent
 
 
-class ProcessDied(Exception):
-    """A process of the chain ended by itself. `str()` is one sentence with the end of what it said."""
-
-
 class Processes:
     """Starts processes, each with its output in `directory/NAME.log`; leaving the block ends all of them.
 
@@ -62,20 +58,19 @@ class Processes:
                 child.kill()
         return [await child.wait() for child in children]
 
-    def check(self) -> None:
-        """Raise ProcessDied if one ended by itself."""
-        for name, child in self._running.items():
-            if child.returncode is not None:
-                raise ProcessDied(f"{name} ended with status {child.returncode}: {self.last_words(name)}")
-
-    async def watch(self) -> None:
-        """Never return; raise ProcessDied when one ends by itself."""
-        while True:
-            self.check()
-            await asyncio.sleep(0.2)
+    def ended(self) -> list[tuple[str, str]]:
+        """Those that ended by themselves since the last call: name, and one sentence with the end of what it said."""
+        found = {name: child.returncode for name, child in self._running.items() if child.returncode is not None}
+        for name in found:
+            del self._running[name]
+        return [(name, f"{name} {_how(status)}: {self.last_words(name)}") for name, status in found.items()]
 
     def last_words(self, name: str, lines: int = 3) -> str:
         """The last lines `name` wrote, on one line."""
         text = (self._directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         said = [line.strip() for line in text.splitlines() if line.strip()]
         return " / ".join(said[-lines:]) or "it said nothing"
+
+
+def _how(status: int) -> str:
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

@@ -7,13 +7,15 @@ from rich.console import Group
 from rich.table import Table
 
 
-def screen(pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]]) -> Group:
-    """The whole live view, of the JSON of `/endpoints` and `/decisions`."""
-    return Group(endpoint_table(pools), decision_table(decisions))
+def screen(
+    pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], gone: Mapping[str, str]
+) -> Group:
+    """The whole live view, of the JSON of `/endpoints` and `/decisions`. `gone`: names of dead pods by `ip:port`."""
+    return Group(endpoint_table(pools, gone), decision_table(decisions))
 
 
-def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per endpoint of every pool. Queue, running and KV use are as last scraped."""
+def endpoint_table(pools: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) -> Table:
+    """One row per endpoint of every pool, and one per dead pod. Queue, running and KV use are as last scraped."""
     table = Table(title="endpoints", title_justify="left", expand=True)
     for name in ("pool", "endpoint", "address"):
         table.add_column(name, no_wrap=True)
@@ -21,16 +23,15 @@ def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for pool in pools:
         for row in pool["endpoints"]:
-            table.add_row(
-                pool["name"],
-                row["name"],
-                row["address"],
-                *_load(row),
-                str(row["in_flight"]),
-                _percent(row["predicted_hit_rate"]),
-                _percent(row["share"]),
-            )
+            if row["address"] not in gone:
+                table.add_row(pool["name"], row["name"], row["address"], *_figures(row))
+    for address, name in gone.items():
+        table.add_row("gone", name, address, *("–",) * 6, style="dim")
     return table
+
+
+def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (*_load(row), str(row["in_flight"]), _percent(row["predicted_hit_rate"]), _percent(row["share"]))
 
 
 def _load(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -65,8 +66,8 @@ def why(decision: Mapping[str, Any]) -> str:
         return "the only way"
     others = sorted((row for row in rows if row is not chosen), key=lambda row: -float(row["total"]))
     if "bill_ms" in chosen:
-        terms = ", ".join(f"{term} {ms:g}" for term, ms in chosen["bill_ms"].items() if ms)
-        text = f"{chosen['cost_ms']:g} ms ({terms or 'free'})"
-        return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:g} ms" if others else text
+        terms = ", ".join(f"{term} {ms:.1f}" for term, ms in chosen["bill_ms"].items() if ms >= 0.05)
+        text = f"{chosen['cost_ms']:.1f} ms ({terms or 'free'})"
+        return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:.1f} ms" if others else text
     scores = ", ".join(f"{name} {part['score']:.2f}" for name, part in chosen["scores"].items())
     return scores or "no scorer: the picker alone"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from rich.console import Console
 from rich.live import Live
@@ -22,8 +23,8 @@ from epp.sim.workloads import demo
 from gateway.errors import GatewayError
 from laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
 from laptop.load import Outcome, play
-from laptop.processes import ProcessDied
 from laptop.table import screen, why
+from laptop.watch import watch
 
 MODEL = "sim"
 BASELINE = "round-robin"
@@ -90,8 +91,8 @@ async def run(options: Options) -> int:
                 chain = await stack.enter_async_context(running_chain(shape, directory))
             if options.once:
                 return await _compare(chain, steered, options, console)
-            return await _show(chain, options, console)
-    except (ChainError, ProcessDied, GatewayError, ConfigError) as error:
+            await _show(chain, options, console)
+    except (ChainError, GatewayError, ConfigError) as error:
         raise UpError(str(error)) from error
 
 
@@ -135,15 +136,22 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
     return table
 
 
-async def _show(chain: Chain, options: Options, console: Console) -> int:
+async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
     """The live table until something ends it; without a terminal, a line for each decision instead."""
     console.print(_greeting(chain, options), highlight=False)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(chain.watch())
-        if options.load:
-            tasks.create_task(_keep_asking(chain, options.seed))
-        await (_live(chain, console) if console.is_terminal else _lines(chain, console))
-    return 0
+
+    def tell(sentence: str) -> None:
+        console.print(escape(sentence), highlight=False, soft_wrap=True)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch(chain, tell))
+            if options.load:
+                tasks.create_task(_keep_asking(chain, options.seed))
+            tasks.create_task(_live(chain, console) if console.is_terminal else _lines(chain, console))
+    except* ChainError as group:
+        lost = group.exceptions[0]
+    raise UpError(str(lost)) from None
 
 
 def _greeting(chain: Chain, options: Options) -> str:
@@ -162,7 +170,8 @@ async def _live(chain: Chain, console: Console) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             pools, decisions = await chain.seen(SHOWN_DECISIONS)
-            live.update(screen(pools, decisions), refresh=True)
+            gone = {pod.address: pod.name for pod in chain.pods if pod.name in chain.gone}
+            live.update(screen(pools, decisions, gone), refresh=True)
             await asyncio.sleep(REFRESH_SECONDS)
 
 

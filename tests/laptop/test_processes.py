@@ -4,9 +4,7 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
-from laptop.processes import ProcessDied, Processes
+from laptop.processes import Processes
 
 
 def alive(pid: int) -> bool:
@@ -46,11 +44,21 @@ async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-async def test_one_that_ends_by_itself_is_told_with_its_last_words(tmp_path: Path) -> None:
+async def test_one_that_ends_by_itself_is_told_once_with_its_last_words(tmp_path: Path) -> None:
     async with Processes(tmp_path) as processes:
         await processes.start("weak", python("print('first'); raise SystemExit('the port is in use')"))
-        with pytest.raises(ProcessDied, match=r"weak ended with status 1: .*the port is in use"):
-            await asyncio.wait_for(processes.watch(), 10)
+        await processes.start("shot", python("import time; time.sleep(60)"))
+        os.kill(processes.pid("shot"), signal.SIGKILL)
+        told: list[tuple[str, str]] = []
+        async with asyncio.timeout(10):
+            while len(told) < 2:
+                told += processes.ended()
+                await asyncio.sleep(0.01)
+        assert dict(told) == {
+            "weak": "weak ended with status 1: first / the port is in use",
+            "shot": "shot was killed by SIGKILL: it said nothing",
+        }
+        assert processes.ended() == []
 
 
 async def test_children_die_with_us_even_when_we_are_killed(tmp_path: Path) -> None:

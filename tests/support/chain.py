@@ -1,0 +1,208 @@
+"""A running chain for tests: simulated pods, replicas and Envoy, a raw upstream of fixed bytes, and what they tell."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from epp.loader import strategy_text
+from gateway.wiring import Wiring
+from laptop.chain import Chain, Pod, Shape, running_chain
+from laptop.watch import watch
+
+PATIENCE = 30.0
+"""Seconds that anything may take on a machine that has other things to do."""
+
+MANIFESTS = """
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: here}
+spec:
+  gatewayClassName: warmpath
+  listeners: [{name: http, port: 8080, protocol: HTTP}]
+---
+apiVersion: inference.networking.k8s.io/v1
+kind: InferencePool
+metadata: {name: sim}
+spec:
+  selector: {matchLabels: {app: sim}}
+  targetPorts: [{number: 8000}]
+  endpointPickerRef: {name: warmpath, port: {number: 9002}}
+---
+apiVersion: inference.networking.k8s.io/v1
+kind: InferencePool
+metadata: {name: raw}
+spec:
+  selector: {matchLabels: {app: raw}}
+  targetPorts: [{number: 8000}]
+  endpointPickerRef: {name: warmpath, port: {number: 9002}}
+---
+apiVersion: inference.networking.k8s.io/v1
+kind: InferencePool
+metadata: {name: nobody}
+spec:
+  selector: {matchLabels: {app: nobody}}
+  targetPorts: [{number: 8000}]
+  endpointPickerRef: {name: warmpath, port: {number: 9002}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: by-header}
+spec:
+  parentRefs: [{name: here}]
+  rules:
+  - matches: [{headers: [{name: x-pool, value: raw}]}]
+    backendRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: raw}]
+  - matches: [{headers: [{name: x-pool, value: nobody}]}]
+    backendRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: nobody}]
+  - backendRefs: [{group: inference.networking.k8s.io, kind: InferencePool, name: sim}]
+---
+apiVersion: inference.networking.x-k8s.io/v1alpha2
+kind: InferenceObjective
+metadata: {name: batch}
+spec: {priority: -1, poolRef: {name: sim}}
+"""
+"""Three pools by header: `sim` (the simulated pods; default), `raw` (bytes of the test), `nobody` (empty)."""
+
+
+class RawUpstream:
+    """Answers every request but a scrape with the bytes it is told, and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.asked: list[bytes] = []
+        """Head and body of each request, as they came."""
+        self.address = ("", 0)
+
+    @asynccontextmanager
+    async def listening(self, host: str) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._serve, host, 0)
+        self.address = server.sockets[0].getsockname()[:2]
+        async with server:
+            yield
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET /metrics "):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            else:
+                self.asked.append(head + await _body(reader, head.lower()))
+                writer.write(self.answer)
+            await writer.drain()
+        writer.close()
+
+
+async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    if b"content-length: " in head:
+        return await reader.readexactly(int(head.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+    body = b""
+    while b"transfer-encoding: chunked" in head:
+        size = int(await reader.readline(), 16)
+        body += (await reader.readexactly(size + 2))[:-2]
+        if not size:
+            break
+    return body
+
+
+@dataclass
+class Laptop:
+    """A chain that is watched, and everything around it."""
+
+    chain: Chain
+    raw: RawUpstream
+    manifests: Path
+    config: Path
+    """The EndpointPickerConfig all replicas follow."""
+    told: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.chain.url
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        return self.chain.http
+
+    def pod(self, name: str) -> Pod:
+        return next(pod for pod in self.chain.pods if pod.name == name)
+
+    async def chat(self, content: str, **more: Any) -> aiohttp.ClientResponse:
+        """One chat through the gateway, read whole. `headers` go beside, all else into the body."""
+        headers = more.pop("headers", {})
+        body = {"model": "sim", "messages": [{"role": "user", "content": content}], "max_tokens": 4, **more}
+        answer = await self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
+        await answer.read()
+        return answer
+
+    async def faults(self, pod: Pod, **faults: Any) -> None:
+        async with self.http.post(f"{pod.url}/admin/faults", json=faults) as answer:
+            assert answer.status == 200, await answer.text()
+
+    async def endpoints(self, pool: str = "sim") -> list[Any]:
+        pools, _ = await self.chain.seen(1)
+        return next(each["endpoints"] for each in pools if each["name"] == pool)
+
+    async def in_flight(self) -> int:
+        """Of all pools, by the first replica's accounts."""
+        pools, _ = await self.chain.seen(1)
+        return sum(endpoint["in_flight"] for pool in pools for endpoint in pool["endpoints"])
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """Sum of the first replica's samples of that name whose labels include these."""
+        async with self.http.get(f"{self.chain.replicas[0].admin}/metrics") as answer:
+            families = text_string_to_metric_families(await answer.text())
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
+
+    async def idle(self) -> None:
+        """Return when no request is in flight any more."""
+        await eventually(self.in_flight, lambda count: count == 0)
+
+
+async def eventually(look: Callable[[], Any], true: Callable[[Any], bool]) -> Any:
+    """What `look` (async) returns as soon as it is `true` of it."""
+    seen: Any = None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not true(seen := await look()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"still {seen!r} after {PATIENCE:g} s") from None
+    return seen
+
+
+@asynccontextmanager
+async def laptop(
+    directory: Path, *, wiring: Wiring = "lean", pods: int = 3, replicas: int = 1, flags: tuple[str, ...] = ()
+) -> AsyncIterator[Laptop]:
+    """A chain in `directory` that is watched while the block runs. `flags` are more of `warmpath serve`."""
+    raw, manifests, config = RawUpstream(), directory / "manifests", directory / "config.yaml"
+    manifests.mkdir()
+    config.write_text(strategy_text("prefix-aware"))
+    (manifests / "all.yaml").write_text(MANIFESTS)
+    shape = Shape(
+        pods=pods,
+        replicas=replicas,
+        port=0,
+        picking=("--config", str(config), *flags),
+        manifests=manifests,
+        wiring=wiring,
+        pod_flags=("--time-scale", "5"),
+    )
+    async with raw.listening("::1"):
+        host, port = raw.address
+        entry = f"{{name: raw, address: '{host}', port: {port}, labels: {{app: raw}}}}"
+        (manifests / "raw.yaml").write_text(f"endpoints: [{entry}]\n")
+        async with running_chain(shape, directory) as chain, asyncio.TaskGroup() as tasks:
+            made = Laptop(chain, raw, manifests, config)
+            watching = tasks.create_task(watch(chain, made.told.append))
+            try:
+                yield made
+            finally:
+                watching.cancel()
