@@ -95,7 +95,14 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     default=30.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Seconds for open streams after SIGTERM.",
+    help="Seconds from SIGTERM to the end, at most.",
+)
+@click.option(
+    "--drain-linger",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Of these, while gateways still see us and may send more.",
 )
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",

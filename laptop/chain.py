@@ -27,6 +27,8 @@ from laptop.processes import Processes
 
 READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
+DRAIN_LINGER = 1.0
+"""Seconds in which our Envoy surely asks a replica for its health and leaves it."""
 ENDPOINTS = "endpoints.yaml"
 SOURCE = Path(__file__).parents[1]
 MANIFESTS = next(
@@ -131,6 +133,8 @@ class Chain:
         files = [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
+        linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is nobody else to go to
+        ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
         await self.processes.start(replica.name, [*command, *self.shape.picking], _environment(self.shape.plugins))
 

@@ -70,6 +70,8 @@ class Door:
         self._memory = Memory(settings.max_held)
         self._ready = False
         self._draining = False
+        self._leaving = False
+        """Draining, and no gateway is waited for any more."""
         self._unneeded: set[asyncio.Timeout] = set()
         """Timers of streams that only wait for the answer's end: their gateways can do without us from now on."""
         self._server = aio.server(options=_options(settings))
@@ -106,6 +108,7 @@ class Door:
         """
         self._draining = True
         await asyncio.sleep(linger)
+        self._leaving = True
         now = asyncio.get_running_loop().time()
         for timer in self._unneeded:
             timer.reschedule(now)
@@ -167,11 +170,13 @@ class Door:
 
     async def _lean_answer(self, stream: Stream, routed: Routed, context: Context, timer: asyncio.Timeout) -> None:
         """The same where only the answer's headers and end are shown; a drain makes `timer` expire, which ends it."""
+        if self._leaving:
+            return
         self._unneeded.add(timer)
         try:
             await self._answer(stream, routed, context)
         except asyncio.CancelledError:
-            if not (self._draining and timer.when() is not None):
+            if not (self._leaving and timer.when() is not None):
                 raise
         finally:
             self._unneeded.discard(timer)

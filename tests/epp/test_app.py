@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -169,23 +168,9 @@ async def test_each_pool_has_its_port(settings: Settings, tmp_path: Path) -> Non
     assert [line["address"] for line in lines] == ["10.0.0.1:8000", "10.0.0.2:8000"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-async def test_it_drains_and_ends_well(settings: Settings, tmp_path: Path, how: signal.Signals) -> None:
-    async with serving(settings, tmp_path) as process, Gateway(process.grpc[0]) as gateway:
-        stream = gateway.stream()
-        await stream.write(ext_proc.request_headers())
-        await stream.write(ext_proc.request_body(REQUEST, end=True))
-        assert "10.0.0.1:8000" in await stream.said()
-        process.process.send_signal(how)
-        assert "draining" in await process.ready(503)
-        await stream.write(ext_proc.answer_headers(served="10.0.0.1:8000"))
-        await stream.write(ext_proc.answer_body(b"{}", end=True))
-        assert len(await stream.rest()) >= 2
-        assert await process.ended() == 0
-
-
 async def test_a_drain_has_an_end(settings: Settings, tmp_path: Path) -> None:
-    async with serving(settings, tmp_path, "--drain-timeout", "0.1") as process, Gateway(process.grpc[0]) as gateway:
+    flags = ("--drain-timeout", "0.1", "--drain-linger", "0")
+    async with serving(settings, tmp_path, *flags) as process, Gateway(process.grpc[0]) as gateway:
         stream = gateway.stream()
         await stream.write(ext_proc.request_headers())
         await stream.write(ext_proc.request_body(REQUEST, end=True))
