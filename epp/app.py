@@ -179,9 +179,6 @@ async def serve(settings: Settings) -> int:
     stop, stop_now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
-    if not 0 <= settings.drain_linger <= settings.drain_timeout:
-        expected = f"expected 0 to {settings.drain_timeout:g}, the --drain-timeout it is a part of"
-        raise ConfigError("--drain-linger", f"got {settings.drain_linger:g}, {expected}")
     shared = Shared(settings)
     pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
     ports = _ports(pools.states, settings.grpc_port)
@@ -232,9 +229,10 @@ async def _open(doors: Sequence[Door]) -> AsyncIterator[None]:
 
 async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Event) -> None:
     """Let open streams end, within the drain timeout; or not, once `stop_now` is set."""
-    grace = settings.drain_timeout - settings.drain_linger
+    linger = min(settings.drain_linger, settings.drain_timeout)
+    grace = settings.drain_timeout - linger
     async with asyncio.TaskGroup() as tasks:
-        drains = [tasks.create_task(door.drain(grace, settings.drain_linger)) for door in doors]
+        drains = [tasks.create_task(door.drain(grace, linger)) for door in doors]
         hurry = tasks.create_task(stop_now.wait())
         hurry.add_done_callback(lambda _: [drain.cancel() for drain in drains])
         await asyncio.wait(drains)

@@ -102,7 +102,7 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     default=5.0,
     show_default=True,
     type=click.FloatRange(0),
-    help="Of these, while gateways still see us and may send more.",
+    help="The first seconds of these, in which gateways may still send requests.",
 )
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",

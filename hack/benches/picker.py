@@ -27,7 +27,7 @@ from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, 
 
 EPP = (
     "{python} -m epp.cli serve --endpoints {endpoints} --strategy prefix-aware --grpc-port {grpc_port} "
-    "--grpc-health-port {health_port} --metrics-port {metrics_port}"
+    "--grpc-health-port {health_port} --metrics-port {metrics_port} --drain-linger 0"
 )
 PODS = 8
 ANSWER = json.dumps(

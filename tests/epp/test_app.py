@@ -131,6 +131,7 @@ async def serving(settings: Settings, directory: Path, *flags: str) -> AsyncIter
     *grpc, health, metrics = free_ports(4)
     ports = [flag for port in grpc for flag in ("--grpc-port", str(port))]
     ports += ["--grpc-health-port", str(health), "--metrics-port", str(metrics)]
+    ports += ["--drain-linger", "0"]
     command = [sys.executable, "-m", "epp.cli", "serve", "--endpoints", str(settings.endpoints[0]), *ports, *flags]
     log = directory / "epp.log"
     with log.open("wb") as output:
@@ -169,7 +170,7 @@ async def test_each_pool_has_its_port(settings: Settings, tmp_path: Path) -> Non
 
 
 async def test_a_drain_has_an_end(settings: Settings, tmp_path: Path) -> None:
-    flags = ("--drain-timeout", "0.1", "--drain-linger", "0")
+    flags = ("--drain-timeout", "0.1")
     async with serving(settings, tmp_path, *flags) as process, Gateway(process.grpc[0]) as gateway:
         stream = gateway.stream()
         await stream.write(ext_proc.request_headers())

@@ -25,7 +25,6 @@ async def chain(folder: Path, wiring: Wiring = "lean") -> AsyncIterator[Chain]:
 
 async def until_healthy(running: Chain, replicas: int) -> None:
     """Return once Envoy counts that many healthy replicas."""
-    assert running.envoy is not None
     async with asyncio.timeout(20):
         while (await running.envoy.stats(f"^{POOL}membership_healthy$"))[POOL + "membership_healthy"] != replicas:
             await asyncio.sleep(0.02)

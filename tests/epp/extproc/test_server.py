@@ -359,6 +359,25 @@ async def test_drain_lets_go_of_lean_streams_at_once() -> None:
         assert route.left == 2
 
 
+async def test_drain_waits_for_decisions_but_not_for_their_lean_answers() -> None:
+    route = Route(TO)
+    route.wait = asyncio.Event()
+    async with serving(route) as (served, gateway):
+        call = gateway.stream()
+        await call.write(request_headers(config=LEAN))
+        await call.write(request_body(b"{}", end=True))
+        await route.until(lambda: route.entered == 1)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(served.drain(30))
+            while await ask(served.health_ports[0], "readiness") != STATUS.NOT_SERVING:
+                pass
+            route.wait.set()
+            assert "request headers to" in await call.said()
+            assert await call.said() == "request body echo '{}' end"
+            assert await call.ended() is grpc.StatusCode.OK
+        assert route.left == 1
+
+
 async def test_drain_ends_what_outlives_its_grace() -> None:
     route = Route(TO)
     async with serving(route) as (served, gateway):

@@ -1,4 +1,4 @@
-"""The process as a whole: how it ends."""
+"""How a process of the endpoint picker ends: what it says, what it still does, and when it is gone."""
 
 import asyncio
 import os
