@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +22,7 @@ from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.flow.admission import Admission
 from epp.loader import Pipeline, load_strategy
+from epp.memory import keep_freed, rarely_collect
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
@@ -157,14 +157,14 @@ def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
         raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
 
 
-def wall_clock() -> float:
-    """Seconds since the epoch: for people, never for a decision."""
-    return datetime.now(UTC).timestamp()
+wall_clock = time.time  # noqa: TID251
+"""Seconds since the epoch: for people, never for a decision."""
 
 
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
     logs.set_up(settings.log_level, settings.log_format)
+    keep_freed()
     return uvloop.run(_serve(settings))
 
 
@@ -198,6 +198,7 @@ async def _serve(settings: Settings) -> int:
         for door in doors:
             await door.start()
             door.set_ready(True)
+        rarely_collect()
         log.info("serving %s", "; ".join(f"pool {one.pool.name} on {settings.host}:{one.port}" for one in served))
         await stop.wait()
         log.info("draining, for at most %g s", settings.drain_timeout)
