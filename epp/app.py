@@ -5,7 +5,8 @@ import logging
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -57,6 +58,7 @@ class Settings:
     decision_deadline: float = 5.0
     max_body: int = 64 << 20
     drain_timeout: float = 30.0
+    drain_linger: float = 5.0
     trust_client_headers: bool = False
     audit_log: Path | None = None
     log_format: logs.Format = "text"
@@ -116,6 +118,7 @@ class Served:
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
         self.port = port
+        """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
         shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
@@ -162,16 +165,24 @@ wall_clock = time.time  # noqa: TID251
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
+    """Serve until SIGTERM or SIGINT, then drain, but only until the next of them.
+
+    Returns the exit status. Raises ConfigError for what is wrong.
+    """
     logs.set_up(settings.log_level, settings.log_format)
     keep_freed()
-    return uvloop.run(_serve(settings))
+    rarely_collect()
+    return uvloop.run(serve(settings))
 
 
-async def _serve(settings: Settings) -> int:
-    stop = asyncio.Event()
+async def serve(settings: Settings) -> int:
+    """The same on a running loop; logs as they are set up."""
+    stop, stop_now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
+    if not 0 <= settings.drain_linger <= settings.drain_timeout:
+        expected = f"expected 0 to {settings.drain_timeout:g}, the --drain-timeout it is a part of"
+        raise ConfigError("--drain-linger", f"got {settings.drain_linger:g}, {expected}")
     shared = Shared(settings)
     pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
     ports = _ports(pools.states, settings.grpc_port)
@@ -192,20 +203,43 @@ async def _serve(settings: Settings) -> int:
         settings.metrics_port,
         clock=shared.clock,
     )
-    async with asyncio.TaskGroup() as tasks, admin:
-        work = [pools.watch(), *(one.follow() for one in served), *(one.scraper.run() for one in served)]
-        running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
+    async with _open(doors), admin:  # outside of the group, which would wrap the error of a port in use
+        async with asyncio.TaskGroup() as tasks:
+            work = [pools.watch(), *(one.follow() for one in served), *(one.scraper.run() for one in served)]
+            running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
+            for door in doors:
+                door.set_ready(True)
+            addresses = (f"{settings.host}:{door.ports[0]}" for door in doors)
+            told = zip(served, addresses, strict=True)
+            log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
+            await stop.wait()
+            log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
+            await _drain(doors, settings, stop_now)
+            for task in running:
+                task.cancel()
+    return 0
+
+
+@asynccontextmanager
+async def _open(doors: Sequence[Door]) -> AsyncIterator[None]:
+    """All doors listen, not ready yet; they are shut when the block ends, however it ends."""
+    try:
         for door in doors:
             await door.start()
-            door.set_ready(True)
-        rarely_collect()
-        log.info("serving %s", "; ".join(f"pool {one.pool.name} on {settings.host}:{one.port}" for one in served))
-        await stop.wait()
-        log.info("draining, for at most %g s", settings.drain_timeout)
-        await asyncio.gather(*(door.drain(settings.drain_timeout) for door in doors))
-        for task in running:
-            task.cancel()
-    return 0
+        yield
+    finally:
+        await asyncio.gather(*(door.drain(0) for door in doors))
+
+
+async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Event) -> None:
+    """Let open streams end, within the drain timeout; or not, once `stop_now` is set."""
+    grace = settings.drain_timeout - settings.drain_linger
+    async with asyncio.TaskGroup() as tasks:
+        drains = [tasks.create_task(door.drain(grace, settings.drain_linger)) for door in doors]
+        hurry = tasks.create_task(stop_now.wait())
+        hurry.add_done_callback(lambda _: [drain.cancel() for drain in drains])
+        await asyncio.wait(drains)
+        hurry.cancel()
 
 
 def _ports(states: Sequence[PoolState], given: Sequence[int]) -> list[int]:

@@ -17,6 +17,8 @@ STRATEGIES = ("prefix-aware", "session", "round-robin", "least-load")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PATH = click.Path(exists=True, path_type=Path)
+_PORT = click.IntRange(0, 65535)
+_SECONDS = click.FloatRange(0, min_open=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -61,20 +63,47 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
 )
 @click.option("--pool-name", help="Serve only this pool of the files; name of the pool where they have none.")
 @_strategy_options
-@click.option("--fallbacks", default=0, show_default=True, help="Endpoints to name beside the first, for retries.")
+@click.option(
+    "--fallbacks",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Endpoints to name beside the first, for retries.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
 @click.option(
     "--grpc-port",
     multiple=True,
-    type=int,
+    type=_PORT,
     help="ext_proc, one for each pool in the files' order. [default: the pool's endpointPickerRef, else 9002]",
 )
-@click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True)
-@click.option("--metrics-port", default=protocol.METRICS_PORT, show_default=True, help="/metrics, /ready, the page.")
-@click.option("--refresh-metrics-interval", default=1.0, show_default=True, help="Seconds between scrapes.")
-@click.option("--decision-deadline", default=5.0, show_default=True, help="Seconds until a request is refused.")
-@click.option("--max-body", default=64, show_default=True, help="Largest request body, MiB.")
-@click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds for open streams after SIGTERM.")
+@click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True, type=_PORT)
+@click.option(
+    "--metrics-port", default=protocol.METRICS_PORT, show_default=True, type=_PORT, help="/metrics, /ready, the page."
+)
+@click.option(
+    "--refresh-metrics-interval", default=1.0, show_default=True, type=_SECONDS, help="Seconds between scrapes."
+)
+@click.option(
+    "--decision-deadline", default=5.0, show_default=True, type=_SECONDS, help="Seconds until a request is refused."
+)
+@click.option(
+    "--max-body", default=64, show_default=True, type=click.IntRange(1, 1024), help="Largest request body, MiB."
+)
+@click.option(
+    "--drain-timeout",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds from SIGTERM to the end, at most.",
+)
+@click.option(
+    "--drain-linger",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Of these, while gateways still see us and may send more.",
+)
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",
     default=False,

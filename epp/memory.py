@@ -25,7 +25,7 @@ def keep_freed(size: int = 256 << 20) -> bool:
 
 
 def rarely_collect() -> None:
-    """Look for cycles seldom, and never among what start-up made: a request that ends well leaves none behind.
+    """Look for cycles seldom, and never among what was imported: a request that ends well leaves none behind.
 
     With Python's own thresholds the decisions kept for people are walked through again and again.
     """

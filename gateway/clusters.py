@@ -13,6 +13,7 @@ from envoy_data_plane.envoy.config.cluster.v3 import (
     ClusterEdsClusterConfig,
     LoadBalancingPolicy,
     LoadBalancingPolicyPolicy,
+    OutlierDetection,
 )
 from envoy_data_plane.envoy.config.core.v3 import (
     Address,
@@ -48,10 +49,9 @@ from epp import protocol
 from gateway import xds
 from gateway.resources import InferencePool
 
-HEALTH_INTERVAL: Final = timedelta(seconds=1)
-"""How often Envoy asks a picker for its health: as long as it may take to see that one is gone."""
+HEALTH_INTERVAL: Final = timedelta(milliseconds=250)
+"""How often Envoy asks a picker for its health: as long as it may take to see that one drains, is gone or is back."""
 HEALTH_TIMEOUT: Final = timedelta(seconds=5)
-RECOVERY_INTERVAL: Final = timedelta(milliseconds=250)
 KEEP_ALIVE: Final = timedelta(seconds=4)
 """Unused connections to endpoints close before the 5 s after which uvicorn, vLLM's server, closes its side."""
 _UNBOUNDED: Final = 100_000
@@ -92,12 +92,16 @@ def pool_cluster(pool: InferencePool) -> Cluster:
 
 
 def picker_cluster(pool: InferencePool) -> Cluster:
-    """The replicas of the pool's endpoint picker; one that is not healthy gets no new request.
+    """The replicas of the pool's endpoint picker; while one of them is healthy the others get no new request.
 
-    Health is asked for, so that a picker that hangs or drains is left at once, and so that without any healthy one
-    the request fails before its body is on the way: only then can `failureMode: FailOpen` still let it pass.
+    Health is asked for, so that a picker that hangs or drains is left at once. The first connection that fails tells
+    too: a request of more than 64 KB cannot be retried, so every one that meets a dead picker is lost.
+
+    Without any healthy one `FailClose` tries them all, for one may just be back or still drain; `FailOpen` must fail
+    before the request's body is on the way, for only then may the request pass.
     """
     name = picker_name(pool.metadata.id)
+    panic = 0.0 if pool.spec.endpoint_picker_ref.failure_mode == "FailOpen" else 1.0
     return Cluster(
         name=name,
         type=ClusterDiscoveryType.EDS,
@@ -105,13 +109,19 @@ def picker_cluster(pool: InferencePool) -> Cluster:
         connect_timeout=timedelta(seconds=1),
         circuit_breakers=_open_breakers(),
         typed_extension_protocol_options=_protocol(Explicit(http2_protocol_options=Http2ProtocolOptions())),
-        common_lb_config=ClusterCommonLbConfig(healthy_panic_threshold=Percent(value=0.0)),
+        common_lb_config=ClusterCommonLbConfig(
+            healthy_panic_threshold=Percent(value=panic),
+            # Envoy keeps a change of health back for a second if another came just before it.
+            update_merge_window=timedelta(0),
+        ),
+        outlier_detection=OutlierDetection(
+            split_external_local_origin_errors=True, consecutive_local_origin_failure=1, max_ejection_percent=100
+        ),
         health_checks=[
             HealthCheck(
                 timeout=HEALTH_TIMEOUT,
                 interval=HEALTH_INTERVAL,
                 no_traffic_interval=HEALTH_INTERVAL,
-                unhealthy_interval=RECOVERY_INTERVAL,
                 unhealthy_threshold=1,
                 healthy_threshold=1,
                 grpc_health_check=HealthCheckGrpcHealthCheck(service_name=protocol.EXT_PROC_SERVICE),

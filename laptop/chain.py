@@ -27,6 +27,8 @@ from laptop.processes import Processes
 
 READY_SECONDS = 60.0
 """For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
+DRAIN_LINGER = 1.0
+"""Seconds in which our Envoy surely asks a replica for its health and leaves it."""
 ENDPOINTS = "endpoints.yaml"
 SOURCE = Path(__file__).parents[1]
 MANIFESTS = next(
@@ -54,6 +56,8 @@ class Shape:
     wiring: Wiring = "lean"
     seed: int = 1
     pod_flags: Sequence[str] = ()
+    plugins: Path | None = None
+    """Directory of the modules that the configuration names, where they are not beside it."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +124,19 @@ class Chain:
     async def start_pod(self, pod: Pod) -> None:
         """Start one pod and wait until it answers."""
         command = ["-m", "epp.sim.server", "--port", str(pod.port), "--name", pod.name, "--seed", str(self.shape.seed)]
-        await self.processes.start(pod.name, [sys.executable, *command, *self.shape.pod_flags], _environment())
+        await self.processes.start(
+            pod.name, [sys.executable, *command, *self.shape.pod_flags], _environment(self.shape.plugins)
+        )
 
     async def start_replica(self, replica: Replica) -> None:
         """Start one EPP; wait for it with `ready`."""
         files = [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
+        linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is nobody else to go to
+        ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
-        await self.processes.start(replica.name, [*command, *self.shape.picking], _environment())
+        await self.processes.start(replica.name, [*command, *self.shape.picking], _environment(self.shape.plugins))
 
     async def reconfigure(self, file: Path, text: str) -> None:
         """Replace `file`, which the replicas were told to follow, and return when all of them use it."""
@@ -216,9 +224,9 @@ class Chain:
             return False
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(plugins: Path | None = None) -> Mapping[str, str]:
     """Children find our packages where we were found, also when we run from a checkout."""
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, filter(None, (SOURCE, plugins, os.environ.get("PYTHONPATH")))))}
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ LOWEST, HIGHEST = 20_000, 32_000
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
     """Whether a server can listen on `host:port` now."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -45,8 +45,8 @@ class Processes:
         """The process id of a running process."""
         return self._running[name].pid
 
-    async def stop(self, *names: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """Signal all `names` at once and wait; SIGKILL after `stop_seconds`."""
+    async def stop(self, *names: str, how: signal.Signals = signal.SIGTERM) -> list[int]:
+        """Signal all `names` at once and wait; SIGKILL after `stop_seconds`. Returns their exit statuses."""
         children = [self._running.pop(name) for name in names if name in self._running]
         for child in children:
             with contextlib.suppress(ProcessLookupError):
@@ -56,7 +56,7 @@ class Processes:
                 await asyncio.wait_for(child.wait(), self._stop_seconds)
             except TimeoutError:
                 child.kill()
-                await child.wait()
+        return [await child.wait() for child in children]
 
     def ended(self) -> list[tuple[str, str]]:
         """Those that ended by themselves since the last call: name, and one sentence with the end of what it said."""

@@ -86,6 +86,7 @@ async def run(options: Options) -> int:
                 picking=("--config", str(steered)) if options.once else options.picking,
                 manifests=options.manifests or MANIFESTS,
                 seed=options.seed,
+                plugins=options.config.absolute().parent if options.config else None,
             )
             with console.status("starting pods, endpoint picker and Envoy"):
                 chain = await stack.enter_async_context(running_chain(shape, directory))
@@ -138,7 +139,7 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
 
 async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
     """The live table until something ends it; without a terminal, a line for each decision instead."""
-    console.print(_greeting(chain, options), highlight=False)
+    console.print(_greeting(chain, options), highlight=False, soft_wrap=True)  # the curl line is to be copied
 
     def tell(sentence: str) -> None:
         console.print(escape(sentence), highlight=False, soft_wrap=True)

@@ -30,6 +30,7 @@ class Patience:
     def stop(self, task: Task) -> None:
         """The task went on, or ends: to be called however it ends. A second call does nothing."""
         self._due.pop(task, None)
+        self._lost.discard(task)
 
     def lost(self, task: Task) -> bool:
         """Whether the cancellation that `task` has just caught is ours, and nobody else wants it cancelled too."""

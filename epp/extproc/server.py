@@ -71,6 +71,8 @@ class Door:
         self._memory = Memory(settings.max_held)
         self._ready = False
         self._draining = False
+        self._leaving = False
+        """Draining, and no gateway is waited for any more."""
         self._incomplete = Patience(settings.incomplete)
         self._undecided = Patience(settings.deadline)
         self._unneeded = Patience()
@@ -110,6 +112,7 @@ class Door:
         """
         self._draining = True
         await asyncio.sleep(linger)
+        self._leaving = True
         self._unneeded.end()
         await self._server.stop(grace)
         await self._health_server.stop(0)
@@ -127,8 +130,7 @@ class Door:
             error = await self._serve(stream, context)
             if error is not None:
                 for message in stream.failed(error):
-                    if isinstance(message, bytes):
-                        await context.write(message)
+                    await context.write(message)
             if (refused := stream.refused) is not None:
                 self._metrics.request_failed(refused.status, refused.reason or refused.kind)
                 if stream.too_late:
@@ -154,9 +156,11 @@ class Door:
                 del raw  # it may be large and the answer long
                 for message in stream.routed(routed.destination, routed.headers, routed.body):
                     await context.write(message)
-                if not stream.sees_answer:
+                if stream.sees_answer:
+                    await self._answer(stream, routed, context)
+                elif not self._leaving:
                     self._unneeded.start(task)
-                await self._answer(stream, routed, context)
+                    await self._answer(stream, routed, context)
         except EppError as refused:
             return refused
         except asyncio.CancelledError:

@@ -6,13 +6,13 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import laptop.up
-from epp.loader import strategy_text
 from epp.sim.workloads import chats
 from laptop.load import Outcome
 from laptop.ports import free_ports
@@ -101,7 +101,8 @@ async def test_on_a_terminal_it_shows_a_table_until_ctrl_c() -> None:
         said = await run.until("last decisions")
         plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said)
         assert f"http://127.0.0.1:{run.port} speaks OpenAI to 2 simulated pods" in plain
-        assert "curl -s" in said
+        curl = next(line for line in plain.splitlines() if line.startswith("curl -s"))
+        assert curl.endswith('"content": "Hello"}]}\'')  # in one line, however narrow the terminal
         await run.until("default/pod-b")
         os.write(run.ours, b"\x03")
         assert await run.ended() == 130
@@ -171,25 +172,45 @@ def workload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laptop.up, "demo", lambda seed: chats(seed, sessions=2, turns=2, seconds=0.1))
 
 
-def once(directory: Path, **more: str) -> Options:
-    return Options(once=True, pods=2, port=free_ports(1)[0], keep_logs=directory, **more)  # type: ignore[arg-type]
+def once(logs: Path) -> Options:
+    return Options(once=True, pods=2, port=free_ports(1)[0], keep_logs=logs)
 
 
-async def test_once_compares_two_strategies(tmp_path: Path, workload: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await run(once(tmp_path)) == 0
+MINE = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: picker_of_mine.Last}]
+schedulingProfiles: [{name: default, plugins: [{pluginRef: picker_of_mine.Last}]}]
+"""
+LAST = """
+from epp.plugin import Picker
+
+class Last(Picker):
+    def pick(self, request, scored):
+        return [scored[-1][0]]
+"""
+
+
+async def test_once_compares_with_a_configuration_and_the_plugins_beside_it(
+    tmp_path: Path, workload: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, logs = tmp_path / "mine.yaml", tmp_path / "logs"
+    config.write_text(MINE)
+    (tmp_path / "picker_of_mine.py").write_text(LAST)
+    assert await run(replace(once(logs), config=config)) == 0
     said = capsys.readouterr().out
     header = next(line for line in said.splitlines() if "ratio" in line)
     assert "round-robin" in header
-    assert "prefix-aware" in header
+    assert "mine.yaml" in header
     assert said.count("4 of 4") == 2
-    assert (tmp_path / "strategy.yaml").read_text() == strategy_text("prefix-aware")
+    assert (logs / "strategy.yaml").read_text() == MINE
 
 
 async def test_once_fails_when_an_answer_is_missing(
     tmp_path: Path, workload: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(laptop.up, "MODEL", "not-there")
-    assert await run(once(tmp_path, strategy="round-robin")) == 1
+    assert await run(replace(once(tmp_path), strategy="round-robin")) == 1
     said = capsys.readouterr().out
     assert "0 of 2" in said
     assert "no answer round-robin: " in said

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.loader import strategy_text
 from gateway.wiring import Wiring
 from laptop.chain import Chain, Pod, Shape, running_chain
+from laptop.ports import is_free
 from laptop.watch import watch
 
 PATIENCE = 30.0
@@ -195,7 +196,7 @@ async def laptop(
         wiring=wiring,
         pod_flags=("--time-scale", "5"),
     )
-    async with raw.listening("::1"):
+    async with raw.listening("::1" if is_free(0, "::1") else "127.0.0.1"):
         host, port = raw.address
         entry = f"{{name: raw, address: '{host}', port: {port}, labels: {{app: raw}}}}"
         (manifests / "raw.yaml").write_text(f"endpoints: [{entry}]\n")

@@ -1,0 +1,205 @@
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import epp.app
+import laptop.up
+from epp.cli import STRATEGIES, warmpath
+from epp.errors import ConfigError
+
+GOOD = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: queue-scorer}, {type: max-score-picker}]
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: queue-scorer, weight: 2}, {pluginRef: max-score-picker}]
+"""
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(warmpath, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[epp.app.Settings]:
+    """What `serve` would run with."""
+    seen: list[epp.app.Settings] = []
+
+    def run(settings: epp.app.Settings) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(epp.app, "run", run)
+    return seen
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> list[laptop.up.Options]:
+    """What `up` would run with; it ends with status 7."""
+    seen: list[laptop.up.Options] = []
+
+    async def run(options: laptop.up.Options) -> int:
+        seen.append(options)
+        return 7
+
+    monkeypatch.setattr(laptop.up, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("check",), ("up",)])
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    told = call(*command, "--help")
+    assert told.exit_code == 0
+    assert told.output.startswith("Usage: warmpath")
+
+
+def test_the_version() -> None:
+    assert re.fullmatch(r"warmpath \d+\.\d+\.\d+\S*\n", call("--version").output)
+
+
+# --- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_check_prints_the_pipeline(config: Path) -> None:
+    told = call("check", config)
+    assert told.exit_code == 0
+    assert "scorer, weight 2: queue-scorer" in told.output
+    assert "picker max-score-picker" in told.output
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_check_shows_a_strategy(strategy: str) -> None:
+    told = call("check", "--strategy", strategy)
+    assert told.exit_code == 0
+    assert "picker" in told.output
+
+
+def test_check_prints_every_error_and_ends_with_1(config: Path) -> None:
+    config.write_text(GOOD.replace("queue-scorer}", "queue-scorr}").replace("max-score-picker}]", "max-score-pickr}]"))
+    told = call("check", config)
+    assert told.exit_code == 1
+    assert told.stdout == ""
+    assert "'queue-scorer'" in told.stderr
+    assert "'max-score-picker'" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+def test_check_of_no_file(tmp_path: Path) -> None:
+    told = call("check", tmp_path / "gone.yaml")
+    assert told.exit_code == 1
+    assert "gone.yaml" in told.stderr
+
+
+def test_check_wants_one_thing(config: Path) -> None:
+    for arguments in ((), (config, "--strategy", "session")):
+        told = call("check", *arguments)
+        assert (told.exit_code, "give either a FILE or --strategy" in told.stderr) == (2, True)
+
+
+def test_check_finds_plugins_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "plugins_of_mine.py").write_text(
+        "from epp.plugin import Scorer\n\nclass Mine(Scorer):\n    def score(self, request, endpoints):\n"
+        "        return [1.0] * len(endpoints)\n"
+    )
+    file = tmp_path / "config.yaml"
+    file.write_text(GOOD.replace("{type: queue-scorer}", "{type: plugins_of_mine.Mine, name: queue-scorer}"))
+    told = call("check", file)
+    assert (told.exit_code, "plugins_of_mine.Mine" in told.output) == (0, True)
+
+
+# --- serve ----------------------------------------------------------------------------------------------------------
+
+
+def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -> None:
+    ports = ("--grpc-port", 1, "--grpc-port", 2, "--grpc-health-port", 3, "--metrics-port", 4)
+    told = call(
+        *("serve", "--endpoints", config, "--endpoints", config.parent, "--config", config, *ports),
+        *("--max-body", 2, "--fallbacks", 3, "--trust-client-headers", "--audit-log", config.parent / "audit"),
+    )
+    assert told.exit_code == 0, told.output
+    [found] = settings
+    assert list(found.endpoints) == [config, config.parent]
+    assert (list(found.grpc_port), found.grpc_health_port, found.metrics_port) == ([1, 2], 3, 4)
+    assert (found.max_body, found.fallbacks, found.trust_client_headers) == (2 << 20, 3, True)
+    assert (found.config, found.audit_log) == (config, config.parent / "audit")
+
+
+def test_without_flags_settings_are_the_defaults(config: Path, settings: list[epp.app.Settings]) -> None:
+    assert call("serve", "--endpoints", config).exit_code == 0
+    assert settings == [epp.app.Settings(endpoints=(config,))]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--strategy", "session", "--config", "{config}"), "--strategy and --config exclude each other"),
+        (("--strategy", "sesion"), "'sesion' is not one of"),
+        (("--config", "gone.yaml"), "'gone.yaml' does not exist"),
+        (("--grpc-port", "70000"), "not in the range 0<=x<=65535"),
+        (("--refresh-metrics-interval", "0"), "not in the range x>0"),
+        (("--fallbacks", "-1"), "not in the range x>=0"),
+        (("--max-body", "0"), "not in the range 1<=x<=1024"),
+        (("--drain-timeout", "-1"), "not in the range x>=0"),
+        (("--grpc-prt", "1"), "Did you mean one of"),
+    ],
+)
+def test_a_wrong_flag_is_told_with_status_2(
+    config: Path, settings: list[epp.app.Settings], flags: tuple[str, ...], sentence: str
+) -> None:
+    told = call("serve", "--endpoints", config, *(flag.format(config=config) for flag in flags))
+    assert told.exit_code == 2
+    assert sentence in " ".join(told.stderr.split())
+    assert settings == []
+
+
+def test_serve_needs_endpoints(settings: list[epp.app.Settings]) -> None:
+    assert "Missing option '--endpoints'" in call("serve").stderr
+
+
+def test_a_wrong_configuration_is_one_sentence(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: Any) -> int:
+        raise ConfigError("plugins[0].type", "no such thing")
+
+    monkeypatch.setattr(epp.app, "run", run)
+    told = call("serve", "--endpoints", config)
+    assert (told.exit_code, told.stderr) == (1, "Error: plugins[0].type: no such thing\n")
+
+
+# --- up -------------------------------------------------------------------------------------------------------------
+
+
+def test_up_passes_its_flags_and_its_status(config: Path, options: list[laptop.up.Options]) -> None:
+    told = call("up", "--once", "--pods", 2, "--replicas", 2, "--port", 8081, "--seed", 5, "--strategy", "session")
+    assert told.exit_code == 7
+    wanted = laptop.up.Options(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
+    assert options == [wanted]
+    assert wanted.picking == ("--strategy", "session")
+    assert laptop.up.Options(config=config).picking == ("--config", str(config))
+
+
+def test_up_refuses_what_makes_no_sense(config: Path, options: list[laptop.up.Options]) -> None:
+    for flags in (("--pods", 0), ("--port", 0), ("--replicas", 9), ("--strategy", "session", "--config", config)):
+        assert call("up", *flags).exit_code == 2
+    assert options == []
+
+
+def test_what_ends_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(options: Any) -> int:
+        raise laptop.up.UpError("no Envoy found")
+
+    monkeypatch.setattr(laptop.up, "run", run)
+    told = call("up")
+    assert (told.exit_code, told.stderr) == (1, "Error: no Envoy found\n")

@@ -1,0 +1,248 @@
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
+from epp.flow.admission import Admission
+from epp.flow.saturation import ConcurrencyDetector
+from epp.parsing.parser import Parser
+from epp.parsing.request import RawRequest, Response
+from epp.plugin import Endpoint, Filter, Plugin, Producer, Request
+from epp.pool.store import Pool, PoolState, Rewrite, Target
+from epp.route import Router
+from epp.scheduling.decision import Decision
+from epp.scheduling.pickers import RoundRobinPicker
+from tests.support.scheduling import pod, scheduler
+
+A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+
+
+@dataclass
+class Diary:
+    """Witness, and of each hook too."""
+
+    lines: list[str] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
+
+    def decided(self, decision: Decision, complete_at: float) -> None:
+        self.lines.append(f"decided {decision.endpoint.name} at {complete_at:g}")
+
+    def finished(self, decision: Decision, response: Response) -> None:
+        self.lines.append(f"finished {decision.endpoint.name} {response.status}")
+        self.responses.append(response)
+
+    def failed(self, raw: RawRequest, error: EppError) -> None:
+        self.lines.append(f"failed {error.status}")
+
+
+@dataclass(eq=False)
+class Accounts(Plugin):
+    """What is open, by the hooks a plugin has."""
+
+    open: list[str] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.open.append(endpoint.name)
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        self.first.append(endpoint.name)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.open.remove(endpoint.name)
+
+    def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
+        return {"x-by": endpoint.name}
+
+
+@dataclass(eq=False)
+class Slow(Producer[int]):
+    """While it waits, the pool may change."""
+
+    pool: Pool
+    produces = int
+
+    async def prepare(self, request: Request) -> None:
+        self.pool.replace([pod("b", address=B)])
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, int]:
+        return dict.fromkeys(endpoints, 1)
+
+
+class Nobody(Filter):
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        return []
+
+
+class House:
+    """A router over two endpoints that take turns."""
+
+    def __init__(self, *, state: PoolState | None = None, filters: Sequence[Filter] = (), slow: bool = False) -> None:
+        self.pool = Pool("p", random=Random(1))
+        endpoints = (pod("a", address=A), pod("b", address=B))
+        self.pool.apply(state or PoolState("p", endpoints=endpoints, objectives={"batch": -1}))
+        self.diary, self.accounts, self.detector = Diary(), Accounts(), ConcurrencyDetector(max_concurrency=1)
+        self.now = 0.0
+        self.router = Router(
+            self.pool,
+            Parser(self.pool, lambda model, size: size // 4, lambda: "made-up"),
+            Admission(self.detector),
+            scheduler(
+                picker=RoundRobinPicker(),
+                filters=filters,
+                producers=[Slow(self.pool)] if slow else [],
+                others=[self.accounts, self.detector],
+            ),
+            self.diary,
+            lambda: self.now,
+        )
+
+    async def refusal(self, raw: RawRequest) -> EppError:
+        with pytest.raises(EppError) as error:
+            async with self.router.route(raw):
+                raise AssertionError("it was routed")
+        return error.value
+
+
+def chat(*, body: bytes = CHAT, subset: tuple[str, ...] | None = None, **headers: str) -> RawRequest:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return RawRequest("POST", "/v1/chat/completions", named, body, subset, sees_answer=True)
+
+
+async def test_a_request_is_decided_watched_and_finished_once() -> None:
+    house = House()
+    house.now = 5.0
+    async with house.router.route(chat()) as routed:
+        assert routed.destination in (A, B)
+        assert routed.body is None
+        name = routed.decision.endpoint.name
+        assert house.accounts.open == [name]
+        assert routed.answered(200, routed.destination, "application/json") == {"x-by": name}
+        house.now = 6.0
+        routed.answer_chunk(b'{"usage": {"prompt_tokens": 7, "completion_tokens": 2}', end=False)
+        house.now = 7.0
+        routed.answer_chunk(b"}", end=True)
+        assert house.accounts.first == [name]
+    assert house.accounts.open == []
+    assert house.diary.lines == [f"decided {name} at 5", f"finished {name} 200"]
+    [response] = house.diary.responses
+    assert (response.first_token_at, response.complete) == (6.0, True)
+    assert response.usage is not None
+    assert (response.usage.prompt, response.usage.completion) == (7, 2)
+
+
+async def test_a_client_that_leaves_closes_the_account() -> None:
+    house = House()
+    with pytest.raises(ConnectionError):
+        async with house.router.route(chat()):
+            raise ConnectionError
+    assert house.accounts.open == []
+    assert [line.split()[0] for line in house.diary.lines] == ["decided", "finished"]
+    assert not house.diary.responses[0].complete
+
+
+async def test_a_retry_that_was_served_elsewhere_moves_the_account() -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        first = routed.decision.endpoint
+        [other] = [endpoint for endpoint in house.pool.endpoints if endpoint is not first]
+        assert routed.answered(200, other.address) == {"x-by": other.name}
+        assert house.accounts.open == [other.name]
+    assert house.accounts.open == []
+    assert house.diary.lines[-1] == f"finished {other.name} 200"
+
+
+@pytest.mark.parametrize("served", ["", "10.9.9.9:1", "nonsense"])
+async def test_an_unknown_server_moves_nothing(served: str) -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        name = routed.decision.endpoint.name
+        routed.answered(200, served)
+        assert house.accounts.open == [name]
+
+
+async def test_an_error_of_the_endpoint_gets_no_headers_of_ours() -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        assert routed.answered(404, routed.destination) == {}
+    assert house.diary.responses[0].status == 404
+
+
+async def test_an_answer_that_shows_no_headers_first_is_counted_still() -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        routed.answer_chunk(b"", end=False)
+        assert house.accounts.first == []
+        routed.answer_chunk(b"x", end=True)
+    assert house.accounts.first == [routed.decision.endpoint.name]
+    assert house.diary.responses[0].usage is None
+
+
+async def test_a_bad_request_is_refused_without_an_account() -> None:
+    house = House()
+    error = await house.refusal(chat(body=b'{"messages": []}'))
+    assert isinstance(error, BadRequest)
+    assert error.param == "model"
+    assert (house.accounts.open, house.diary.lines) == ([], ["failed 400"])
+
+
+@pytest.mark.parametrize("subset", [(), ("10.7.7.7:1",)])
+async def test_a_subset_of_nobody_is_503(subset: tuple[str, ...]) -> None:
+    house = House()
+    assert isinstance(await house.refusal(chat(subset=subset)), NoEndpoint)
+    assert house.diary.lines == ["failed 503"]
+
+
+async def test_a_subset_is_kept_to() -> None:
+    house = House()
+    for _ in range(3):
+        async with house.router.route(chat(subset=(B,))) as routed:
+            assert routed.destination == B
+
+
+async def test_filters_that_drop_all_are_503_without_an_account() -> None:
+    house = House(filters=[Nobody()])
+    assert isinstance(await house.refusal(chat()), NoEndpoint)
+    assert house.accounts.open == []
+
+
+async def test_an_empty_pool_is_503() -> None:
+    assert (await House(state=PoolState("p")).refusal(chat())).status == 503
+
+
+async def test_only_low_priority_is_shed_by_a_full_pool() -> None:
+    house = House()
+    low = chat(x_llm_d_inference_objective="batch")
+    async with house.router.route(chat()), house.router.route(chat()):
+        assert isinstance(await house.refusal(low), Rejected)
+        async with house.router.route(chat()):
+            assert len(house.accounts.open) == 3
+    async with house.router.route(low):
+        assert len(house.accounts.open) == 1
+
+
+async def test_a_rewritten_model_makes_another_body() -> None:
+    rewrite = Rewrite(("m",), (Target("tuned"),))
+    house = House(state=PoolState("p", endpoints=(pod("a", address=A),), rewrites=(rewrite,)))
+    async with house.router.route(chat()) as routed:
+        assert routed.body == CHAT.replace(b'"m"', b'"tuned"')
+        assert routed.decision.request.model == "tuned"
+
+
+async def test_candidates_are_those_after_the_wait() -> None:
+    house = House(slow=True)
+    async with house.router.route(chat()) as routed:
+        assert routed.destination == B
+
+
+async def test_a_reload_leaves_requests_under_way_where_they_are() -> None:
+    house, fresh = House(), Accounts()
+    async with house.router.route(chat()):
+        house.router.scheduler = scheduler(picker=RoundRobinPicker(), others=[fresh])
+        async with house.router.route(chat()):
+            assert (len(house.accounts.open), len(fresh.open)) == (1, 1)
+        assert (len(house.accounts.open), len(fresh.open)) == (1, 0)
+    assert house.accounts.open == []
