@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from epp.parsing.request import Api, Request, Response, Usage
 from epp.pool.endpoint import Endpoint, Load
 
@@ -55,7 +57,7 @@ S = TypeVar("S")
 # --- signals: facts about (request, endpoint), found just before the pick -------------------------------------------
 
 
-class PrefixMatch(NamedTuple):
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """How much of the request's prompt an endpoint holds, longest prefix first. Tokens are estimates."""
 
     tokens: int
@@ -68,7 +70,7 @@ class PrefixMatch(NamedTuple):
         return self.blocks / self.total_blocks if self.total_blocks else 0.0
 
 
-class CacheRoom(NamedTuple):
+class CacheRoom(msgspec.Struct, frozen=True, gc=False):
     """An endpoint's KV memory as our own requests use it, in tokens. `capacity` 0 = unknown, treat as endless."""
 
     pinned: int
@@ -205,6 +207,6 @@ def most(values: Iterable[float]) -> list[float]:
 
 def scores_of(bills: Sequence[tuple[float, ...]]) -> list[float]:
     """Bills in seconds to scores in 0..1: the cheapest scores 1, order is kept, ties stay ties."""
-    costs = [sum(bill) for bill in bills]
-    low = min(costs, default=0.0)
-    return [(low + 1e-3) / (cost + 1e-3) for cost in costs]
+    costs = [*map(sum, bills)]
+    low = min(costs, default=0.0) + 1e-3
+    return [low / (cost + 1e-3) for cost in costs]

@@ -26,6 +26,8 @@ MAX_ADDRESS = 64
 """Longest text taken for an address: a bracketed IPv6 with port has 47 bytes."""
 MAX_ERROR_TEXT = 1_000
 SET = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+SUBSET_NAMESPACE, SUBSET = protocol.SUBSET_NAMESPACE.encode(), protocol.SUBSET.encode()
+LB_NAMESPACE, SERVED = protocol.LB_NAMESPACE.encode(), protocol.SERVED.encode()
 
 
 def decode(message: bytes) -> pb.ProcessingRequest | None:
@@ -54,6 +56,15 @@ def request_headers(message: pb.ProcessingRequest, size: int) -> dict[str, str]:
             f"the request's headers are {size} bytes in {len(entries)} fields; "
             f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
         )
+    try:
+        found = {entry.key.decode().lower(): (entry.raw_value or entry.value).decode() for entry in entries}
+    except UnicodeDecodeError:
+        return _odd_headers(entries)
+    return found if len(found) == len(entries) else _odd_headers(entries)
+
+
+def _odd_headers(entries: Iterable[pb.HeaderValue]) -> dict[str, str]:
+    """The same where one comes twice or is not UTF-8."""
     found: dict[str, str] = {}
     for entry in entries:
         name = _text(entry.key).lower()
@@ -70,9 +81,7 @@ def subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
     None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches nobody: sending a
     request where the gateway may have forbidden it would be worse than a 503 that can be seen.
     """
-    if not message.HasField("metadata_context"):
-        return None
-    hint = _metadata(message, protocol.SUBSET_NAMESPACE, protocol.SUBSET)
+    hint = _metadata(message, SUBSET_NAMESPACE, SUBSET)
     if hint is None:
         return None
     if hint.WhichOneof("kind") == "string_value":
@@ -82,12 +91,13 @@ def subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(address for text in texts if (address := _address(text))))
 
 
-def _metadata(message: pb.ProcessingRequest, namespace: str, key: str) -> pb.Value | None:
-    wanted, name = namespace.encode(), key.encode()
+def _metadata(message: pb.ProcessingRequest, namespace: bytes, key: bytes) -> pb.Value | None:
+    if not message.HasField("metadata_context"):
+        return None
     for entry in reversed(message.metadata_context.filter_metadata):
-        if entry.key == wanted:
+        if entry.key == namespace:
             for field in reversed(entry.value.fields):
-                if field.key == name:
+                if field.key == key:
                     return field.value
     return None
 
@@ -113,36 +123,32 @@ def _canonical(raw: bytes) -> str:
     return f"[{host}]{port}" if port else host
 
 
-def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
-    """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty)."""
-    status, content_type, found = 0, "", 0
+def answer(message: pb.ProcessingRequest, *, body_follows: bool = True) -> tuple[int, str, str]:
+    """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty).
+
+    The content type is not looked for where no body follows that it would explain.
+    """
+    status, content_type, found = 0, "", 0 if body_follows else 1
     for entry in message.response_headers.headers.headers:
         key = entry.key.lower()
         if key == b":status":
             text = entry.raw_value or entry.value
             status = int(text) if len(text) == 3 and text.isdigit() else 0
-        elif key == b"content-type":
+        elif key == b"content-type" and body_follows:
             content_type = _text(entry.raw_value or entry.value)
         else:
             continue
         found += 1
         if found == 2:  # the rest is the client's business
             break
-    served = _metadata(message, protocol.LB_NAMESPACE, protocol.SERVED)
+    served = _metadata(message, LB_NAMESPACE, SERVED)
     return status, _address(served.string_value) if served is not None else "", content_type
 
 
 def raw_request(
     headers: Mapping[str, str], body: bytes, subset: tuple[str, ...] | None, *, sees_answer: bool
 ) -> RawRequest:
-    return RawRequest(
-        method=headers.get(":method", ""),
-        path=headers.get(":path", ""),
-        headers=headers,
-        body=body,
-        subset=subset,
-        sees_answer=sees_answer,
-    )
+    return RawRequest(headers.get(":method", ""), headers.get(":path", ""), headers, body, subset, sees_answer)
 
 
 # --- what we say -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import BadRequest, ConfigError, DeadlineExceeded, EppError, InternalError
 from epp.extproc import messages
-from epp.extproc.stream import Action, AnswerChunk, Answered, Memory, Stream
+from epp.extproc.patience import Patience
+from epp.extproc.stream import AnswerChunk, Answered, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.telemetry.metrics import Metrics
 
@@ -72,8 +73,11 @@ class Door:
         self._draining = False
         self._leaving = False
         """Draining, and no gateway is waited for any more."""
-        self._unneeded: set[asyncio.Timeout] = set()
-        """Timers of streams that only wait for the answer's end: their gateways can do without us from now on."""
+        self._incomplete = Patience(settings.incomplete)
+        self._undecided = Patience(settings.deadline)
+        self._unneeded = Patience()
+        """With streams that only wait for the answer's end: their gateways can do without us from now on."""
+        self._patiences = (self._incomplete, self._undecided, self._unneeded)
         self._server = aio.server(options=_options(settings))
         self._health_server = aio.server(options=_options(settings))
 
@@ -109,9 +113,7 @@ class Door:
         self._draining = True
         await asyncio.sleep(linger)
         self._leaving = True
-        now = asyncio.get_running_loop().time()
-        for timer in self._unneeded:
-            timer.reschedule(now)
+        self._unneeded.end()
         await self._server.stop(grace)
         await self._health_server.stop(0)
 
@@ -127,59 +129,56 @@ class Door:
         try:
             error = await self._serve(stream, context)
             if error is not None:
-                await _send(stream.failed(error), context)
+                for message in stream.failed(error):
+                    await context.write(message)
             if (refused := stream.refused) is not None:
                 self._metrics.request_failed(refused.status, refused.reason or refused.kind)
-            if refused is not None and stream.too_late:
-                context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(refused.message)
+                if stream.too_late:
+                    context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+                    context.set_details(refused.message)
         except aio.BaseError:
             log.debug("the gateway left in the middle of a stream")
         finally:
             stream.release()
 
     async def _serve(self, stream: Stream, context: Context) -> EppError | None:
-        complete = False
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            async with asyncio.timeout(self._settings.incomplete) as timer:
-                raw = await _request(stream, context)
-                if raw is None:
-                    return None
-                complete = True
-                timer.reschedule(asyncio.get_running_loop().time() + self._settings.deadline)
-                async with self._route(raw) as routed:
-                    timer.reschedule(None)
-                    del raw  # it may be large and the answer long
-                    await _send(stream.routed(routed.destination, routed.headers, routed.body), context)
-                    if stream.sees_answer:
-                        await self._answer(stream, routed, context)
-                    else:
-                        await self._lean_answer(stream, routed, context, timer)
+            self._incomplete.start(task)
+            raw = await _request(stream, context)
+            self._incomplete.stop(task)
+            if raw is None:
+                return None
+            self._undecided.start(task)
+            async with self._route(raw) as routed:
+                self._undecided.stop(task)
+                del raw  # it may be large and the answer long
+                for message in stream.routed(routed.destination, routed.headers, routed.body):
+                    await context.write(message)
+                if stream.sees_answer:
+                    await self._answer(stream, routed, context)
+                elif not self._leaving:
+                    self._unneeded.start(task)
+                    await self._answer(stream, routed, context)
         except EppError as refused:
             return refused
-        except TimeoutError:
-            if complete:
+        except asyncio.CancelledError:
+            if self._incomplete.lost(task):
+                return BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+            if self._undecided.lost(task):
                 return DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
-            return BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+            if not self._unneeded.lost(task):
+                raise
         except aio.BaseError:
             raise
         except Exception as bug:
             _log_bug("a request failed", bug)
             return InternalError("internal error")
-        return None
-
-    async def _lean_answer(self, stream: Stream, routed: Routed, context: Context, timer: asyncio.Timeout) -> None:
-        """The same where only the answer's headers and end are shown; a drain makes `timer` expire, which ends it."""
-        if self._leaving:
-            return
-        self._unneeded.add(timer)
-        try:
-            await self._answer(stream, routed, context)
-        except asyncio.CancelledError:
-            if not (self._leaving and timer.when() is not None):
-                raise
         finally:
-            self._unneeded.discard(timer)
+            for patience in self._patiences:
+                patience.stop(task)
+        return None
 
     async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:
         watched = True
@@ -187,11 +186,12 @@ class Door:
             for action in stream.receive(data):
                 if isinstance(action, bytes):
                     await context.write(action)
-                elif isinstance(action, AnswerChunk | Answered):
+                elif isinstance(action, Answered):
                     headers = self._show(routed, action) if watched else NO_HEADERS
                     watched = watched and headers is not None
-                    if isinstance(action, Answered):
-                        await _send(stream.answered(headers or NO_HEADERS), context)
+                    await context.write(stream.answered(headers or NO_HEADERS))
+                elif isinstance(action, AnswerChunk) and watched:
+                    watched = self._show(routed, action) is not None
             if stream.finished:
                 return
 
@@ -214,16 +214,11 @@ async def _request(stream: Stream, context: Context) -> RawRequest | None:
         for action in stream.receive(data):
             if isinstance(action, RawRequest):
                 return action
-            await _send([action], context)
+            if isinstance(action, bytes):
+                await context.write(action)
         if stream.finished:
             break
     return None
-
-
-async def _send(actions: list[Action], context: Context) -> None:
-    for action in actions:
-        if isinstance(action, bytes):
-            await context.write(action)
 
 
 def _log_bug(what: str, bug: Exception) -> None:

@@ -21,8 +21,7 @@ a streamed or buffered one gets an empty reply per message; in the lean wiring (
 half-close of the stream is the answer's end.
 """
 
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 
 import msgspec
@@ -32,8 +31,9 @@ from epp.extproc import messages
 from epp.extproc.messages import Mode, ProcessingRequest
 from epp.parsing.request import RawRequest
 
+NONE, STREAMED, FULL_DUPLEX = Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED
 BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
-SUPPORTED = (Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, *BUFFERED)
+SUPPORTED = (NONE, STREAMED, FULL_DUPLEX, *BUFFERED)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -67,12 +67,12 @@ class Memory:
         self.held = 0
 
 
-class _Phase(Enum):
-    HEADERS = auto()  # nothing came yet
-    BODY = auto()  # until the request is complete
-    ROUTING = auto()  # until `routed` or `failed`
-    REPLIED = auto()  # the request is on its way
-    ABANDONED = auto()  # the gateway itself answered, before we did
+HEADERS = 0  # nothing came yet
+BODY = 1  # until the request is complete
+ROUTING = 2  # until `routed` or `failed`
+REPLIED = 3  # the request is on its way
+ABANDONED = 4  # the gateway itself answered, before we did
+"""Phases of a stream. Plain numbers, as the modes are: members of a Python 3.11 Enum cost a call each time."""
 
 
 class Stream:
@@ -82,7 +82,7 @@ class Stream:
 
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "finished", "refused",
+        "_messages", "_mode", "_more", "_open", "_phase", "_subset", "_trailers", "_waits", "finished", "refused",
         "too_late",
     )  # fmt: skip
 
@@ -95,16 +95,17 @@ class Stream:
         self._max_body = max_body
         self._memory = memory
         self._held = 0
-        self._phase = _Phase.HEADERS
+        self._phase = HEADERS
         self._known = False  # the gateway's modes
-        self._mode: int = Mode.FULL_DUPLEX_STREAMED
-        self._answer_mode: int = Mode.FULL_DUPLEX_STREAMED
+        self._mode: int = FULL_DUPLEX
+        self._answer_mode: int = FULL_DUPLEX
         self._waits = False  # a STREAMED gateway that holds the body until the headers are answered
         self._headers: dict[str, str] = {}
         self._forged = messages.NOTHING
         self._subset: tuple[str, ...] | None = None
-        self._parts: BytesIO | None = None
         self._body = b""
+        self._more: BytesIO | None = None
+        """What came of the body after its first piece."""
         self._messages = 0
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
@@ -113,9 +114,9 @@ class Stream:
     @property
     def sees_answer(self) -> bool:
         """The gateway shows us the answer's body; otherwise its end is the stream's."""
-        return self._answer_mode != Mode.NONE
+        return self._answer_mode != NONE
 
-    def receive(self, data: bytes) -> list[Action]:
+    def receive(self, data: bytes) -> Sequence[Action]:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
         if self.finished:
             return []
@@ -127,20 +128,20 @@ class Stream:
         receiver = _RECEIVERS.get(message.WhichOneof("request") or "")
         return receiver(self, message, data) if receiver is not None else []
 
-    def routed(self, destination: str, headers: Mapping[str, str], body: bytes | None) -> list[Action]:
+    def routed(self, destination: str, headers: Mapping[str, str], body: bytes | None) -> list[bytes]:
         """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own."""
-        if self._phase is not _Phase.ROUTING:
+        if self._phase != ROUTING:
             return []
-        self._phase = _Phase.REPLIED
+        self._phase = REPLIED
         own, forged = self._body, self._forged
         self.release()
         if self._mode in BUFFERED:
             return [messages.routed_body(destination, headers, forged, body)]
-        if self._mode == Mode.NONE:
+        if self._mode == NONE:
             return [messages.routed_headers(destination, headers, forged, None)]
         length = None if body is None else len(body)
-        actions: list[Action] = [messages.routed_headers(destination, headers, forged, length)]
-        if self._mode == Mode.STREAMED:
+        actions = [messages.routed_headers(destination, headers, forged, length)]
+        if self._mode == STREAMED:
             actions += self._silent_replies(body)
         elif (whole := own if body is None else body) or not self._trailers:
             actions += messages.request_chunks(whole, end=not self._trailers)
@@ -148,19 +149,19 @@ class Stream:
             actions.append(messages.REQUEST_TRAILERS)
         return actions
 
-    def failed(self, error: EppError) -> list[Action]:
+    def failed(self, error: EppError) -> list[bytes]:
         """Answer the client with this error instead, if that is still possible; either way the stream is finished."""
         return self._refuse(error)
 
-    def answered(self, headers: Mapping[str, str]) -> list[Action]:
+    def answered(self, headers: Mapping[str, str]) -> bytes:
         """The reply to the answer's headers: pass them on, with these added."""
-        return [messages.answer_headers(headers)]
+        return messages.answer_headers(headers)
 
     def release(self) -> None:
         """Let go of what is held. To be called when the stream ends, however it ends."""
         self._memory.held -= self._held
         self._held = 0
-        self._parts = None
+        self._more = None
         self._body = b""
         self._headers = {}
 
@@ -181,30 +182,30 @@ class Stream:
                     )
         return None
 
-    def _request_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        if self._phase is not _Phase.HEADERS:
+    def _request_headers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+        if self._phase != HEADERS:
             return self._refuse(BadRequest("the gateway sent request headers twice or too late"))
         try:
             self._headers = messages.request_headers(message, len(data))
         except TooLarge as error:
             return self._refuse(error)
         self._subset = messages.subset(message)
-        self._phase = _Phase.BODY
+        self._phase = BODY
         if message.request_headers.end_of_stream:
-            self._mode, self._open = Mode.NONE, False
-        if self._mode == Mode.NONE:
-            return self._complete(b"")
+            self._mode, self._open = NONE, False
+        if self._mode == NONE:
+            return self._complete()
         if self._mode in BUFFERED:
             return [messages.REQUEST_HEADERS]
-        if self._mode == Mode.STREAMED and self._waits:
-            self._mode = Mode.FULL_DUPLEX_STREAMED
+        if self._mode == STREAMED and self._waits:
+            self._mode = FULL_DUPLEX
             return [messages.override_to_duplex(self._answer_mode)]
         return []
 
-    def _request_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        if self._phase is _Phase.HEADERS:
+    def _request_body(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+        if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent a request body without headers before it"))
-        if self._phase is not _Phase.BODY:
+        if self._phase != BODY:
             return []
         chunk, end = message.request_body.body, message.request_body.end_of_stream
         if (error := self._hold(len(chunk))) is not None:
@@ -212,25 +213,26 @@ class Stream:
         self._messages += 1
         self._open = not end
         end = end or self._mode in BUFFERED  # with trailers to come, a whole buffered body does not end the stream
-        if self._parts is None:
-            if end:
-                return self._complete(chunk)
-            self._parts = BytesIO()
-        self._parts.write(chunk)
-        return self._complete(self._parts.getvalue()) if end else []
+        if not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
+            self._body = chunk
+        elif chunk:
+            if self._more is None:
+                self._more = BytesIO()
+            self._more.write(chunk)
+        return self._complete() if end else []
 
-    def _request_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        if self._phase is _Phase.HEADERS:
+    def _request_trailers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+        if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent request trailers without headers before them"))
         if not self._open:
             return []
-        if self._phase is _Phase.BODY:
+        if self._phase == BODY:
             if self._mode in BUFFERED:
                 return self._refuse(BadRequest("a request with trailers but no body cannot be routed in BUFFERED mode"))
             self._open, self._trailers = False, True
-            return self._complete(self._parts.getvalue() if self._parts is not None else b"")
+            return self._complete()
         self._open = False
-        return [messages.REQUEST_TRAILERS] if self._phase is _Phase.REPLIED else []
+        return [messages.REQUEST_TRAILERS] if self._phase == REPLIED else []
 
     def _hold(self, size: int) -> EppError | None:
         self._held += size
@@ -241,13 +243,14 @@ class Stream:
             return Rejected("too many large requests at once; try again later")
         return None
 
-    def _complete(self, body: bytes) -> list[Action]:
+    def _complete(self) -> Sequence[Action]:
         headers, self._headers = self._headers, {}
-        self._phase = _Phase.ROUTING
-        self._parts = None
+        body, more, self._more = self._body, self._more, None
+        if more is not None:
+            body += more.getbuffer()
+        self._phase = ROUTING
         self._forged = messages.forged(headers)
-        if self._mode == Mode.FULL_DUPLEX_STREAMED:  # the others do not ask for it back
-            self._body = body
+        self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
         return [messages.raw_request(headers, body, self._subset, sees_answer=self.sees_answer)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
@@ -255,42 +258,42 @@ class Stream:
             return [messages.REQUEST_BODY] * self._messages
         return [messages.replaced_chunk(body)] + [messages.replaced_chunk(b"")] * (self._messages - 1)
 
-    def _refuse(self, error: EppError) -> list[Action]:
+    def _refuse(self, error: EppError) -> list[bytes]:
         if self.finished:
             return []
         self.finished = True
         self.release()
         self.refused = error
-        self.too_late = self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED
+        self.too_late = self._phase == REPLIED or self._phase == ABANDONED
         return [] if self.too_late else [messages.refusal(error)]
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
-    def _answer_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        if self._phase is _Phase.REPLIED:
-            return [Answered(*messages.answer(message))]
-        self._phase = _Phase.ABANDONED
+    def _answer_headers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+        if self._phase == REPLIED:
+            return [Answered(*messages.answer(message, body_follows=self.sees_answer))]
+        self._phase = ABANDONED
         self.release()
         return [messages.ANSWER_HEADERS]
 
-    def _answer_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+    def _answer_body(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
-        if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
+        if self._answer_mode != FULL_DUPLEX:
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
             return self._passing([messages.ANSWER_BODY], chunk, end)
         return [] if self._ended else self._passing(messages.answer_chunks(chunk, end=end), chunk, end)
 
-    def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
+    def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
         return self._passing([messages.ANSWER_TRAILERS], b"", True)
 
-    def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> list[Action]:
+    def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
         """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
-        shown = self._phase is _Phase.REPLIED and not self._ended
+        shown = self._phase == REPLIED and not self._ended
         self._ended = self._ended or end
         return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
 
 
-_RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], list[Action]]] = {
+_RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], Sequence[Action]]] = {
     "request_headers": Stream._request_headers,
     "request_body": Stream._request_body,
     "request_trailers": Stream._request_trailers,

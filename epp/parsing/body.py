@@ -1,6 +1,5 @@
 """A JSON body read once and shallowly: top-level fields stay raw bytes, nothing below them is built."""
 
-import re
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -16,7 +15,6 @@ MAX_MODEL = 1024
 """Longest model name taken, in characters: it becomes a label and a key in several maps."""
 
 _TEXT = msgspec.json.Decoder(str)
-_SMALL_INT = re.compile(rb"[0-9]{1,9}")
 
 
 class Body(msgspec.Struct):
@@ -44,7 +42,7 @@ class Body(msgspec.Struct):
     def model_name(self) -> str:
         """`model`; BadRequest if it is missing, empty, too long or no string."""
         expected = "expected the name of a model, a non-empty string"
-        if not memoryview(self.model):
+        if self.model is ABSENT:
             raise BadRequest(f"model: missing; {expected}", param="model")
         try:
             name = _TEXT.decode(self.model)
@@ -58,7 +56,7 @@ class Body(msgspec.Struct):
 
     def salt(self) -> str:
         """`cache_salt`, or "" where it is none the engine would take."""
-        if not memoryview(self.cache_salt):
+        if self.cache_salt is ABSENT:
             return ""
         try:
             return _TEXT.decode(self.cache_salt)
@@ -71,7 +69,7 @@ class Body(msgspec.Struct):
     def answer_tokens(self) -> int | None:
         """The answer's bound in tokens, or None: not given, or not a number an engine would take."""
         limit = bytes(self.output_limit())
-        return int(limit) if _SMALL_INT.fullmatch(limit) else None
+        return int(limit) if limit.isdigit() and len(limit) <= 9 else None
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -101,7 +99,7 @@ def require(value: Raw, field: str, starts: bytes, expected: str) -> Raw:
 
 def joined(*parts: Raw) -> bytes:
     """The parts that are there, one after the other."""
-    return b"".join([memoryview(part) for part in parts])
+    return b"".join([part for part in parts if part is not ABSENT])
 
 
 def shown(value: Raw, limit: int = 60) -> str:

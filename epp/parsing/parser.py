@@ -25,6 +25,9 @@ _FORMATS: Final[tuple[tuple[str, msgspec.json.Decoder[Body]], ...]] = (
 )
 
 
+_BY_PATH: Final = dict(_FORMATS)
+
+
 class Rules(Protocol):
     """What the pool's own objects say about a request."""
 
@@ -90,16 +93,16 @@ class Parser:
         return given if 0 < len(given) <= _MAX_ID else self._new_id()
 
     def _priority(self, headers: Mapping[str, str]) -> int:
-        for name in protocol.OBJECTIVE:
-            if (objective := headers.get(name)) is not None:
-                return self._rules.priority(objective)
-        return self._rules.priority(None)
+        newer, older = protocol.OBJECTIVE
+        return self._rules.priority(headers.get(newer) if newer in headers else headers.get(older))
 
 
 def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
     """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
     if raw.method != "POST":
         return None
+    if (decoder := _BY_PATH.get(raw.path)) is not None:
+        return decoder
     path = raw.path.partition("?")[0].rstrip("/")
     for suffix, decoder in _FORMATS:
         if path.endswith(suffix):

@@ -10,6 +10,8 @@ OPAQUE: Final = "opaque"
 
 def why_opaque(raw: RawRequest) -> str:
     """Why this body cannot be read as JSON although its path promises it; "" = it can."""
+    if "content-encoding" not in raw.headers and raw.headers.get("content-type") == "application/json":
+        return ""
     coding = raw.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         return f"content-encoding: {coding}"

@@ -1,7 +1,7 @@
 """The shapes a request takes after Envoy's own: `RawRequest` (bytes) and `Request` (what plugins see); `Response`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -62,7 +62,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
         """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""
-        return cast("Mapping[Endpoint, S]", self.signals[kind])
+        return self.signals[kind]
 
     def header(self, names: tuple[str, ...] | str) -> str | None:
         """The first of `names` (lower case) that the request carries, or None."""

@@ -25,7 +25,10 @@ class TokenRatio:
 
     def tokens(self, model: str, nbytes: int) -> int:
         """Estimated tokens of `nbytes` bytes of prompt; at least 1 for a prompt that is not empty."""
-        return max(1, round(nbytes / self.ratio(model))) if nbytes > 0 else 0
+        if nbytes <= 0:
+            return 0
+        sums = self._seen.get(model)
+        return round(nbytes / (DEFAULT_RATIO if sums is None else sums[0] / sums[1])) or 1
 
     def ratio(self, model: str) -> float:
         """Bytes a token, 0.5..16."""

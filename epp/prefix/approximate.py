@@ -90,12 +90,14 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
         note: _Note = request.notes[self]
-        total = bytes_at(len(note.chain)) // SHORT
+        chain, holders = note.chain, self.index.holders
+        total = bytes_at(len(chain)) // SHORT
         matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
-        for depth, mask in self.index.match(note.chain):
+        for depth, mask in self.index.match(chain):
             size = bytes_at(depth)
             match = PrefixMatch(min(round(size / note.bytes_per_token), request.tokens), size // SHORT, total)
-            matches.update(dict.fromkeys(self.index.holders(mask), match))
+            for endpoint in holders(mask):
+                matches[endpoint] = match
         return matches
 
     def shadow(self, endpoint: Endpoint) -> Shadow:
@@ -178,9 +180,10 @@ class ApproximateCacheRoom(Producer[CacheRoom]):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, CacheRoom]:
         known, shadow = self._cache.shadows, self._cache.shadow
-        return {
-            endpoint: (
-                found if (found := known.get(endpoint)) and found.load is endpoint.load else shadow(endpoint)
-            ).room
-            for endpoint in endpoints
-        }
+        rooms = {}
+        for endpoint in endpoints:
+            found = known.get(endpoint)
+            if found is None or found.load is not endpoint.load:
+                found = shadow(endpoint)
+            rooms[endpoint] = found.room
+        return rooms

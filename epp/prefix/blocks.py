@@ -8,6 +8,7 @@ xxh3 is no cryptographic hash: a client who forges a collision gets a worse pick
 the engine compares tokens by its own hashes.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -21,6 +22,7 @@ LONG_FROM: Final = 16 * 1024
 _SHORT_BLOCKS: Final = LONG_FROM // SHORT
 
 
+@lru_cache(4096)
 def seed_of(model: str, salt: str) -> int:
     """Where a chain starts: prompts to different models, LoRA adapters (models by name) or salts share nothing."""
     return xxh3_64_intdigest(f"{len(model)}:{model}{salt}".encode("utf-8", "surrogatepass"))
@@ -30,8 +32,13 @@ def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
     """Hashes of the full blocks within the first `limit` bytes (None = all), first block first. 45 us for 256 KB."""
     end = len(prompt) if limit is None else min(limit, len(prompt))
     digest, h = xxh3_64_intdigest, seed
-    chain = [h := digest(prompt[i : i + SHORT], h) for i in range(0, min(end, LONG_FROM) - SHORT + 1, SHORT)]
-    chain += [h := digest(prompt[i : i + LONG], h) for i in range(LONG_FROM, end - LONG + 1, LONG)]
+    chain = []
+    for i in range(0, min(end, LONG_FROM) - SHORT + 1, SHORT):
+        h = digest(prompt[i : i + SHORT], h)
+        chain.append(h)
+    for i in range(LONG_FROM, end - LONG + 1, LONG):
+        h = digest(prompt[i : i + LONG], h)
+        chain.append(h)
     return chain
 
 

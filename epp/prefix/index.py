@@ -7,9 +7,7 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 """
 
 import sys
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import repeat
 
 from epp.plugin import Endpoint
 
@@ -99,8 +97,14 @@ class PrefixIndex:
 
     def depth(self, chain: Sequence[int], bit: int) -> int:
         """Blocks of `chain` that the owner of `bit` holds."""
-        get = self._masks.get
-        return bisect_left(chain, True, key=lambda block: not get(block, 0) & bit)
+        get, low, high = self._masks.get, 0, len(chain)
+        while low < high:
+            middle = (low + high) >> 1
+            if get(chain[middle], 0) & bit:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def holders(self, mask: int) -> Sequence[Endpoint]:
         """The endpoints of a mask."""
@@ -129,7 +133,7 @@ class PrefixIndex:
         shared = self.depth(blocks, -1)
         for block in blocks[:shared]:
             masks[block] |= bit
-        masks.update(zip(blocks[shared:], repeat(bit), strict=False))
+        masks.update(dict.fromkeys(blocks[shared:], bit))
 
     def drop(self, blocks: Sequence[int], bit: int) -> None:
         """`blocks` are no longer held by the owner of `bit`."""

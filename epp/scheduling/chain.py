@@ -7,6 +7,7 @@ What a broken plugin does to a request:
 """
 
 from collections.abc import Callable, Sequence
+from operator import add
 
 from epp.errors import InternalError, NoEndpoint
 from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, scores_of
@@ -42,7 +43,7 @@ class Chain:
         self.picker = picker
         self._picker_name = name_of(picker)
         self._filters = [(name_of(plugin), plugin) for plugin in filters]
-        self._scorers = [(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
+        self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
         """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left nobody) or InternalError."""
@@ -55,15 +56,17 @@ class Chain:
             endpoints = kept
         scored: list[Scored] = []
         totals: Sequence[float] | None = None
-        for name, scorer, weight in self._scorers:
-            entry = _scored(name, scorer, weight, request, endpoints, on_error)
+        for scorer in self._scorers:
+            entry = scorer.run(request, endpoints, on_error)
             scored.append(entry)
-            scores = entry.scores if weight == 1.0 else [weight * score for score in entry.scores]
-            totals = scores if totals is None else [total + score for total, score in zip(totals, scores, strict=True)]
+            scores, weight = entry.scores, entry.weight
+            if weight != 1.0:
+                scores = [weight * score for score in scores]
+            totals = scores if totals is None else [*map(add, totals, scores)]
         if totals is None:
             totals = [0.0] * len(endpoints)
         try:
-            picks = self.picker.pick(request, list(zip(endpoints, totals, strict=True)))
+            picks = self.picker.pick(request, [*zip(endpoints, totals, strict=True)])
             if not picks:
                 raise ValueError("a picker must return at least one endpoint")
         except Exception as error:
@@ -84,29 +87,39 @@ def _filtered(
     return kept
 
 
-def _scored(
-    name: str, scorer: Scorer, weight: float, request: Request, endpoints: Sequence[Endpoint], on_error: OnError
-) -> Scored:
-    """One scorer's part. Its mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
-    terms: tuple[str, ...] = ()
-    bills: Sequence[tuple[float, ...]] = ()
-    try:
-        if isinstance(scorer, Cost):
-            bills, terms = scorer.bill(request, endpoints), scorer.terms
-            raw: Sequence[float] = scores_of(bills)
-            shapely = not bills or set(map(len, bills)) == {len(terms)}
-        else:
-            raw, shapely = scorer.score(request, endpoints), True
-        # The test order makes NaN 0: every comparison with it is false.
-        scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in raw]
-    except Exception as error:
-        on_error(name, error)
-        return Scored(name, weight, [0.0] * len(endpoints))
-    if len(scores) != len(endpoints) or not shapely:
-        wrong = ValueError(
-            f"{len(scores)} scores for {len(endpoints)} endpoints"
-            if shapely
-            else f"a bill must have {len(terms)} terms: {', '.join(terms)}"
-        )
-        raise failed(name, wrong, on_error) from wrong
-    return Scored(name, weight, scores, terms, bills)
+class _Weighed:
+    """A scorer in a profile."""
+
+    __slots__ = ("_cost", "_name", "_scorer", "_terms", "_weight")
+
+    def __init__(self, name: str, scorer: Scorer, weight: float) -> None:
+        self._name = name
+        self._scorer = scorer
+        self._weight = weight
+        self._cost = scorer if isinstance(scorer, Cost) else None
+        self._terms = scorer.terms if isinstance(scorer, Cost) else ()
+
+    def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
+        """Its part. Mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
+        bills: Sequence[tuple[float, ...]] = ()
+        shapely = True
+        try:
+            if self._cost is not None:
+                bills = self._cost.bill(request, endpoints)
+                raw: Sequence[float] = scores_of(bills)
+                shapely = not bills or {*map(len, bills)} == {len(self._terms)}
+            else:
+                raw = self._scorer.score(request, endpoints)
+            # The test order makes NaN 0: every comparison with it is false.
+            scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in raw]
+        except Exception as error:
+            on_error(self._name, error)
+            return Scored(self._name, self._weight, [0.0] * len(endpoints))
+        if len(scores) != len(endpoints) or not shapely:
+            wrong = ValueError(
+                f"{len(scores)} scores for {len(endpoints)} endpoints"
+                if shapely
+                else f"a bill must have {len(self._terms)} terms: {', '.join(self._terms)}"
+            )
+            raise failed(self._name, wrong, on_error) from wrong
+        return Scored(self._name, self._weight, scores, self._terms, bills)

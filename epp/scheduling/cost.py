@@ -205,7 +205,10 @@ class ExpectedTtft(Cost):
         matches, rooms = request.signal(PrefixMatch), request.signal(CacheRoom)
         g, s, lin, att, c, d = self.g, self.s, self.lin, self.att, self.c, self.d
         per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
+        calm = base * per_chunk
         rows = []
+        work = shared = over = 0.0
+        u, last = n, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
                 account = self._open(endpoint, now)
@@ -214,19 +217,22 @@ class ExpectedTtft(Cost):
                 account.compare(endpoint.load, room, now)
             if account.due <= now:
                 account.expire(now)
-            u = n - matches[endpoint].tokens
-            work = lin * u + att * u * (n - 0.5 * u)
-            decodes = account.decodes
+            if (match := matches[endpoint]) is not last:  # most endpoints hold the same
+                last = match
+                u = n - match.tokens
+                work = lin * u + att * u * (n - 0.5 * u)
+                shared = (g - 1) * work
             pending = account.pending / _NS
-            shared = (g - 1) * work
-            stall = s * decodes * work
+            if decodes := account.decodes:
+                stall = s * decodes * work
+                rate = (base + c * decodes + d * account.context) * per_chunk
+            else:
+                stall, rate = 0.0, calm
             sum_ = pending + work + shared + stall
-            rate = (base + c * decodes + d * account.context) * per_chunk
-            foreign, used = 0.0, float(room.pinned)
+            foreign, over = 0.0, room.pinned + u - room.capacity
             if account.foreign_waiting or account.foreign_decodes:
-                foreign, more = self._foreign(account, now, work, sum_, rate)
-                used += more
-            over = used + u - room.capacity
+                foreign, used = self._foreign(account, now, work, sum_, rate)
+                over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
             rows.append((pending, work, shared, stall, rate * sum_, foreign, memory))
         return rows

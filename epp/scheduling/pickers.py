@@ -53,9 +53,10 @@ class MaxScorePicker(_Picker):
     _turns: _Turns = field(default_factory=_Turns, init=False, repr=False)
 
     def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
-        best = max(map(_score, scored))
+        first, best = max(scored, key=_score)
         ties = [endpoint for endpoint, score in scored if score == best]
-        first = ties[0] if len(ties) == 1 else min(ties, key=self._turns.of)
+        if len(ties) > 1:
+            first = min(ties, key=self._turns.of)
         picks = [first]
         if self.max_num_of_endpoints > 1:
             last_turn = self._turns.of

@@ -9,6 +9,7 @@ from heapq import nlargest
 from typing import Any
 
 from epp.errors import EppError
+from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, Plugin, Producer, ProfileHandler, Request, Response
 from epp.scheduling.chain import Chain, OnError, failed, name_of
 from epp.scheduling.decision import Decision, ProfileRun
@@ -116,6 +117,8 @@ class Scheduler:
 
     def answer_headers(self, decision: Decision) -> Mapping[str, str]:
         """Headers the plugins add to the answer, for the endpoint that served."""
+        if not self._answer_headers:
+            return NO_HEADERS
         headers: dict[str, str] = {}
         for name, hook in self._answer_headers:
             try:

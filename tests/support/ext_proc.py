@@ -178,5 +178,5 @@ class Play:
             else:
                 self.seen.append(action)
                 if isinstance(action, Answered):
-                    actions += self.stream.answered(self.script.answer_headers)
+                    actions.append(self.stream.answered(self.script.answer_headers))
         return replies
