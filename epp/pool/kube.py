@@ -46,7 +46,7 @@ POOLS: Final = Kind(protocol.POOL_GROUP, "v1", "inferencepools")
 OBJECTIVES: Final = tuple(Kind(group, "v1alpha2", "inferenceobjectives") for group in protocol.OBJECTIVE_GROUPS)
 REWRITES: Final = tuple(Kind(group, "v1alpha2", "inferencemodelrewrites") for group in protocol.OBJECTIVE_GROUPS)
 
-_QUIET: Final = 0.1
+_QUIET: Final = 0.05
 """Seconds after a change was applied until the next is: a thousand events become a few."""
 _END: Final = 2.0
 """Seconds the threads have to end in."""
@@ -100,7 +100,7 @@ class KubePools:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._troubles: dict[Watch[Any], str] = {}
         self._newcomers: set[str] = set()
-        self._labels = wanted.selector if isinstance(wanted, Labelled) else ""
+        self._wanted = wanted
         names = _names_of(wanted, namespace, source)
         self._followed = [_Followed(Pool(name, namespace, random=random)) for name in names]
         self.pools = [each.pool for each in self._followed]
@@ -111,7 +111,8 @@ class KubePools:
         if isinstance(wanted, Selected):
             self._followed[0].fixed = (_pool_of(wanted, namespace), wanted.selector)
         else:
-            self._pools = self._watch(POOLS, _reader(InferencePool), self._labels)
+            labels = wanted.selector if isinstance(wanted, Labelled) else ""
+            self._pools = self._watch(POOLS, _reader(InferencePool), labels)
             self._objectives = {k.group: self._watch(k, _reader(InferenceObjective)) for k in OBJECTIVES}
             self._rewrites = {k.group: self._watch(k, _reader(InferenceModelRewrite)) for k in REWRITES}
 
@@ -221,7 +222,7 @@ class KubePools:
 
     def _note_newcomers(self) -> None:
         """Say so once where a label selector matches more pools than it did at the start."""
-        if self._labels and self._pools is not None:
+        if isinstance(self._wanted, Labelled) and self._pools is not None:
             newcomers = self._pools.objects().keys() - {pool.name for pool in self.pools} - self._newcomers
             for name in sorted(newcomers):
                 self._newcomers.add(name)
