@@ -21,7 +21,7 @@ T = TypeVar("T")
 _WATCH_SECONDS: Final = 60
 _BREATH: Final = 0.1
 """Seconds between a watch that ended well and the next, and the first pause after a failure."""
-_LONGEST_PAUSE: Final = 10.0
+_LONGEST_PAUSE: Final = 5.0
 _ABSENT_PAUSE: Final = 5.0
 """Seconds until we look again for a kind that the API server does not know."""
 
@@ -232,7 +232,8 @@ class Watch(Generic[T]):
             self._report("kubernetes-forbidden", str(error))
             self._answered()
         elif error.status == 0 or error.status == 429 or error.status >= 500:
-            self._report("kubernetes-away", str(error))
+            if self._failures:  # one broken connection is nothing: the next goes on where it was
+                self._report("kubernetes-away", str(error))
         else:
             self._version = ""
             self._report("kubernetes-refused", f"{self.kind} in namespace {self._namespace!r}: {error}")

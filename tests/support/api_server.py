@@ -33,6 +33,7 @@ class FakeApiServer:
         self._version = 100
         self._news = asyncio.Condition()
         self._drops = 0
+        self._breaks = False
 
     async def put(self, kind: str, name: str, content: Object, *, namespace: str = "ns") -> None:
         """Create or replace an object; `content` may bring metadata of its own."""
@@ -65,8 +66,9 @@ class FakeApiServer:
         self._compacted = self._version
         self._history.clear()
 
-    async def drop(self) -> None:
-        """End all watches."""
+    async def drop(self, *, broken: bool = False) -> None:
+        """End all watches, as a server does or as a broken connection."""
+        self._breaks = broken
         self._drops += 1
         async with self._news:
             self._news.notify_all()
@@ -113,6 +115,8 @@ class FakeApiServer:
             async with self._news:
                 if self._drops == drops and not any(at > version and of == kind for at, _, of, _ in self._history):
                     await self._news.wait()
+        if self._breaks and request.transport is not None:
+            request.transport.abort()
         return response
 
     @asynccontextmanager

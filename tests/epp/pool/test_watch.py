@@ -125,6 +125,16 @@ async def test_a_watch_that_ends_goes_on_where_it_was(fake: FakeApiServer) -> No
         assert len(fake.lists) == lists
 
 
+async def test_a_broken_connection_is_made_again_and_nothing_is_missed(fake: FakeApiServer) -> None:
+    heard = Heard()
+    async with watched(heard) as watch:
+        await until(lambda: len(fake.watched_from) == 1)
+        await fake.drop(broken=True)
+        await fake.put("pods", "a", pod("1"))
+        await until(lambda: watch.objects() == {"a": "1"})
+    assert (heard.troubles, fake.lists) == ([], ["pods"])
+
+
 async def test_a_version_too_old_means_a_new_list(fake: FakeApiServer) -> None:
     heard = Heard()
     await fake.put("pods", "a", pod("1"))
