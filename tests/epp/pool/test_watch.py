@@ -221,6 +221,10 @@ async def test_an_object_we_cannot_read_leaves_what_we_had(fake: FakeApiServer) 
         await fake.put("pods", "a", pod("bad"))
         await fake.put("pods", "b", pod("2"))
         await until(lambda: "b" in watch.objects())
+        await fake.put("services", "elsewhere", {})
+        fake.compact()
+        await fake.drop()
+        await until(lambda: len(fake.lists) == 2 and len(heard.refusals) == 4)
         assert watch.objects() == {"a": "1", "b": "2"}
     assert heard.refusals[0].startswith("pods ns/new: ")
     assert heard.refusals[1] == "pods ns/a: bad"
