@@ -1,30 +1,34 @@
-"""The table of contents of the process: every object built once, in order, and run in one TaskGroup."""
+"""The table of contents of the process: every object is built here, once, in order, and runs in one TaskGroup."""
 
 import asyncio
 import logging
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import uvloop
 
-from epp import loader, protocol
+from epp import protocol
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
+from epp.describe import describe
 from epp.errors import ConfigError
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.flow.admission import Admission
+from epp.loader import Pipeline, load_strategy
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
+from epp.reload import ConfigFile
 from epp.route import Router
 from epp.scheduling.chain import Chain
 from epp.scheduling.scheduler import Scheduler
@@ -45,7 +49,7 @@ class Settings:
     pool_name: str | None = None
     fallbacks: int = 0
     host: str = "127.0.0.1"
-    grpc_port: int | None = None
+    grpc_port: Sequence[int] = ()
     grpc_health_port: int = protocol.HEALTH_PORT
     metrics_port: int = protocol.METRICS_PORT
     refresh_metrics_interval: float = 1.0
@@ -58,6 +62,104 @@ class Settings:
     log_level: logs.Level = "info"
 
 
+class Shared:
+    """What all pools of the process use together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = time.monotonic
+        self.random = random.Random()
+        self.metrics = Metrics(self.clock)
+        self.decisions = Decisions()
+        self.audit = _audit(settings.audit_log, self.metrics)
+        self.tokens = TokenRatio()
+
+
+class NoObjectives:
+    """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.rewrite = pool.rewrite
+
+    def priority(self, objective: str | None) -> int:
+        return 0
+
+
+class Served:
+    """One pool with everything that picks from it."""
+
+    def __init__(self, pool: Pool, port: int, shared: Shared) -> None:
+        settings = shared.settings
+        self.pool = pool
+        self._shared = shared
+        self.config: ConfigFile | None = None
+        if settings.config is not None:
+            self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
+            self.pipeline = self.config.pipeline
+        else:
+            self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
+        recorder = Recorder(
+            pool.name, shared.metrics, shared.decisions, shared.audit, clock=shared.clock, wall_clock=wall_clock
+        )
+        rules = pool if settings.trust_client_headers else NoObjectives(pool)
+        self.router = Router(
+            pool,
+            Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
+            Admission(self.pipeline.detector),
+            self._scheduler(),
+            recorder,
+            shared.clock,
+        )
+        self.scraper = Scraper(
+            pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
+        )
+        self.port = port
+        pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
+        shared.metrics.add_pool(pool)
+        shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
+
+    async def follow(self) -> None:
+        """Take each good change of the configuration between two requests, for ever."""
+        if self.config is not None:
+            await self.config.watch(self._changed)
+
+    def describe(self) -> str:
+        return f"pool {self.pool.namespace}/{self.pool.name}\n{describe(self.pipeline)}"
+
+    def _changed(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.router.scheduler = self._scheduler()
+        self.router.admission.detector = pipeline.detector
+        log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
+
+    def _scheduler(self) -> Scheduler:
+        pipeline = self.pipeline
+        return Scheduler(
+            pipeline.producers,
+            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
+            pipeline.handler,
+            pipeline.plugins,
+            wall_clock=wall_clock,
+            on_error=self._plugin_failed,
+            fallbacks=self._shared.settings.fallbacks,
+        )
+
+    def _plugin_failed(self, plugin: str, error: Exception) -> None:
+        self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
+
+
+def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
+    try:
+        return None if path is None else AuditLog(path, metrics)
+    except OSError as error:
+        raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
+
+
+def wall_clock() -> float:
+    """Seconds since the epoch: for people, never for a decision."""
+    return datetime.now(UTC).timestamp()
+
+
 def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT, then drain. Returns the exit status. Raises ConfigError for what is wrong."""
     logs.set_up(settings.log_level, settings.log_format)
@@ -65,24 +167,66 @@ def run(settings: Settings) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    clock, chance = time.monotonic, random.Random()
-    metrics = Metrics(clock)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    pools = StaticPools(settings.endpoints, settings.pool_name, metrics, chance)
-    policy = loader.Policy(settings.strategy, settings.config, settings.fallbacks, clock, chance)
-    decisions = Decisions()
-    audit = AuditLog(settings.audit_log, metrics) if settings.audit_log else None
-    served = [
-        Served(pool, state, policy, settings, metrics, decisions, audit, clock, chance, first=pool is pools.pools[0])
-        for pool, state in zip(pools.pools, pools.states, strict=True)
-    ]
+    shared = Shared(settings)
+    pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
+    ports = _ports(pools.states, settings.grpc_port)
+    served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
+    doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
 
     def unready() -> list[str]:
         reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
         return ["draining", *reasons] if stop.is_set() else reasons
 
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        ...
+    admin = AdminServer(
+        shared.metrics,
+        pools.pools,
+        shared.decisions,
+        unready,
+        lambda: "\n\n".join(one.describe() for one in served),
+        settings.host,
+        settings.metrics_port,
+        clock=shared.clock,
+    )
+    async with asyncio.TaskGroup() as tasks, admin:
+        work = [pools.watch(), *(one.follow() for one in served), *(one.scraper.run() for one in served)]
+        running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
+        for door in doors:
+            await door.start()
+            door.set_ready(True)
+        log.info("serving %s", "; ".join(f"pool {one.pool.name} on {settings.host}:{one.port}" for one in served))
+        await stop.wait()
+        log.info("draining, for at most %g s", settings.drain_timeout)
+        await asyncio.gather(*(door.drain(settings.drain_timeout) for door in doors))
+        for task in running:
+            task.cancel()
     return 0
+
+
+def _ports(states: Sequence[PoolState], given: Sequence[int]) -> list[int]:
+    """The ext_proc port of each pool: as given, in order; else its endpointPickerRef's; else the usual one."""
+    ports = [*given[: len(states)], *(state.grpc_port or protocol.GRPC_PORT for state in states[len(given) :])]
+    if len(given) > len(states):
+        raise ConfigError("--grpc-port", f"given {len(given)} times for {len(states)} pools")
+    for state, port in zip(states, ports, strict=True):
+        if port and ports.count(port) > 1:
+            raise ConfigError(
+                f"pool {state.namespace}/{state.name}", f"port {port} is another pool's too; use --grpc-port"
+            )
+    return ports
+
+
+def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Door:
+    """The pool's ext_proc port. Health has one port for the process, at the first door."""
+    return Door(
+        one.router.route,
+        shared.metrics,
+        DoorSettings(
+            listen=(f"{settings.host}:{one.port}",),
+            health=(f"{settings.host}:{settings.grpc_health_port}",) if first else (),
+            deadline=settings.decision_deadline,
+            max_body=settings.max_body,
+        ),
+    )

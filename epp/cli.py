@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import click
@@ -25,7 +27,11 @@ def warmpath() -> None:
 def _strategy_options(command: Any) -> Any:
     """How to pick: a built-in strategy or a configuration file, never both."""
     command = click.option(
-        "--config", "--config-file", "config", type=_FILE, help="An EndpointPickerConfig file; reloaded when it changes."
+        "--config",
+        "--config-file",
+        "config",
+        type=_FILE,
+        help="An EndpointPickerConfig file, followed as it changes.",
     )(command)
     return click.option(
         "--strategy", type=click.Choice(STRATEGIES), help="A built-in configuration. [default: prefix-aware]"
@@ -46,23 +52,33 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     type=_PATH,
     help="Endpoints list, InferencePool, Pod, objective and rewrite YAML: a file or a directory; re-read on change.",
 )
-@click.option("--pool-name", multiple=True, help="Serve only these pools of the files. [default: all]")
-@click.option("--pool-namespace", default="default", show_default=True, help="Their namespace.")
+@click.option("--pool-name", help="Serve only this pool of the files; name of the pool where they have none.")
 @_strategy_options
 @click.option("--fallbacks", default=0, show_default=True, help="Endpoints to name beside the first, for retries.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
-@click.option("--grpc-port", type=int, help="ext_proc. [default: the pool's endpointPickerRef, else 9002]")
+@click.option(
+    "--grpc-port",
+    multiple=True,
+    type=int,
+    help="ext_proc, one for each pool in the files' order. [default: the pool's endpointPickerRef, else 9002]",
+)
 @click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True)
 @click.option("--metrics-port", default=protocol.METRICS_PORT, show_default=True, help="/metrics, /ready, the page.")
 @click.option("--refresh-metrics-interval", default=1.0, show_default=True, help="Seconds between scrapes.")
 @click.option("--decision-deadline", default=5.0, show_default=True, help="Seconds until a request is refused.")
 @click.option("--max-body", default=64, show_default=True, help="Largest request body, MiB.")
 @click.option("--drain-timeout", default=30.0, show_default=True, help="Seconds for open streams after SIGTERM.")
-@click.option("--trust-client-headers/--no-trust-client-headers", default=False, show_default=True,
-              help="Honour objective and fairness headers that come with the request.")
+@click.option(
+    "--trust-client-headers/--no-trust-client-headers",
+    default=False,
+    show_default=True,
+    help="Honour objective and fairness headers that come with the request.",
+)
 @click.option("--audit-log", type=click.Path(dir_okay=False, path_type=Path), help="One JSON line per request.")
 @click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True
+)
 def serve(**flags: Any) -> None:
     """Run the endpoint picker on pools described in files."""
     from epp.app import Settings, run
@@ -82,14 +98,18 @@ def check(file: Path | None, strategy: str | None) -> None:
     """Print the pipeline that FILE (an EndpointPickerConfig) gives, or every error in it."""
     if (file is None) == (strategy is None):
         raise click.UsageError("give either a FILE or --strategy")
-    from epp import loader
+    from epp.describe import describe
+    from epp.loader import load_file, load_strategy
 
     try:
-        pipeline = loader.load_strategy(strategy) if strategy else loader.load_file(file)
+        if file is not None:
+            pipeline = load_file(file, clock=time.monotonic, random=Random())
+        else:
+            pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    click.echo(loader.describe(pipeline))
+    click.echo(describe(pipeline))
 
 
 @warmpath.command()
@@ -97,7 +117,7 @@ def check(file: Path | None, strategy: str | None) -> None:
 @click.option("--load", is_flag=True, help="Keep sending the built-in workload while the table is shown.")
 @click.option("--pods", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM pods.")
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(1, 65535), help="The gateway's port.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
 @click.option("--manifests", type=_PATH, help="Gateway, HTTPRoute, InferencePool YAML. [default: manifests/laptop]")
 @click.option("--seed", default=1, show_default=True, help="Seed of pods and workload.")

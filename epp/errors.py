@@ -9,8 +9,10 @@ EppError                     answered to the client as OpenAI-style JSON
  · NoEndpoint          503   nobody to send it to, now
  · DeadlineExceeded    503   we took too long to decide
 ConfigError                  a file or a flag is wrong: path, value, expectation; refused at start
+ · ConfigErrors              all that is wrong with one file
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from epp import protocol
@@ -96,3 +98,11 @@ class ConfigError(Exception):
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
         self.message = message
+
+
+class ConfigErrors(ConfigError):
+    """All that is wrong with one file, in `errors`; `str()` has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        super().__init__("", "\n".join(str(error) for error in errors))
+        self.errors = tuple(errors)

@@ -46,6 +46,7 @@ __all__ = [
     "Usage",
     "least",
     "most",
+    "scores_of",
 ]
 
 S = TypeVar("S")

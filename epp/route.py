@@ -60,14 +60,14 @@ class Routed:
         """
         self.response.status = status
         self.response.served = served
-        if served and served != self.decision.endpoint.address:
-            if (moved := self._pool.endpoint_at(served)) is not None:
-                self._scheduler.moved(self.decision, moved, self.response)
+        elsewhere = self._pool.endpoint_at(served) if served and served != self.decision.endpoint.address else None
+        if elsewhere is not None:
+            self._scheduler.moved(self.decision, elsewhere, self.response)
         self._usage = UsageReader(content_type)
         return self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        """A piece of the answer's body passed by (only where the gateway shows it). The first one is the first token."""
+        """A piece of the answer's body passed by (only where the gateway shows it). The first is the first token."""
         if self.response.first_token_at is None and chunk:
             self.response.first_token_at = self._clock()
             self._scheduler.first_token(self.decision)
@@ -79,7 +79,7 @@ class Routed:
 
 
 class Router:
-    """Everything a request passes on its way, joined once at start-up. A reload replaces `scheduler` and `admission`."""
+    """Everything a request passes on its way, joined at start-up. A reload replaces `scheduler`."""
 
     def __init__(
         self,

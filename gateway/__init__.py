@@ -1,1 +1,1 @@
-"""Gateway API resources to Envoy configuration, and a local Envoy to run it. Shares only `epp.protocol` with the EPP."""
+"""Gateway API resources to Envoy configuration, and a local Envoy to run it; shares only `epp.protocol` with `epp`."""

@@ -1,42 +1,74 @@
 """The chain as processes: simulated pods <- Envoy -> EPP replicas, all on loopback, all gone when the block ends."""
 
 import asyncio
-import contextlib
-import socket
+import dataclasses
+import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import yaml
+from msgspec.structs import replace
 
+from gateway.envoy import Envoy, running_envoy
+from gateway.load import Resources, load
+from gateway.translate import Options as TranslateOptions
+from gateway.translate import translate
+from gateway.wiring import Wiring
+from gateway.xds import Rendering
+from laptop.ports import free_ports, is_free
 from laptop.processes import ProcessDied, Processes
 
-READY_SECONDS = 30.0
-LOWEST_PORT, HIGHEST_PORT = 20000, 32000
-"""Where free ports are taken from: below the range systems hand out for outgoing connections."""
+READY_SECONDS = 60.0
+"""For a Python process to answer; seconds on an idle machine, more when it compiles its modules for the first time."""
+ENDPOINTS = "endpoints.yaml"
+SOURCE = Path(__file__).parents[1]
+MANIFESTS = next(
+    path for path in (Path(__file__).parent / "manifests", SOURCE / "manifests" / "laptop") if path.is_dir()
+)
+"""Within an installed package, or in a checkout."""
 
 
 class ChainError(Exception):
-    """The chain could not be started or lost a part. `str()` is one sentence."""
+    """The chain could not be started, or lost a part. `str()` is one sentence."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the chain is made of."""
+
+    pods: int = 3
+    replicas: int = 1
+    """EPP processes, all active."""
+    port: int | None = None
+    """The gateway's, where the manifests' only listener gives another; 0 takes a free one."""
+    picking: Sequence[str] = ()
+    """Flags of `warmpath serve` that say how to pick."""
+    manifests: Path = MANIFESTS
+    wiring: Wiring = "lean"
+    seed: int = 1
+    pod_flags: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One simulated pod: its name in tables, and where it listens."""
-
     name: str
     port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One EPP process and its three ports."""
-
     name: str
-    grpc_port: int
+    grpc_ports: Sequence[int]
+    """One for each pool, in the order of the manifests."""
     health_port: int
     metrics_port: int
 
@@ -47,48 +79,178 @@ class Replica:
 
 @dataclass
 class Chain:
-    """Running pods and EPP replicas; `Envoy` is started over them by whoever has the gateway's manifests."""
+    """A running chain; made by `running_chain` only."""
 
     directory: Path
+    shape: Shape
     processes: Processes
+    http: aiohttp.ClientSession
     pods: Sequence[Pod]
     replicas: Sequence[Replica]
-    manifests: Sequence[Path]
-    picking: Sequence[str] = field(default_factory=tuple)
-    """Flags of `warmpath serve` that say how to pick."""
+    resources: Resources
+    envoy: Envoy | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients come in: the first listener."""
+        return f"http://127.0.0.1:{self.resources.gateways[0].spec.listeners[0].port}"
 
     @property
     def endpoints_file(self) -> Path:
-        return self.directory / "endpoints.yaml"
+        return self.directory / ENDPOINTS
 
-    async def start_epps(self) -> None:
-        """Start every replica and wait until each is ready."""
-        for replica in self.replicas:
-            await self.start_epp(replica)
-        for replica in self.replicas:
-            await self.wait_ready(replica)
+    async def start_pod(self, pod: Pod) -> None:
+        """Start one pod and wait until it answers."""
+        command = ["-m", "epp.sim.server", "--port", str(pod.port), "--name", pod.name, "--seed", str(self.shape.seed)]
+        await self.processes.start(pod.name, [sys.executable, *command, *self.shape.pod_flags], _environment())
 
-    async def start_epp(self, replica: Replica) -> None:
-        files = [flag for path in (self.endpoints_file, *self.manifests) for flag in ("--endpoints", str(path))]
-        await self.processes.start(
-            replica.name,
-            [sys.executable, "-m", "epp.cli", "serve", *files, *self.picking]
-            + ["--grpc-port", str(replica.grpc_port), "--grpc-health-port", str(replica.health_port)]
-            + ["--metrics-port", str(replica.metrics_port)],
-        )
+    async def start_replica(self, replica: Replica) -> None:
+        """Start one EPP; wait for it with `ready`."""
+        files = ["--endpoints", str(self.endpoints_file), "--endpoints", str(self.shape.manifests)]
+        ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
+        ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
+        command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
+        await self.processes.start(replica.name, [*command, *self.shape.picking], _environment())
 
-    async def wait_ready(self, replica: Replica) -> None:
-        await self._wait_for(f"{replica.admin}/ready", replica.name)
-
-    async def _wait_for(self, url: str, name: str) -> None:
-        watch = asyncio.ensure_future(self.processes.wait_dead())
+    async def reconfigure(self, file: Path, text: str) -> None:
+        """Replace `file`, which the replicas were told to follow, and return when all of them use it."""
+        before = [await self.config(replica) for replica in self.replicas]
+        file.write_text(text, encoding="utf-8")
         try:
-            async with aiohttp.ClientSession() as session, asyncio.timeout(READY_SECONDS):
-                while not watch.done() and not await _answers(session, url):
+            async with asyncio.timeout(READY_SECONDS):
+                for replica, old in zip(self.replicas, before, strict=True):
+                    while await self.config(replica) == old:
+                        await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise ChainError(f"{file.name} was not taken over; see the log of {self.replicas[0].name}") from None
+
+    async def config(self, replica: Replica) -> str:
+        """A replica's active configuration as text."""
+        async with self.http.get(f"{replica.admin}/config") as answer:
+            return await answer.text()
+
+    async def forget(self) -> None:
+        """Empty the prefix cache of every pod."""
+        for pod in self.pods:
+            async with self.http.post(f"{pod.url}/reset_prefix_cache") as answer:
+                answer.raise_for_status()
+
+    async def ready(self, url: str, name: str) -> None:
+        """Return when `url` answers 200. ChainError if `name` dies or takes too long."""
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                while not await self._answers(url):
+                    self.processes.check()
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise ChainError(f"{name} did not answer {url} within {READY_SECONDS:g} seconds") from None
-        finally:
-            watch.cancel()
-        if watch.done() and not watch.cancelled():
-            raise ChainError(str(watch.exception()))
+            raise ChainError(f"{name} was not ready within {READY_SECONDS:g} seconds") from None
+        except ProcessDied as died:
+            raise ChainError(str(died)) from died
+
+    async def get(self, url: str) -> Any:
+        """JSON at `url`."""
+        async with self.http.get(url) as answer:
+            return await answer.json()
+
+    def rendering(self) -> Rendering:
+        """Envoy's configuration for the manifests over the endpoints and replicas there are."""
+        pickers = {
+            pool.metadata.id: [f"127.0.0.1:{replica.grpc_ports[i]}" for replica in self.replicas]
+            for i, pool in enumerate(self.resources.pools)
+        }
+        return translate(self.resources, pickers, TranslateOptions(wiring=self.shape.wiring))
+
+    async def watch(self) -> None:
+        """Never return; raise ProcessDied or ChainError when a part of the chain ends by itself."""
+        assert self.envoy is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.processes.watch())
+            status = await self.envoy.wait()
+            raise ChainError(f"Envoy ended with status {status}")
+
+    async def seen(self, limit: int) -> tuple[list[Any], list[Any]]:
+        """Pools with their endpoints, and the newest decisions of all replicas, as the admin doors tell them."""
+        pools: list[Any] = []
+        decisions: list[Any] = []
+        for replica in self.replicas:
+            if not pools:
+                pools = (await self.get(f"{replica.admin}/endpoints"))["pools"]
+            decisions += (await self.get(f"{replica.admin}/decisions?limit={limit}"))["decisions"]
+        return pools, sorted(decisions, key=lambda decision: -float(decision["at"]))[:limit]
+
+    async def _answers(self, url: str) -> bool:
+        try:
+            async with self.http.get(url) as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+
+def _environment() -> Mapping[str, str]:
+    """Children find our packages where we were found, also when we run from a checkout."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))}
+
+
+@asynccontextmanager
+async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
+    """Start everything, wait until it answers, yield it, and end all of it. Raises ChainError, GatewayError.
+
+    `directory` gets the endpoints file and the logs of all processes.
+    """
+    async with AsyncExitStack() as stack:
+        pods = _pods(shape.pods, directory / ENDPOINTS)
+        resources = _at_port(load([directory / ENDPOINTS, shape.manifests]), shape.port)
+        _check_free(resources)
+        chain = Chain(
+            directory,
+            shape,
+            processes=await stack.enter_async_context(Processes(directory)),
+            http=await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))),
+            pods=pods,
+            replicas=[_replica(i, len(resources.pools)) for i in range(shape.replicas)],
+            resources=resources,
+        )
+        for pod in pods:
+            await chain.start_pod(pod)
+        for replica in chain.replicas:
+            await chain.start_replica(replica)
+        for pod in pods:
+            await chain.ready(f"{pod.url}/health", pod.name)
+        for replica in chain.replicas:
+            await chain.ready(f"{replica.admin}/ready", replica.name)
+        chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering(), directory=directory / "envoy"))
+        yield chain
+
+
+def _pods(count: int, file: Path) -> list[Pod]:
+    """Pods on free ports, written down as endpoints with the label `app: sim`."""
+    names = (f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count))
+    pods = [Pod(name, port) for name, port in zip(names, free_ports(count), strict=True)]
+    entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods]
+    file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
+    return pods
+
+
+def _replica(number: int, pools: int) -> Replica:
+    *grpc_ports, health, metrics = free_ports(pools + 2)
+    return Replica(f"epp-{number + 1}", grpc_ports, health, metrics)
+
+
+def _at_port(resources: Resources, port: int | None) -> Resources:
+    """The same resources, their only listener on `port`."""
+    if port is None:
+        return resources
+    listeners = [listener for gateway in resources.gateways for listener in gateway.spec.listeners]
+    if len(listeners) != 1:
+        raise ChainError(f"--port needs manifests with one listener; these have {len(listeners)}")
+    [gateway], [listener] = resources.gateways, listeners
+    moved = replace(listener, port=port or free_ports(1)[0])
+    spec = replace(gateway.spec, listeners=(moved,))
+    return dataclasses.replace(resources, gateways=(replace(gateway, spec=spec),))
+
+
+def _check_free(resources: Resources) -> None:
+    for gateway in resources.gateways:
+        for listener in gateway.spec.listeners:
+            if not is_free(listener.port):
+                raise ChainError(f"port {listener.port} is in use by another program; choose another with --port")

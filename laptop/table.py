@@ -5,16 +5,15 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
-from rich.text import Text
 
 
-def screen(endpoints: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]], head: str) -> Group:
-    """The whole live view. `endpoints` and `decisions` are the JSON of `/endpoints` and `/decisions`."""
-    return Group(Text.from_markup(head), endpoint_table(endpoints), decision_table(decisions))
+def screen(pools: Sequence[Mapping[str, Any]], decisions: Sequence[Mapping[str, Any]]) -> Group:
+    """The whole live view, of the JSON of `/endpoints` and `/decisions`."""
+    return Group(endpoint_table(pools), decision_table(decisions))
 
 
 def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per endpoint of every pool."""
+    """One row per endpoint of every pool. Queue, running and KV use are as last scraped."""
     table = Table(title="endpoints", title_justify="left", expand=True)
     for name in ("pool", "endpoint", "address"):
         table.add_column(name, no_wrap=True)
@@ -28,16 +27,16 @@ def endpoint_table(pools: Sequence[Mapping[str, Any]]) -> Table:
                 row["address"],
                 *_load(row),
                 str(row["in_flight"]),
-                _percent(row["prefix_hit_rate"]),
+                _percent(row["predicted_hit_rate"]),
                 _percent(row["share"]),
             )
     return table
 
 
 def _load(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    if row["scrape_age_seconds"] is None:
-        return "–", "–", "–"
     load = row["load"]
+    if load is None:
+        return "–", "–", "–"
     return str(load["waiting"]), str(load["running"]), _percent(load["kv_usage"])
 
 

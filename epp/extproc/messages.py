@@ -5,7 +5,7 @@ between two cached strings (one copy instead of four). Numbers: `proto/ext_proc.
 """
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
@@ -115,7 +115,7 @@ def _canonical(raw: bytes) -> str:
 
 def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
     """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty)."""
-    status, content_type = 0, ""
+    status, content_type, found = 0, "", 0
     for entry in message.response_headers.headers.headers:
         key = entry.key.lower()
         if key == b":status":
@@ -123,6 +123,11 @@ def answer(message: pb.ProcessingRequest) -> tuple[int, str, str]:
             status = int(text) if len(text) == 3 and text.isdigit() else 0
         elif key == b"content-type":
             content_type = _text(entry.raw_value or entry.value)
+        else:
+            continue
+        found += 1
+        if found == 2:  # the rest is the client's business
+            break
     served = _metadata(message, protocol.LB_NAMESPACE, protocol.SERVED)
     return status, _address(served.string_value) if served is not None else "", content_type
 
@@ -219,8 +224,8 @@ def replaced_chunk(body: bytes) -> bytes:
 
 def refusal(error: EppError) -> bytes:
     """The answer to the client, in OpenAI's error shape, instead of an endpoint's."""
-    text = error.message.encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_TEXT]
-    body = {"error": {"message": text, "type": error.kind, "param": error.param, "code": error.reason}}
+    param = error.param and _printable(error.param)
+    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": error.reason}}
     headers = [_set("content-type", "application/json")]
     if error.reason:
         headers.append(_set(protocol.DROP_REASON, error.reason))
@@ -231,6 +236,11 @@ def refusal(error: EppError) -> bytes:
         details=f"warmpath_{type(error).__name__}",
     )
     return pb.ProcessingResponse(immediate_response=immediate).SerializeToString()
+
+
+def _printable(text: str) -> str:
+    """Lone surrogates, which a JSON string may hold and UTF-8 may not, escaped; bounded."""
+    return text[:MAX_ERROR_TEXT].encode("utf-8", "backslashreplace").decode()[:MAX_ERROR_TEXT]
 
 
 def override_to_duplex(response_body: int) -> bytes:
@@ -245,22 +255,26 @@ def override_to_duplex(response_body: int) -> bytes:
     return pb.ProcessingResponse(mode_override=mode).SerializeToString()
 
 
-def request_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+def request_chunks(body: bytes, *, end: bool) -> list[bytes]:
     """A request's body as streamed responses; `end` = no trailers follow."""
     return _chunks(b"\x1a", body, end)
 
 
-def answer_chunks(body: bytes, *, end: bool) -> Iterator[bytes]:
+def answer_chunks(body: bytes, *, end: bool) -> list[bytes]:
     """A piece of an answer's body as streamed responses."""
     return _chunks(b"\x22", body, end)
 
 
-def _chunks(direction: bytes, body: bytes, end: bool) -> Iterator[bytes]:
-    size, whole = len(body), memoryview(body)
-    for at in range(0, size or 1, protocol.MAX_CHUNK):
-        piece = body if size <= protocol.MAX_CHUNK else whole[at : at + protocol.MAX_CHUNK]
-        last = end and at + protocol.MAX_CHUNK >= size
-        yield b"".join((_before_chunk(direction, len(piece), last), piece, b"\x10\x01" if last else b""))
+def _chunks(direction: bytes, body: bytes, end: bool) -> list[bytes]:
+    size = len(body)
+    if size <= protocol.MAX_CHUNK:
+        return [_chunk(direction, body, end)]
+    whole, starts = memoryview(body), range(0, size, protocol.MAX_CHUNK)
+    return [_chunk(direction, whole[at : at + protocol.MAX_CHUNK], end and at == starts[-1]) for at in starts]
+
+
+def _chunk(direction: bytes, piece: bytes | memoryview, end: bool) -> bytes:
+    return b"".join((_before_chunk(direction, len(piece), end), piece, b"\x10\x01" if end else b""))
 
 
 @lru_cache(8192)

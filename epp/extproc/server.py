@@ -70,6 +70,8 @@ class Door:
         self._memory = Memory(settings.max_held)
         self._ready = False
         self._draining = False
+        self._unneeded: set[asyncio.Timeout] = set()
+        """Timers of streams that only wait for the answer's end: their gateways can do without us from now on."""
         self._server = aio.server(options=_options(settings))
         self._health_server = aio.server(options=_options(settings))
 
@@ -94,9 +96,19 @@ class Door:
         """What health answers from now on; after `drain` it stays NOT_SERVING."""
         self._ready = ready
 
-    async def drain(self, grace: float) -> None:
-        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop."""
+    async def drain(self, grace: float, linger: float = 0.0) -> None:
+        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
+
+        For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
+        elsewhere first: a stream that crosses our GOAWAY on its way is cancelled by grpc and has to be retried.
+        Streams of the lean wiring that wait for nothing but the end of an answer end at once: whoever goes away has no
+        use for the accounts they would close.
+        """
         self._draining = True
+        await asyncio.sleep(linger)
+        now = asyncio.get_running_loop().time()
+        for timer in self._unneeded:
+            timer.reschedule(now)
         await self._server.stop(grace)
         await self._health_server.stop(0)
 
@@ -113,39 +125,56 @@ class Door:
             error = await self._serve(stream, context)
             if error is not None:
                 await _send(stream.failed(error), context)
-            if stream.error is not None:
+            if (refused := stream.refused) is not None:
+                self._metrics.request_failed(refused.status, refused.reason or refused.kind)
+            if refused is not None and stream.too_late:
                 context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                context.set_details(stream.error.message)
+                context.set_details(refused.message)
         except aio.BaseError:
             log.debug("the gateway left in the middle of a stream")
         finally:
             stream.release()
 
     async def _serve(self, stream: Stream, context: Context) -> EppError | None:
-        raw: RawRequest | None = None
-        late: EppError = BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+        complete = False
         try:
             async with asyncio.timeout(self._settings.incomplete) as timer:
                 raw = await _request(stream, context)
                 if raw is None:
                     return None
-                late = DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
+                complete = True
                 timer.reschedule(asyncio.get_running_loop().time() + self._settings.deadline)
                 async with self._route(raw) as routed:
                     timer.reschedule(None)
-                    raw = None  # it may be large and the answer long
+                    del raw  # it may be large and the answer long
                     await _send(stream.routed(routed.destination, routed.headers, routed.body), context)
-                    await self._answer(stream, routed, context)
+                    if stream.sees_answer:
+                        await self._answer(stream, routed, context)
+                    else:
+                        await self._lean_answer(stream, routed, context, timer)
         except EppError as refused:
             return refused
         except TimeoutError:
-            return late
+            if complete:
+                return DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
+            return BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
         except aio.BaseError:
             raise
         except Exception as bug:
             _log_bug("a request failed", bug)
             return InternalError("internal error")
         return None
+
+    async def _lean_answer(self, stream: Stream, routed: Routed, context: Context, timer: asyncio.Timeout) -> None:
+        """The same where only the answer's headers and end are shown; a drain makes `timer` expire, which ends it."""
+        self._unneeded.add(timer)
+        try:
+            await self._answer(stream, routed, context)
+        except asyncio.CancelledError:
+            if not (self._draining and timer.when() is not None):
+                raise
+        finally:
+            self._unneeded.discard(timer)
 
     async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:
         watched = True

@@ -8,7 +8,8 @@ FULL_DUPLEX      after the body's end           the headers' reply              
 BUFFERED         at once, empty                 the body's reply                   stays with the gateway
 STREAMED+SWH     after the body's end           the headers' reply                 one empty reply per message
 STREAMED         with a `mode_override` to full duplex, and then as above: without it the gateway would forward the
-                 headers before anyone has read the body. The gateway has to allow it (`allow_mode_override`).
+                 headers before anyone has read the body. It has to allow that (`allow_mode_override`); Envoy 1.40
+                 answers 500 at once where it does not, or fails open.
 NONE, or no body at once                        the headers' reply                 -
 
 (SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not tell, it is taken for full duplex,
@@ -32,6 +33,7 @@ from epp.extproc.messages import Mode, ProcessingRequest
 from epp.parsing.request import RawRequest
 
 BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+SUPPORTED = (Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, *BUFFERED)
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -74,17 +76,21 @@ class _Phase(Enum):
 
 
 class Stream:
-    """See the module."""
+    """See the module. `finished`: the stream is to be closed from our side. `refused`: the error it ended with;
+    `too_late`: the client could not be told of it.
+    """
 
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "error", "finished",
+        "_messages", "_mode", "_open", "_parts", "_phase", "_subset", "_trailers", "_waits", "finished", "refused",
+        "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory) -> None:
         self.finished = False
         """The stream is to be closed from our side."""
-        self.error: EppError | None = None
+        self.refused: EppError | None = None
+        self.too_late = False
         """What went wrong when it was too late to answer the client."""
         self._max_body = max_body
         self._memory = memory
@@ -103,6 +109,11 @@ class Stream:
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
         self._ended = False  # the answer's end was seen
+
+    @property
+    def sees_answer(self) -> bool:
+        """The gateway shows us the answer's body; otherwise its end is the stream's."""
+        return self._answer_mode != Mode.NONE
 
     def receive(self, data: bytes) -> list[Action]:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
@@ -163,8 +174,11 @@ class Stream:
             config = message.protocol_config
             self._mode, self._answer_mode = config.request_body_mode, config.response_body_mode
             self._waits = not config.send_body_without_waiting_for_header_response
-            if Mode.GRPC in (self._mode, self._answer_mode):
-                return InternalError("body mode GRPC is not supported: configure the gateway for FULL_DUPLEX_STREAMED")
+            for mode in (self._mode, self._answer_mode):
+                if mode not in SUPPORTED:
+                    return InternalError(
+                        f"the gateway's body mode {mode} (GRPC is 5) is not supported: use FULL_DUPLEX_STREAMED"
+                    )
         return None
 
     def _request_headers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
@@ -234,8 +248,7 @@ class Stream:
         self._forged = messages.forged(headers)
         if self._mode == Mode.FULL_DUPLEX_STREAMED:  # the others do not ask for it back
             self._body = body
-        sees_answer = self._answer_mode != Mode.NONE
-        return [messages.raw_request(headers, body, self._subset, sees_answer=sees_answer)]
+        return [messages.raw_request(headers, body, self._subset, sees_answer=self.sees_answer)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
         if body is None or not self._messages:
@@ -247,10 +260,9 @@ class Stream:
             return []
         self.finished = True
         self.release()
-        if self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED:
-            self.error = error
-            return []
-        return [messages.refusal(error)]
+        self.refused = error
+        self.too_late = self._phase is _Phase.REPLIED or self._phase is _Phase.ABANDONED
+        return [] if self.too_late else [messages.refusal(error)]
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
@@ -263,23 +275,19 @@ class Stream:
 
     def _answer_body(self, message: ProcessingRequest, data: bytes) -> list[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
-        actions: list[Action]
         if self._answer_mode != Mode.FULL_DUPLEX_STREAMED:
-            actions = [messages.ANSWER_BODY]
-        elif self._ended:
-            return []
-        else:
-            actions = [*messages.answer_chunks(chunk, end=end)]
-        return self._passed(actions, chunk, end)
+            end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
+            return self._passing([messages.ANSWER_BODY], chunk, end)
+        return [] if self._ended else self._passing(messages.answer_chunks(chunk, end=end), chunk, end)
 
     def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> list[Action]:
-        return self._passed([messages.ANSWER_TRAILERS], b"", True)
+        return self._passing([messages.ANSWER_TRAILERS], b"", True)
 
-    def _passed(self, actions: list[Action], chunk: bytes, end: bool) -> list[Action]:
-        if self._phase is _Phase.REPLIED and not self._ended:
-            actions.append(AnswerChunk(chunk, end))
+    def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> list[Action]:
+        """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
+        shown = self._phase is _Phase.REPLIED and not self._ended
         self._ended = self._ended or end
-        return actions
+        return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
 
 
 _RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], list[Action]]] = {

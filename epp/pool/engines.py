@@ -18,6 +18,8 @@ _MOST_SERIES: Final = 1024
 """Lines read of one metric: more would be a page gone wrong."""
 _MOST_ADAPTERS: Final = 1024
 _LARGEST: Final = 1e15
+_NEAR: Final = 2048
+"""How far, in bytes, a metric is expected to move between two pages at most; farther costs a search."""
 
 
 class Figure(NamedTuple):
@@ -97,40 +99,40 @@ def engine_name(labels: Mapping[str, str]) -> str:
     return DEFAULT_ENGINE
 
 
-def parse(page: bytes, engine: Engine, at: float) -> Load | None:
+Places = dict[bytes, int]
+"""Metric -> where an endpoint's last page had it."""
+
+
+def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None:
     """What the page says at time `at`; None if it holds neither queue nor batch size, so is not this engine's.
 
     Data-parallel engines behind one address report a series each: counts are added up, shares averaged. A sample that
-    is no finite number of at least 0 is as good as absent.
+    is no finite number of at least 0 is as good as absent. `places` is kept from page to page, empty at first.
     """
-    waiting, running = _numbers(page, engine.waiting), _numbers(page, engine.running)
+    waiting, running = _numbers(page, places, engine.waiting), _numbers(page, places, engine.running)
     if not waiting and not running:
         return None
-    usage = _numbers(page, engine.kv_usage)
-    lora_max, lora_running, lora_waiting = _lora(page, engine.lora)
+    usage = _numbers(page, places, engine.kv_usage)
+    lora_max, lora_running, lora_waiting = _lora(page, places, engine.lora)
     return Load(
         waiting=_total(waiting),
         running=_total(running),
         kv_usage=min(1.0, sum(usage) / len(usage)) if usage else 0.0,
-        block_size=int(max(_numbers(page, engine.block_size), default=0.0)),
-        blocks=_total(_numbers(page, engine.blocks)),
+        block_size=int(max(_numbers(page, places, engine.block_size), default=0.0)),
+        blocks=_total(_numbers(page, places, engine.blocks)),
         lora_running=lora_running,
         lora_waiting=lora_waiting,
         lora_max=lora_max,
-        prefix_queries=_total(_numbers(page, engine.prefix_queries)),
-        prefix_hits=_total(_numbers(page, engine.prefix_hits)),
-        prompt_tokens=_total(_numbers(page, engine.prompt_tokens)),
+        prefix_queries=_total(_numbers(page, places, engine.prefix_queries)),
+        prefix_hits=_total(_numbers(page, places, engine.prefix_hits)),
+        prompt_tokens=_total(_numbers(page, places, engine.prompt_tokens)),
         at=at,
     )
 
 
-def samples(page: bytes, metric: bytes) -> Iterator[tuple[bytes, bytes]]:
+def samples(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[bytes, bytes]]:
     """(labels, value) of each sample of a metric, as bytes. Its lines stand together, as the format demands."""
-    size = len(metric)
-    at = 0 if page.startswith(metric) else page.find(b"\n" + metric) + 1
-    while page[at + size : at + size + 1] not in (b"{", b" ", b"\t"):  # not yet: a longer name with this beginning
-        if (at := page.find(b"\n" + metric, at) + 1) == 0:
-            return
+    size, at = len(metric), _first_sample(page, metric, places)
     for _ in range(_MOST_SERIES):
         end = page.find(b"\n", at)
         # A line without its end is one whose page broke off: half a number is a wrong number.
@@ -141,11 +143,36 @@ def samples(page: bytes, metric: bytes) -> Iterator[tuple[bytes, bytes]]:
         at = end + 1
 
 
-def _numbers(page: bytes, figure: Figure | None) -> list[float]:
+def _first_sample(page: bytes, metric: bytes, places: Places) -> int:
+    """Where the metric's samples begin; the page's length if it has none.
+
+    A page differs little from the one before, so the metric's TYPE line is first looked for near its old place.
+    """
+    near = places.get(metric)
+    if near is not None:
+        at = page.find(b"\n# TYPE %b " % metric, max(0, near - _NEAR), near + _NEAR)
+        at = page.find(b"\n", at + 1) + 1 if at >= 0 else 0
+        if at > 0 and _is_sample(page, metric, at):
+            places[metric] = at
+            return at
+    at = 0
+    while not _is_sample(page, metric, at):  # the name may also be the beginning of a longer one
+        if (at := page.find(b"\n" + metric, at) + 1) == 0:
+            return len(page)
+    places[metric] = at
+    return at
+
+
+def _is_sample(page: bytes, metric: bytes, at: int) -> bool:
+    size = len(metric)
+    return page.startswith(metric, at) and page[at + size : at + size + 1] in (b"{", b" ", b"\t")
+
+
+def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
     if figure is None:
         return []
     found = []
-    for labels, value in samples(page, figure.metric):
+    for labels, value in samples(page, figure.metric, places):
         if figure.where is not None and _labels(labels).get(figure.where[0]) != figure.where[1]:
             continue
         number = _number(_labels(labels).get(figure.label, b"") if figure.label else value)
@@ -170,11 +197,11 @@ def _labels(text: bytes) -> dict[bytes, bytes]:
     return dict(_LABEL.findall(text))
 
 
-def _lora(page: bytes, metric: bytes) -> tuple[int, frozenset[str], frozenset[str]]:
+def _lora(page: bytes, places: Places, metric: bytes) -> tuple[int, frozenset[str], frozenset[str]]:
     """(slots, running, waiting) of the newest series: vLLM leaves old ones behind, their value is a time."""
     newest, labels = -1.0, b""
     if metric:
-        for text, value in samples(page, metric):
+        for text, value in samples(page, metric, places):
             if (stamp := _number(value)) is not None and stamp >= newest:
                 newest, labels = stamp, text
     if not labels:

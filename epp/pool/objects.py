@@ -134,6 +134,7 @@ def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
     """One endpoint for each of the pool's target ports this pod serves; none while it is not ready or going away.
 
     The rank in the name is the port's place among the pool's ports, also where the pod serves only some of them.
+    ValueError if its address is none or its active ports are no numbers.
     """
     meta, status = pod.metadata, pod.status
     ready = any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
@@ -209,7 +210,7 @@ def created(meta: Metadata) -> str:
     at = meta.creation_timestamp
     # YAML reads an unquoted time as one; in JSON and in quotes it is RFC 3339 text, which sorts by itself.
     if isinstance(at, datetime):
-        at = at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return str(at or "")
 
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from epp.pool.endpoint import Endpoint
-from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, engine_name, parse
+from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
 from epp.pool.http import BadAnswer, Connection
 from epp.pool.store import Pool
 from epp.telemetry.metrics import Metrics
@@ -73,10 +73,11 @@ class Scraper:
         since = self._clock()
         engine = self._engine(endpoint)
         visit = Visit(endpoint.address)
+        places: Places = {}
         try:
             await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
             while True:
-                error = await self._scrape(endpoint, engine, visit)
+                error = await self._scrape(endpoint, engine, visit, places)
                 if not error:
                     self._stale.discard(endpoint)
                 elif endpoint not in self._stale:
@@ -88,7 +89,7 @@ class Scraper:
         finally:
             visit.close()
 
-    async def _scrape(self, endpoint: Endpoint, engine: Engine, visit: "Visit") -> str:
+    async def _scrape(self, endpoint: Endpoint, engine: Engine, visit: "Visit", places: Places) -> str:
         """One scrape; what went wrong, or ""."""
         try:
             async with self._slots, asyncio.timeout(self._timeout):
@@ -99,7 +100,7 @@ class Scraper:
             return f"no whole answer within {self._timeout:g} s"
         except OSError as error:
             return error.strerror or str(error)
-        if (load := parse(page, engine, self._clock())) is None:
+        if (load := parse(page, engine, self._clock(), places)) is None:
             return f"a page of {len(page)} bytes without the metrics of engine {engine_name(endpoint.labels)}"
         endpoint.load = load
         return ""

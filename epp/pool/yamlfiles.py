@@ -40,6 +40,8 @@ class Document(msgspec.Struct, frozen=True):
             return msgspec.convert(self.content, shape)
         except msgspec.ValidationError as error:
             raise self._wrong(str(error), shape) from None
+        except RecursionError:
+            raise self.error("", "nested too deeply, or a part of itself") from None
 
     def error(self, path: str, message: str) -> ConfigError:
         """An error at a path such as `spec.targetPorts[0].number` of this document."""
@@ -60,13 +62,16 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """The files named, and those in the directories named (not below them), sorted; ConfigError if one is missing."""
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = (each for each in path.iterdir() if each.suffix in _ENDINGS and each.is_file())
-            found += sorted(each for each in inside if each.stem != "kustomization")
-        elif path.exists():
-            found.append(path)
-        else:
-            raise ConfigError(str(path), "no such file or directory")
+        try:
+            if path.is_dir():
+                inside = (each for each in path.iterdir() if each.suffix in _ENDINGS and each.is_file())
+                found += sorted(each for each in inside if each.stem != "kustomization")
+            elif path.exists():
+                found.append(path)
+            else:
+                raise ConfigError(str(path), "no such file or directory")
+        except OSError as error:
+            raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     return found
 
 

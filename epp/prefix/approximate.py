@@ -18,6 +18,8 @@ _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""
 _SMALLEST_BLOCK: Final = 64
 """Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
+_SEGMENT_BYTES: Final = 260
+"""Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
 _ANSWER_TOKENS: Final = 256.0
 """Length of an answer before any was seen: about the mean of published chat traces."""
 _ANSWER_WEIGHT: Final = 0.02
@@ -51,13 +53,13 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
     block_size_tokens: int = 16
     """Tokens per KV block of the engine, where metrics do not say."""
     max_prefix_blocks_to_match: int = 2048
-    """Longest prompt prefix looked at, in blocks of max(64, block_size_tokens) tokens, where no limit in tokens is set."""
+    """Longest prompt prefix looked at, in blocks of max(64, block_size_tokens) tokens; where the next is 0."""
     max_prefix_tokens_to_match: int = 131_072
     """Longest prompt prefix looked at, in tokens; what follows counts as never held. 0: see the limit in blocks."""
     lru_capacity_per_server: int = 31_250
     """KV blocks an engine has, where metrics do not say: 500,000 tokens, an 8B model on one 80 GB GPU."""
     max_blocks: int = 2_000_000
-    """Bound on memory: blocks remembered, summed over endpoints, at about 150 bytes. Beyond it prompts are forgotten
+    """Bound on memory: blocks remembered, summed over endpoints, at 110 to 400 bytes. Beyond it prompts are forgotten
     early. Covers 250 endpoints of the default capacity when all prompts are short."""
 
     index: PrefixIndex = field(init=False)
@@ -104,9 +106,9 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
             shadow = self.shadows[endpoint] = Shadow(endpoint, self.index, capacity, self.block_size_tokens)
         if shadow.load is not (load := endpoint.load):
             shadow.load = load
-            if self.auto_tune and (capacity := load.block_size * load.blocks) > 0:
-                if (capacity, load.block_size) != (shadow.capacity, shadow.page):
-                    shadow.resize(capacity, load.block_size)
+            size = load.block_size * load.blocks, load.block_size
+            if self.auto_tune and size[0] > 0 and size != (shadow.capacity, shadow.page):
+                shadow.resize(*size)
         return shadow
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
@@ -135,11 +137,11 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
             shadow.abandon(pin)
 
     def _was_computed(self, endpoint: Endpoint, response: Response) -> bool:
-        if response.served and response.served != endpoint.address:
+        if response.status >= 300 or (response.served and response.served != endpoint.address):
             return False
         if response.first_token_at is not None or (not response.status and not self._sees_status):
             return True
-        return 200 <= response.status < 300
+        return response.status >= 200
 
     def _generated(self, request: Request, response: Response) -> int:
         """Tokens of the answer: as reported, else the mean of those seen, and no more than were asked for."""
@@ -157,7 +159,8 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         return {
             "blocks": len(self.index),
             "holdings": self.index.holdings,
-            "bytes": self.index.bytes,
+            "bytes": self.index.bytes + _SEGMENT_BYTES * sum(shadow.segments for shadow in shadows),
+            "crowded": self.index.crowded,
             "endpoints": len(shadows),
             "pinned_tokens": sum(shadow.pinned for shadow in shadows),
             "idle_tokens": sum(shadow.idle for shadow in shadows),

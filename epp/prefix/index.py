@@ -28,6 +28,8 @@ class PrefixIndex:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.holdings = 0
+        self.crowded = 0
+        """Times the limit made a shadow forget or leave out blocks."""
         self._masks: dict[int, int] = {}
         self._slots: list[Endpoint | None] = []
         self._free: list[int] = []

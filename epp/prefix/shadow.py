@@ -83,6 +83,11 @@ class Shadow:
         self._segments: dict[int, Segment] = {}
         self._oldest: OrderedDict[Segment, None] = OrderedDict()
 
+    @property
+    def segments(self) -> int:
+        """Segments known, idle tokens nobody can reuse among them."""
+        return max(len(self._segments), len(self._oldest))
+
     def resize(self, capacity: int, page: int) -> None:
         """The engine's memory is `capacity` tokens in blocks of `page` tokens; what no longer fits is forgotten."""
         self.capacity, self.page = capacity, page
@@ -104,7 +109,7 @@ class Shadow:
             last = self._append(new, depth, bytes_per_token, last)
             covered = min(known + last.tokens, tokens)
         # An engine computes at least the last token, so a wholly known prompt costs it one more of its blocks.
-        again = max(0, known - (tokens - 1) // self.page * self.page)
+        again = max(0, known - max(0, tokens - 1) // self.page * self.page)
         loose = self._paged(tokens) - covered + again
         self.pinned += loose
         self._settle()
@@ -201,9 +206,12 @@ class Shadow:
 
     def _affordable(self, blocks: Sequence[int]) -> Sequence[int]:
         """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
+        if len(blocks) <= self.index.spare:
+            return blocks
+        self.index.crowded += 1
         while len(blocks) > self.index.spare and self._oldest:
             self._evict(next(iter(self._oldest)), 0)
-        return blocks if len(blocks) <= self.index.spare else blocks[: self.index.spare]
+        return blocks[: self.index.spare]
 
     def _settle(self) -> None:
         """Evict the oldest idle memory until what is left fits, and tell the room."""

@@ -5,6 +5,7 @@ A hook that raises never breaks the request or another plugin's accounts: it goe
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
 from typing import Any
 
 from epp.errors import EppError
@@ -20,7 +21,8 @@ class Scheduler:
 
     `producers` find signals, `handler` runs the `profiles` (by name), `plugins` are all of the configuration's plugins,
     each once: those above and every other that has hooks. `wall_clock` gives seconds since the epoch (for people only);
-    `on_error(plugin, exception)` is told of every failure of a plugin.
+    `on_error(plugin, exception)` is told of every failure of a plugin. `fallbacks` endpoints are named after the chosen
+    one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Scheduler:
         *,
         wall_clock: Callable[[], float],
         on_error: OnError,
+        fallbacks: int = 0,
     ) -> None:
         self.profiles = profiles
         self.handler = handler
@@ -39,6 +42,7 @@ class Scheduler:
         self._names = tuple(profiles)
         self._wall_clock = wall_clock
         self._on_error = on_error
+        self._named = 1 + fallbacks
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self._on_picked = _hooks(plugins, "on_picked")
@@ -83,7 +87,10 @@ class Scheduler:
             raise
         except Exception as error:
             raise failed(name_of(self.handler), error, self._on_error) from error
-        decision = Decision(request, picked.endpoints, picked.headers, runs, self._wall_clock())
+        chosen = picked.endpoints
+        if len(chosen) < self._named and runs:
+            chosen = [*chosen, *_next_best(runs[-1], chosen, self._named - len(chosen))]
+        decision = Decision(request, chosen, picked.headers, runs, self._wall_clock())
         self._open[decision] = False
         self._call(self._on_picked, request, decision.endpoint)
         return decision
@@ -142,6 +149,14 @@ class Scheduler:
                 hook(*args)
             except Exception as error:
                 self._on_error(name, error)
+
+
+def _next_best(run: ProfileRun, chosen: Sequence[Endpoint], count: int) -> list[Endpoint]:
+    """The `count` best of a run that are not chosen; equals in the pool's order from the chosen one on, in a circle."""
+    endpoints, totals = run.endpoints, run.totals
+    start = endpoints.index(chosen[0]) if chosen[0] in endpoints else 0
+    others = [i for i in (*range(start, len(endpoints)), *range(start)) if endpoints[i] not in chosen]
+    return [endpoints[i] for i in nlargest(count, others, key=totals.__getitem__)]
 
 
 def _hooks(plugins: Sequence[Plugin], hook: str) -> Hooks:

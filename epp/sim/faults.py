@@ -26,8 +26,8 @@ class Faults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     refuse: bool = False
     """Cut the connection as soon as the request is read, as a dying process does."""
     drop_after: Annotated[int, Meta(ge=0)] | None = None
-    """Cut the connection after this many chunks of a stream (0: before its headers are followed by anything); an
-    answer that is not streamed is cut after as many tokens, so before its first byte."""
+    """Cut the connection after this many events of a stream (0: its headers still come); an answer that is not
+    streamed is cut after as many tokens, so before its first byte."""
     rate: Annotated[float, Meta(ge=0, le=1)] = 1.0
     """Share of the requests that `status`, `hang`, `refuse` and `drop_after` hit, by seeded chance."""
     slow: Annotated[float, Meta(gt=0, le=1000)] = 1.0

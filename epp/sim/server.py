@@ -18,13 +18,14 @@ import uvloop
 from aiohttp import web
 
 from epp.sim.clockwork import Clockwork
-from epp.sim.endpoints import Endpoints, Identity
+from epp.sim.endpoints import Endpoints
 from epp.sim.engine import H100_8B, LAPTOP, Engine, EngineParameters
+from epp.sim.generation import Identity
 from epp.sim.metrics import Adapters, Page
 
 PRESETS = {"laptop": LAPTOP, "h100-8b": H100_8B}
-GRACE = 0.4
-"""Seconds that answers in progress get at shutdown before their connections are cut."""
+GRACE = 0.3
+"""Seconds that answers in progress get at shutdown before they are cut; cutting may take as long again."""
 
 
 class SimulatedPod:

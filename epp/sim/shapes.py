@@ -278,7 +278,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
 class MessagesShape:
-    """/v1/messages (Anthropic): one choice, named events."""
+    """/v1/messages (Anthropic): one choice, named events, and vLLM's `[DONE]`, which Anthropic itself does not send."""
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -314,6 +314,7 @@ class MessagesShape:
             event({"type": "content_block_stop", "index": 0}, "content_block_stop"),
             event(delta, "message_delta"),
             event({"type": "message_stop"}, "message_stop"),
+            DONE,
         ]
 
     def _usage(self, counted: Counted, output: int) -> Json:

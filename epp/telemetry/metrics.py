@@ -1,25 +1,336 @@
-"""Prometheus metrics, one object per process. Names: `warmpath_*` for ours, GIE's and llm-d's where dashboards use them."""
+"""Prometheus metrics, one object per process; names and meanings are in `epp.telemetry.table`.
+
+A request touches it two or three times, each time a few plain additions; everything else is put together when a scrape
+is answered: labels, existing names, gauges of endpoints, statistics of plugins.
+"""
 
 import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from statistics import fmean, pstdev
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from epp.telemetry.series import EndpointSeries, Histogram, ModelSeries
+from epp.telemetry.table import FAMILIES, MAX_MODELS, OVERHEAD, SHARE, Family
 
 log = logging.getLogger("warmpath")
 
+OTHER = "other"
+QUIET_S = 60.0
+"""A reason of degradation is logged at most once in so many seconds; it is always counted."""
+LONGEST_MODEL = 128
+"""Characters; a longer model name counts as `other`."""
+
+Rows = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
+Statistics = Callable[[], Mapping[str, Mapping[str, float]]]
+"""Name of a plugin -> name of a figure -> value."""
+
+
+class _Load(Protocol):
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def running(self) -> int: ...
+    @property
+    def kv_usage(self) -> float: ...
+    @property
+    def at(self) -> float | None: ...
+
+
+class _Endpoint(Protocol):
+    """`epp.pool.endpoint.Endpoint`, as far as the cellar may know it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def load(self) -> _Load: ...
+
+
+class _Pool(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def endpoints(self) -> Sequence[_Endpoint]: ...
+
 
 class Metrics:
-    """Every metric of the EPP, in a registry of its own, so that two EPPs in one process (tests) do not meet."""
+    """Every metric of the EPP, in a registry of its own, so that two EPPs in one process (tests) do not meet.
 
-    def __init__(self) -> None:
+    Used on the event loop only. `clock`: seconds, monotonic, the same that stamps `Load.at`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
-        self._degraded = Counter(
-            "warmpath_degraded",
-            "Times something worked less well than it should, by reason",
-            ["reason"],
-            registry=self.registry,
-        )
+        self._clock = clock
+        self._pools: list[_Pool] = []
+        self._sources: list[tuple[str, Statistics]] = []
+        self._models: dict[str, ModelSeries] = {}
+        self._endpoints: WeakKeyDictionary[Any, EndpointSeries] = WeakKeyDictionary()
+        self._decision = Histogram(OVERHEAD)
+        self._hit_ratio = Histogram(SHARE)
+        self._refused: dict[tuple[int, str], int] = {}
+        self._degraded: dict[str, int] = {}
+        self._logged: dict[str, tuple[float, int]] = {}
+        """Reason -> when it was last logged, and how often it was counted and not logged since."""
+        self.registry.register(_Exported(self))
+        ProcessCollector(registry=self.registry)
+
+    # --- set-up
+
+    def add_pool(self, pool: _Pool) -> None:
+        """Show this pool's endpoints from now on; they are read at scrape time."""
+        self._pools.append(pool)
+
+    def add_source(self, statistics: Statistics, pool: str = "") -> None:
+        """Show what this returns at scrape time, such as `Scheduler.statistics` of a pool."""
+        self._sources.append((pool, statistics))
+
+    # --- one request
+
+    def request_decided(
+        self, endpoint: _Endpoint, model: str, seconds: float, size: int, tokens: int, predicted: int | None
+    ) -> None:
+        """A request was given to `endpoint`, `seconds` after it was complete.
+
+        `size`: bytes of its body; `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint
+        is believed to hold, None where nobody looked. Each request that was decided is to be finished, once.
+        """
+        self._decision.observe(seconds)
+        at_model = self._model(model)
+        at_model.running += 1
+        at_model.size.observe(size)
+        at_endpoint = self.endpoint(endpoint)
+        at_endpoint.decisions += 1
+        at_endpoint.in_flight += 1
+        at_endpoint.tokens += tokens
+        if predicted is not None:
+            at_endpoint.predicted += predicted
+            if tokens:
+                self._hit_ratio.observe(predicted / tokens)
+
+    def request_finished(
+        self,
+        endpoint: _Endpoint,
+        model: str,
+        status: int,
+        seconds: float,
+        *,
+        ttft: float | None = None,
+        prompt: int = -1,
+        completion: int = -1,
+        cached: int = -1,
+        predicted: int | None = None,
+    ) -> None:
+        """It has left `endpoint` (the one it was decided for). Token counts as the answer reported them, -1 = not.
+
+        `predicted` as at the decision; None also where another endpoint served it.
+        """
+        at_model = self._model(model)
+        at_model.running -= 1
+        status = status if 0 <= status <= 599 else 0
+        at_model.statuses[status] = at_model.statuses.get(status, 0) + 1
+        at_model.duration.observe(seconds)
+        at_endpoint = self.endpoint(endpoint)
+        at_endpoint.in_flight -= 1
+        if ttft is not None:
+            at_model.ttft.observe(ttft)
+        if prompt >= 0:
+            at_model.prompt.observe(prompt)
+        if completion >= 0:
+            at_model.completion.observe(completion)
+            if completion > 0:
+                at_model.ntpot.observe(seconds / completion)
+            if completion > 1 and ttft is not None:
+                at_model.tpot.observe(max(0.0, seconds - ttft) / (completion - 1))
+        if cached >= 0:
+            at_model.cached.observe(cached)
+            if predicted is not None:
+                at_endpoint.checked_cached += cached
+                at_endpoint.checked_predicted += predicted
+
+    def request_failed(self, status: int, reason: str) -> None:
+        """A request got its answer from us. `reason` is from a small fixed set: a drop reason or an error's kind."""
+        self._refused[status, reason] = self._refused.get((status, reason), 0) + 1
 
     def degraded(self, reason: str, detail: str = "") -> None:
-        """Count a degradation and log it. `reason` is a fixed word; `detail` goes to the log only."""
-        self._degraded.labels(reason).inc()
-        log.warning("degraded: %s%s", reason, f": {detail}" if detail else "")
+        """Count a degradation and log it, at most once a minute. `reason` is a fixed word; `detail` is only logged."""
+        self._degraded[reason] = self._degraded.get(reason, 0) + 1
+        now = self._clock()
+        said = self._logged.get(reason)
+        if said is not None and now - said[0] < QUIET_S:
+            self._logged[reason] = (said[0], said[1] + 1)
+            return
+        self._logged[reason] = (now, 0)
+        more = f" (and {said[1]} more since this was last logged)" if said is not None and said[1] else ""
+        log.warning("degraded: %s%s%s", reason, f": {detail[:500]}" if detail else "", more)
+
+    # --- figures
+
+    def endpoint(self, endpoint: _Endpoint) -> EndpointSeries:
+        """What was counted for this endpoint; forgotten with the object."""
+        series = self._endpoints.get(endpoint)
+        if series is None:
+            series = self._endpoints[endpoint] = EndpointSeries()
+        return series
+
+    def rows(self, name: str) -> Rows:
+        """The rows of a family of `FAMILIES` as they stand: label values and a number or a histogram."""
+        return _ROWS[name](self)
+
+    def _model(self, model: str) -> ModelSeries:
+        series = self._models.get(model)
+        if series is not None:
+            return series
+        if len(model) > LONGEST_MODEL or len(self._models) >= MAX_MODELS:
+            model = OTHER
+        return self._models.setdefault(model, ModelSeries())
+
+    # --- rows, one method for each shape
+
+    def _of_models(self, of: Callable[[ModelSeries], float | Histogram]) -> Rows:
+        return [((model,), of(series)) for model, series in self._models.items()]
+
+    def _of_endpoints(self, of: Callable[[EndpointSeries], int]) -> Rows:
+        for pool in self._pools:
+            for endpoint in pool.endpoints:
+                yield (pool.name, endpoint.name), of(self.endpoint(endpoint))
+
+    def _of_loads(self, of: Callable[[_Load], float]) -> Rows:
+        for pool in self._pools:
+            for endpoint in pool.endpoints:
+                if endpoint.load.at is not None:
+                    yield (pool.name, endpoint.name), of(endpoint.load)
+
+    def _of_pools(self, of: Callable[[_Load], float], summary: Callable[[list[float]], float]) -> Rows:
+        for pool in self._pools:
+            scraped = [of(endpoint.load) for endpoint in pool.endpoints if endpoint.load.at is not None]
+            yield (pool.name,), summary(scraped) if scraped else 0.0
+
+    def _load_age(self, load: _Load) -> float:
+        return max(0.0, self._clock() - (load.at or 0.0))
+
+    def _statuses(self) -> Rows:
+        for model, series in self._models.items():
+            for status, count in series.statuses.items():
+                yield (model, str(status)), count
+
+    def _errors(self) -> Rows:
+        for model, series in self._models.items():
+            for status, count in series.statuses.items():
+                if status >= 400:
+                    yield (model, model, str(status)), count
+        by_status: dict[int, int] = {}
+        for (status, _), count in self._refused.items():
+            by_status[status] = by_status.get(status, 0) + count
+        for status, count in by_status.items():
+            yield ("", "", str(status)), count
+
+    def _attempts(self) -> Rows:
+        for pool in self._pools:
+            for endpoint in pool.endpoints:
+                namespace, _, pod = endpoint.name.rpartition("/")
+                port = endpoint.address.rpartition(":")[2]
+                yield ("success", pod, namespace, port), self.endpoint(endpoint).decisions
+        yield (
+            ("failure", "", "", ""),
+            sum(count for (status, _), count in self._refused.items() if status in (429, 503)),
+        )
+
+    def _statistics(self) -> Rows:
+        for pool, source in self._sources:
+            for plugin, figures in source().items():
+                for name, value in figures.items():
+                    if isinstance(value, int | float):
+                        yield (pool, plugin, name), value
+                    else:  # a user's plugin must not cost us the page
+                        self.degraded("statistic-no-number", f"{plugin}: {name} is a {type(value).__name__}")
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("warmpath")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
+
+
+_ROWS: dict[str, Callable[[Metrics], Rows]] = {
+    "warmpath_requests_total": Metrics._statuses,
+    "warmpath_refused_total": lambda m: [((str(s), r), n) for (s, r), n in m._refused.items()],
+    "inference_objective_request_error_total": Metrics._errors,
+    "warmpath_requests_running": lambda m: m._of_models(lambda s: s.running),
+    "warmpath_request_bytes": lambda m: m._of_models(lambda s: s.size),
+    "warmpath_request_duration_seconds": lambda m: m._of_models(lambda s: s.duration),
+    "warmpath_ttft_seconds": lambda m: m._of_models(lambda s: s.ttft),
+    "warmpath_tpot_seconds": lambda m: m._of_models(lambda s: s.tpot),
+    "warmpath_ntpot_seconds": lambda m: m._of_models(lambda s: s.ntpot),
+    "warmpath_prompt_tokens": lambda m: m._of_models(lambda s: s.prompt),
+    "warmpath_completion_tokens": lambda m: m._of_models(lambda s: s.completion),
+    "warmpath_cached_tokens": lambda m: m._of_models(lambda s: s.cached),
+    "warmpath_decision_seconds": lambda m: [((), m._decision)],
+    "warmpath_prefix_hit_ratio": lambda m: [((), m._hit_ratio)],
+    "warmpath_endpoint_decisions_total": lambda m: m._of_endpoints(lambda s: s.decisions),
+    "inference_extension_scheduler_attempts_total": Metrics._attempts,
+    "warmpath_endpoint_prompt_tokens_total": lambda m: m._of_endpoints(lambda s: s.tokens),
+    "warmpath_endpoint_predicted_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.predicted),
+    "warmpath_endpoint_checked_predicted_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_predicted),
+    "warmpath_endpoint_checked_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_cached),
+    "warmpath_endpoint_in_flight": lambda m: m._of_endpoints(lambda s: s.in_flight),
+    "warmpath_endpoint_waiting": lambda m: m._of_loads(lambda load: load.waiting),
+    "warmpath_endpoint_running": lambda m: m._of_loads(lambda load: load.running),
+    "warmpath_endpoint_kv_usage": lambda m: m._of_loads(lambda load: load.kv_usage),
+    "warmpath_endpoint_load_age_seconds": lambda m: m._of_loads(m._load_age),
+    "warmpath_endpoints": lambda m: [((pool.name,), len(pool.endpoints)) for pool in m._pools],
+    "inference_pool_average_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, fmean),
+    "llm_d_epp_std_dev_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, pstdev),
+    "inference_pool_average_queue_size": lambda m: m._of_pools(lambda load: load.waiting, fmean),
+    "llm_d_epp_std_dev_queue_size": lambda m: m._of_pools(lambda load: load.waiting, pstdev),
+    "inference_pool_average_running_requests": lambda m: m._of_pools(lambda load: load.running, fmean),
+    "llm_d_epp_std_dev_running_requests": lambda m: m._of_pools(lambda load: load.running, pstdev),
+    "warmpath_plugin_statistic": Metrics._statistics,
+    "warmpath_degraded_total": lambda m: [((reason,), count) for reason, count in m._degraded.items()],
+    "warmpath_info": lambda m: [((_version(),), 1)],
+}
+
+
+class _Exported(Collector):
+    """Our rows as `prometheus_client` wants them, family by family, each followed by its existing names."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        for family in FAMILIES:
+            rows = list(self._metrics.rows(family.name))
+            yield _exported(family, family.name, family.labels, rows)
+            for name, labels in family.aliases:
+                columns = [family.labels.index(ours) for _, ours in labels]
+                renamed = [(tuple(row[column] for column in columns), value) for row, value in rows]
+                yield _exported(family, name, tuple(theirs for theirs, _ in labels), renamed)
+
+
+def _exported(family: Family, name: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+    if family.kind == "histogram":
+        histogram = HistogramMetricFamily(name, family.help, labels=labels)
+        for row, value in rows:
+            assert isinstance(value, Histogram)
+            histogram.add_metric(row, value.cumulative(), value.total)
+        return histogram
+    numbers: dict[tuple[str, ...], float] = {}
+    for row, value in rows:
+        assert not isinstance(value, Histogram)
+        numbers[row] = numbers.get(row, 0.0) + value
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    exported = kind(name, family.help, labels=labels)
+    for row, number in numbers.items():
+        exported.add_metric(row, number)
+    return exported

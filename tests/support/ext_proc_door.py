@@ -48,6 +48,11 @@ class Route:
     """Counts what enters and leaves. `entering` runs before the decision: it may wait or raise."""
 
     def __init__(self, destination: str = "127.0.0.1:1") -> None:
+        self._news = asyncio.Event()
+        self.reset(destination)
+
+    def reset(self, destination: str) -> None:
+        """As if made anew."""
         self.destination = destination
         self.headers: Mapping[str, str] = {}
         self.body: bytes | None = None
@@ -58,7 +63,6 @@ class Route:
         self.entered = 0
         self.left = 0
         self.ways: list[Way] = []
-        self._news = asyncio.Event()
 
     @asynccontextmanager
     async def __call__(self, raw: RawRequest) -> AsyncIterator[Way]:
@@ -89,9 +93,12 @@ class Route:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Wait for something to be true of what entered and left."""
-        async with asyncio.timeout(10):
-            while not true():
-                await self._news.wait()
+        try:
+            async with asyncio.timeout(10):
+                while not true():
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(f"{self.entered} entered, {self.left} left") from None
 
     async def way(self, number: int = 0) -> Way:
         """The request of this number, once it was routed."""

@@ -181,6 +181,16 @@ SCRIPTS = [
         ],
         seen=[Answered(200, "", "application/json"), AnswerChunk(b"xy", True)],
     ),
+    Script(
+        "buffered answer: whole although Envoy does not say so",
+        [
+            (request_headers(end=True, config=modes(BUFFERED, BUFFERED)), [ROUTED]),
+            (answer_headers(), ["answer headers"]),
+            (answer_body(b"xy"), ["answer body"]),
+            (answer_trailers(), ["answer trailers"]),
+        ],
+        seen=[Answered(200, "", "application/json"), AnswerChunk(b"xy", True)],
+    ),
     # --- BUFFERED ---
     Script(
         "buffered: destination in the body's reply, no echo",
@@ -309,6 +319,12 @@ SCRIPTS = [
     Script(
         "body mode GRPC",
         [(request_headers(config=modes(Mode.GRPC, Mode.GRPC)), ["refused 500 api_error"])],
+        routes=0,
+        ends=True,
+    ),
+    Script(
+        "a body mode that does not exist yet",
+        [(request_headers(config=pb.ProtocolConfiguration.FromString(b"\x08\x09")), ["refused 500 api_error"])],
         routes=0,
         ends=True,
     ),

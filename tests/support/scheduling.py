@@ -47,6 +47,7 @@ def scheduler(
     handler: ProfileHandler | None = None,
     others: Sequence[Plugin] = (),
     on_error: OnError = fail,
+    fallbacks: int = 0,
 ) -> Scheduler:
     """One profile named `default`. Unless `on_error` is given, a plugin's exception fails the test."""
     picker = picker or MaxScorePicker()
@@ -54,4 +55,6 @@ def scheduler(
     weighed = [entry if isinstance(entry, tuple) else (entry, 1.0) for entry in scorers]
     chain = Chain("default", filters, weighed, picker)
     plugins = [*producers, *filters, *(scorer for scorer, _ in weighed), picker, handler, *others]
-    return Scheduler(producers, {"default": chain}, handler, plugins, wall_clock=lambda: 1.5, on_error=on_error)
+    return Scheduler(
+        producers, {"default": chain}, handler, plugins, wall_clock=lambda: 1.5, on_error=on_error, fallbacks=fallbacks
+    )

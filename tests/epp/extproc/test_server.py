@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from epp.errors import BadRequest, ConfigError, NoEndpoint
 from epp.extproc.server import Door, Settings
 from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc import (
+    DUPLEX,
     LEAN,
     TO,
     Script,
@@ -24,6 +26,7 @@ from tests.support.ext_proc import (
     request_headers,
 )  # fmt: skip
 from tests.support.ext_proc_door import LOOPBACK, Call, Gateway, Route, door, failing
+from tests.support.ext_proc_hostile import mutated
 from tests.support.ext_proc_scripts import BIG, SCRIPTS
 
 ROUTED = f"request headers to {TO}"
@@ -172,6 +175,18 @@ async def test_an_error_of_the_route_is_the_answer(error: BadRequest, answer: st
         assert await call.ended() is grpc.StatusCode.OK
 
 
+async def test_refusals_are_counted_by_status_and_reason_wherever_they_come_from() -> None:
+    metrics = Metrics()
+    async with door(failing(NoEndpoint("nobody")), metrics=metrics) as served, Gateway(served.ports[0]) as gateway:
+        for message in (request_headers(end=True), b"\xff"):
+            call = gateway.stream()
+            await call.write(message)
+            assert (await call.said()).startswith("refused ")
+            await call.ended()
+    counted = dict(metrics.rows("warmpath_refused_total"))
+    assert counted == {("503", "rejected-no-endpoints"): 1, ("400", "invalid_request_error"): 1}
+
+
 async def test_a_bug_is_a_500_once_and_logged_without_its_words(caplog: pytest.LogCaptureFixture) -> None:
     route = Route()
     route.error = ValueError("the prompt: my password is hunter2")
@@ -306,7 +321,7 @@ async def test_health_on_both_ports(service: str) -> None:
 async def test_drain_says_so_takes_nothing_new_and_lets_streams_end() -> None:
     route = Route(TO)
     async with serving(route) as (served, gateway):
-        call = await routed(gateway)
+        call = await routed(gateway, config=DUPLEX)
         async with asyncio.TaskGroup() as tasks:
             draining = tasks.create_task(served.drain(10))
             while await ask(served.health_ports[0], "readiness") != STATUS.NOT_SERVING:
@@ -321,10 +336,33 @@ async def test_drain_says_so_takes_nothing_new_and_lets_streams_end() -> None:
         assert route.left == 1
 
 
+async def test_drain_may_linger_for_gateways_that_look_at_health() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        async with asyncio.TaskGroup() as tasks:
+            draining = tasks.create_task(served.drain(10, linger=60))
+            while await ask(served.health_ports[0], "readiness") != STATUS.NOT_SERVING:
+                pass
+            call = await routed(gateway)
+            assert await call.rest() == []
+            draining.cancel()
+
+
+async def test_drain_lets_go_of_lean_streams_at_once() -> None:
+    route = Route(TO)
+    async with serving(route) as (served, gateway):
+        before, after = await routed(gateway), await routed(gateway)
+        await after.write(answer_headers())
+        assert await after.said() == "answer headers"
+        await served.drain(30)
+        assert [await before.code(), await after.code()] == [grpc.StatusCode.OK] * 2
+        assert route.left == 2
+
+
 async def test_drain_ends_what_outlives_its_grace() -> None:
     route = Route(TO)
     async with serving(route) as (served, gateway):
-        call = await routed(gateway)
+        call = await routed(gateway, config=DUPLEX)
         await served.drain(0.05)
         await route.ways[0].left.wait()
         assert await call.code() is not grpc.StatusCode.OK
@@ -345,3 +383,34 @@ async def test_ipv6_and_several_addresses() -> None:
             call = gateway.stream()
             await call.write(request_headers(end=True))
             assert await call.said() == ROUTED
+
+
+# --- hostile gateways ------------------------------------------------------------------------------------------------
+
+
+async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> None:
+    rnd = random.Random(5)
+    route = Route(TO)
+    streams = [mutated(rnd) for _ in range(400)]
+    async with serving(route, max_body=1 << 20, incomplete=5.0) as (served, gateway):
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(_throw(gateway, streams[number::8], rnd))
+        await route.until(lambda: route.left == route.entered)
+        assert len(streams) > route.entered > 100
+        assert served._memory.held == 0
+        good = await routed(gateway)
+        await good.write(answer_headers())
+        assert await good.said() == "answer headers"
+
+
+async def _throw(gateway: Gateway, streams: list[list[bytes]], rnd: random.Random) -> None:
+    for stream in streams:
+        call = gateway.stream()
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            for message in stream:
+                await call.write(message)
+            if rnd.random() < 0.2:
+                call.cancel()
+            else:
+                await call.rest()

@@ -109,7 +109,8 @@ def test_an_error_that_comes_too_late_ends_the_stream_without_a_word_to_the_clie
     play.send(request_headers(end=True))
     assert play.stream.failed(InternalError("x")) == []
     assert play.stream.finished
-    assert play.stream.error is not None
+    assert play.stream.refused is not None
+    assert play.stream.too_late
     assert play.send(answer_headers()) == []
 
 

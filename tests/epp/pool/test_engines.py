@@ -3,14 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.pool.endpoint import Load
-from epp.pool.engines import ENGINES, engine_name, parse, samples
+from epp.pool.engines import ENGINES, Places, engine_name, parse, samples
 from tests.support.pages import vllm_page
 
 VLLM = ENGINES["vllm"]
 
 
 def load(page: bytes, engine: str = "vllm") -> Load:
-    found = parse(page, ENGINES[engine], at=7.0)
+    found = parse(page, ENGINES[engine], at=7.0, places={})
     assert found is not None
     return found
 
@@ -114,7 +114,7 @@ def test_unknown_blocks_are_zero() -> None:
     ],
 )
 def test_pages_that_are_not_this_engines_give_nothing(page: bytes) -> None:
-    assert parse(page, VLLM, at=7.0) is None
+    assert parse(page, VLLM, at=7.0, places={}) is None
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,20 @@ def test_pages_that_are_not_this_engines_give_nothing(page: bytes) -> None:
 )
 def test_lines_in_every_form(line: bytes, sample: tuple[bytes, bytes]) -> None:
     for page in (line + b"\n", b"# TYPE m gauge\nmm 5\n" + line + b"\nn 1\n"):
-        assert list(samples(page, b"m")) == [sample]
+        assert list(samples(page, b"m", {})) == [sample]
 
 
 def test_a_metric_with_endless_series_is_read_so_far_only() -> None:
     page = b"".join(b'm{a="%d"} 1\n' % n for n in range(5000))
-    assert len(list(samples(page, b"m"))) == 1024
+    assert len(list(samples(page, b"m", {}))) == 1024
+
+
+@pytest.mark.parametrize("before", [b"", b"# a line more\n" * 10, b"# many lines more\n" * 10_000])
+def test_metrics_are_found_wherever_the_page_before_had_them(before: bytes) -> None:
+    places: Places = {}
+    pages = [vllm_page(engines=2), before + vllm_page(waiting=5, engines=2, buckets=90), vllm_page(waiting=6)]
+    counts = [load.waiting for page in pages if (load := parse(page, VLLM, 7.0, places)) is not None]
+    assert counts == [4, 10, 6]
 
 
 def test_labels_name_the_engine() -> None:
@@ -158,7 +166,9 @@ def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> Non
             st.binary(max_size=8)
             | st.sampled_from([b"\n", b'"', b"{", b"}", b" ", b"\\", b"NaN", b"9" * 400, b"1e308"])
         )
-    found = parse(bytes(page), VLLM, at=7.0)
+    places: Places = {}
+    parse(PAGE, VLLM, 7.0, places)
+    found = parse(bytes(page), VLLM, 7.0, dict(places))
     if found is None:
         return
     assert 0.0 <= found.kv_usage <= 1.0
@@ -170,4 +180,4 @@ def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> Non
 def test_no_bytes_make_it_raise(page: bytes) -> None:
     for engine in ENGINES.values():
         for metric in (engine.waiting.metric, engine.lora or b"x"):
-            parse(metric + page + b"\n" + page, engine, at=7.0)
+            parse(metric + page + b"\n" + page, engine, 7.0, {})

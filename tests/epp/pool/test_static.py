@@ -1,11 +1,15 @@
 import asyncio
+import contextlib
 import os
 import random
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from epp.errors import ConfigError
 from epp.pool.static import StaticPools, load
@@ -62,6 +66,43 @@ def test_files_without_a_document_are_refused(tmp_path: Path, text: str) -> None
 def test_a_wrong_file_at_the_start_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         following(tmp_path / "missing.yaml", RecordedMetrics())
+
+
+PARTS = st.sampled_from(
+    [": ", "- ", "{", "}", "[", "]", "&a ", "*a", "!!int ", "|\n", "'", "\n", "  ", "null", "1e9", "? "]
+)
+
+
+@given(st.data())
+@settings(max_examples=300)
+def test_a_mutated_file_is_a_description_or_a_configuration_error(data: st.DataObject) -> None:
+    text = POOL.replace("NAME", "a") + "---\n" + entries("10.0.0.1", "10.0.0.2")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(PARTS | st.text(max_size=5)) + text[at + data.draw(st.integers(0, 10)) :]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "f.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        with contextlib.suppress(ConfigError):
+            assert len(load([path])) >= 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "endpoints: &a [*a]",
+        "1: 2",
+        "kind: [x]",
+        "kind: InferencePool\napiVersion: [1]",
+        "? {a: b}\n: c",
+        "endpoints:\n- &a {name: *a, address: 1.1.1.1, port: 1}",
+        "endpoints: &a\n- labels: {x: *a}",
+    ],
+)
+def test_yaml_of_odd_make_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        load([tmp_path / "f.yaml"])
 
 
 async def test_a_changed_file_takes_effect_and_keeps_who_stayed(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.parsing.parser import Parser, Rules
+from epp.parsing.request import RawRequest
 from epp.pool.endpoint import Endpoint, Load
 from epp.pool.store import Pool, PoolState, Rewrite, Target, address_of
 
@@ -106,6 +108,15 @@ def test_an_empty_answer_is_explained() -> None:
     assert "subset is empty: it allows none of the 1 endpoints of pool ns/p" in pool.why_empty(())
     why = pool.why_empty(("10.0.0.9:1", "b", "c", "d" * 1000))
     assert why == "none of the 1 endpoints of pool ns/p is in the gateway's subset (10.0.0.9:1, b, c, …)"
+
+
+def test_a_pool_is_what_the_parser_asks_for_rules() -> None:
+    rules: Rules = rewriting(Rewrite(("a",), (Target("b"),)))
+    body = b'{"model": "a", "messages": []}'
+    request, forward = Parser(rules, lambda model, nbytes: nbytes, str).parse(
+        RawRequest("POST", "/v1/chat/completions", {}, body)
+    )
+    assert (request.model, forward) == ("b", b'{"model": "b", "messages": []}')
 
 
 def test_objectives_have_priorities() -> None:

@@ -22,6 +22,7 @@ from epp.plugin import (
     Scorer,
 )
 from epp.scheduling.inflight import InFlightLoad
+from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.scorers import ActiveRequestScorer, NoHitLruScorer, PrefixCacheScorer, QueueScorer
 from tests.support.scheduling import Held, ask, pod, pods, scheduler
 
@@ -336,3 +337,18 @@ def test_recorded_runs_keep_what_was_seen_when_choosing() -> None:
     (run,) = s.choose(ask(), [a, b]).runs
     assert run.profile == "default"
     assert (run.endpoints, run.totals, run.picks) == ([a, b], [3.0, 2.0], [a])
+
+
+def test_fallbacks_are_the_next_best_and_equals_follow_in_a_circle() -> None:
+    endpoints = [pod("a", waiting=3), pod("b", waiting=0), pod("c", waiting=1), pod("d", waiting=3)]
+    chosen = scheduler(QueueScorer(), fallbacks=2).choose(ask(), endpoints).endpoints
+    assert [endpoint.name for endpoint in chosen] == ["b", "c", "d"]
+    everybody = scheduler(QueueScorer(), fallbacks=9).choose(ask(), endpoints).endpoints
+    assert sorted(endpoint.name for endpoint in everybody) == ["a", "b", "c", "d"]
+
+
+def test_a_picker_that_names_enough_is_left_alone() -> None:
+    picker = MaxScorePicker(max_num_of_endpoints=3)
+    endpoints = [pod("a", waiting=2), pod("b"), pod("c", waiting=1)]
+    chosen = scheduler(QueueScorer(), picker=picker, fallbacks=1).choose(ask(), endpoints).endpoints
+    assert [endpoint.name for endpoint in chosen] == ["b", "c", "a"]

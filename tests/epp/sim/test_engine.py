@@ -281,6 +281,9 @@ def drive(parameters: EngineParameters, arrivals: list[Arrival], aborted: set[in
     for job in jobs:
         assert job.ended_at is not None or int(job.id) in aborted, "a request is lost"
         assert (job.generated == job.output) == (job.ended_at is not None)
+    assert engine.totals.prefix_hits == sum(job.cached for job in jobs if job.admitted_at is not None)
+    assert engine.totals.generation_tokens == sum(job.generated for job in jobs)
+    assert engine.totals.preemptions == sum(job.preemptions for job in jobs)
     admitted = [job.admitted_at for job in jobs if job.admitted_at is not None]
     assert admitted == sorted(admitted), "first come, first served"
     seen.extend((job.id, job.cached, job.first_token_at, job.ended_at) for job in jobs)

@@ -1,0 +1,145 @@
+"""`Recorder`: tells metrics, the list of decisions and the audit log what becomes of each request."""
+
+import time
+from collections.abc import Callable
+
+from epp import protocol
+from epp.admin.decisions import Decisions, Record, without_prompt
+from epp.errors import EppError
+from epp.parsing.request import RawRequest, Response, Usage
+from epp.plugin import PrefixMatch
+from epp.scheduling.decision import Decision
+from epp.telemetry.audit import AuditEntry, AuditLog
+from epp.telemetry.metrics import Metrics
+
+NO_USAGE = Usage()
+
+
+class Recorder:
+    """One per pool. Each request is either `decided` and later `finished`, or `failed`.
+
+    `clock`: seconds, monotonic, the one that stamps `Response.first_token_at`. `wall_clock`: seconds since the epoch,
+    for people only.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        metrics: Metrics,
+        decisions: Decisions,
+        audit: AuditLog | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._decisions = decisions
+        self._audit = audit
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._open: dict[Decision, Record] = {}
+
+    def decided(self, decision: Decision, complete_at: float) -> None:
+        """A decision was made for a request that was complete at `complete_at` (on our clock)."""
+        now = self._clock()
+        request, endpoint = decision.request, decision.endpoint
+        matches = request.signals.get(PrefixMatch)
+        predicted = matches[endpoint].tokens if matches is not None and endpoint in matches else None
+        record = Record(decision, endpoint, self._pool, request.model, complete_at, now, predicted)
+        self._open[decision] = record
+        self._decisions.add(record)
+        self._metrics.request_decided(
+            endpoint, request.model, now - complete_at, len(request.body), request.tokens, predicted
+        )
+
+    def finished(self, decision: Decision, response: Response) -> None:
+        """The request has left its endpoint, however; call it after the scheduler's. A second call does nothing."""
+        record = self._open.pop(decision, None)
+        if record is None:
+            return
+        record.response = response
+        record.ended_at = self._clock()
+        usage = response.usage or NO_USAGE
+        self._metrics.request_finished(
+            record.endpoint,
+            record.model,
+            response.status,
+            record.duration,
+            ttft=record.ttft,
+            prompt=usage.prompt,
+            completion=usage.completion,
+            cached=usage.cached,
+            predicted=record.predicted if decision.endpoint is record.endpoint else None,
+        )
+        if self._audit is not None:
+            self._audit.write(_entry(record, usage))
+        decision.request = without_prompt(decision.request)  # bodies of the last thousands would fill the memory
+
+    def failed(self, raw: RawRequest, error: EppError) -> None:
+        """The request got its answer from us: refused, shed or nobody to send it to. The door counts these, and more:
+        those it refuses before anybody is asked.
+        """
+        if self._audit is not None:
+            self._audit.write(
+                AuditEntry(
+                    at=self._wall_clock(),
+                    request_id=raw.headers.get(protocol.REQUEST_ID, ""),
+                    objective=_header(raw, protocol.OBJECTIVE),
+                    fairness_id=_header(raw, protocol.FAIRNESS_ID),
+                    status=error.status,
+                    why=error.reason or error.kind,
+                )
+            )
+
+
+def brief(decision: Decision) -> str:
+    """A decision in one line: out of how many, at what cost, who was dropped by what.
+
+    The last profile that ran is the one described: where there are several, its picks go to the request itself.
+    """
+    if not decision.runs:
+        return "no profile ran"
+    run = decision.runs[-1]
+    found = [f"{run.profile}: 1 of {len(run.endpoints)}"]
+    for i, endpoint in enumerate(run.endpoints):
+        if endpoint is not decision.endpoint:
+            continue
+        for scored in run.scored:
+            if scored.bills:
+                terms = ", ".join(
+                    f"{t} {s * 1000:.1f}" for t, s in zip(scored.terms, scored.bills[i], strict=True) if s
+                )
+                found.append(f"{sum(scored.bills[i]) * 1000:.1f} ms" + (f" ({terms})" if terms else ""))
+            else:
+                found.append(f"{scored.name} {scored.scores[i]:.2f}")
+    found.extend(f"{len(gone)} dropped by {name}" for name, gone in run.dropped if gone)
+    return ", ".join(found)
+
+
+def _entry(record: Record, usage: Usage) -> AuditEntry:
+    decision, response = record.decision, record.response or Response()
+    request = decision.request
+    return AuditEntry(
+        at=decision.at,
+        request_id=request.id,
+        objective=request.header(protocol.OBJECTIVE) or "",
+        fairness_id=request.header(protocol.FAIRNESS_ID) or "",
+        model=request.model,
+        endpoint=decision.endpoint.name,
+        address=decision.endpoint.address,
+        why=brief(decision),
+        status=response.status,
+        estimated_tokens=request.tokens,
+        predicted_cached_tokens=-1 if record.predicted is None else record.predicted,
+        prompt_tokens=usage.prompt,
+        completion_tokens=usage.completion,
+        cached_tokens=usage.cached,
+        decision_ms=round((record.decided_at - record.complete_at) * 1000, 3),
+        ttft_ms=None if record.ttft is None else round(record.ttft * 1000, 3),
+        duration_ms=round(record.duration * 1000, 3),
+    )
+
+
+def _header(raw: RawRequest, names: tuple[str, ...]) -> str:
+    return next((raw.headers[name] for name in names if name in raw.headers), "")

@@ -1,0 +1,64 @@
+"""What people are shown, as plain JSON-ready data; the page and the JSON paths show the same."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from epp.plugin import Endpoint, Load
+from epp.telemetry.metrics import Metrics
+
+
+class PoolView(Protocol):
+    """`epp.pool.store.Pool`, as far as it is shown."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]: ...
+
+
+def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
+    """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1."""
+    endpoints = pool.endpoints
+    decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
+    return {"name": pool.name, "endpoints": [_endpoint(e, metrics, decisions, now) for e in endpoints]}
+
+
+def _endpoint(endpoint: Endpoint, metrics: Metrics, decisions: int, now: float) -> dict[str, Any]:
+    series = metrics.endpoint(endpoint)
+    return {
+        "name": endpoint.name,
+        "address": endpoint.address,
+        "labels": dict(endpoint.labels),
+        "load": _load(endpoint.load),
+        "load_age_seconds": None if endpoint.load.at is None else round(max(0.0, now - endpoint.load.at), 3),
+        "in_flight": series.in_flight,
+        "decisions": series.decisions,
+        "share": _rounded(series.decisions / decisions if decisions else None),
+        "predicted_hit_rate": _rounded(series.predicted_hit_rate),
+    }
+
+
+def _load(load: Load) -> dict[str, Any] | None:
+    """The last scrape; None before the first."""
+    if load.at is None:
+        return None
+    return {
+        "waiting": load.waiting,
+        "running": load.running,
+        "kv_usage": load.kv_usage,
+        "blocks": load.blocks,
+        "block_size": load.block_size,
+        "lora_running": sorted(load.lora_running),
+        "lora_waiting": sorted(load.lora_waiting),
+        "lora_max": load.lora_max,
+        "prefix_hit_rate": _rounded(load.prefix_hits / load.prefix_queries if load.prefix_queries else None),
+        "prompt_tokens": load.prompt_tokens,
+    }
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def pools_view(pools: Sequence[PoolView], metrics: Metrics, now: float) -> list[dict[str, Any]]:
+    return [pool_view(pool, metrics, now) for pool in pools]

@@ -1,0 +1,244 @@
+"""`EndpointPickerConfig`: the YAML that llm-d and GIE configure an endpoint picker with, in its three apiVersions.
+
+Every field of the three schemas is known here. A file says what to do, so nothing in it is passed over: what is not
+there yet is refused by name (the sections here, plugin types in `epp.loader`), unless leaving it out changes nothing.
+
+Sources: GIE v1.5.0 apix/config/v1alpha1, llm-d-router v0.10 apix/config/v1alpha1, llm-d's configuration page for v1.
+One shape holds all three: what llm-d renamed in v1 is in `_RENAMED`, the old names stay valid in the old versions.
+"""
+
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final
+
+from epp import protocol
+from epp.decode import Problems, build, nearest, read, short, yaml_name
+from epp.errors import ConfigError, ConfigErrors
+
+_RENAMED: Final = {
+    "dataLayer.discovery.pluginRef": "dataLayer.discovery.endpoints.pluginRef",
+    "dataLayer.crossReplicaSyncerPluginRef": "dataLayer.crossReplica.syncerPluginRef",
+    "dataLayer.crossReplicaSyncInterval": "dataLayer.crossReplica.syncInterval",
+    "dataLayer.crossReplicaPublishTimeout": "dataLayer.crossReplica.publishTimeout",
+}
+"""Names before llm-d.ai/v1 -> names in it."""
+
+_GATES: Final = {
+    "dataLayer": "",
+    "enableLegacyMetrics": "",
+    "haPopulateNonLeaderDatastore": "",
+    "flowControl": "flow control (queues, fairness, priority bands) is not there yet; without it requests of negative "
+    "priority are shed while the pool is saturated",
+}
+"""Feature gate -> why it cannot be on; empty where it changes nothing here."""
+
+
+@dataclass(frozen=True)
+class PluginSpec:
+    """One plugin: `type` names its class, `name` (its type) is how the rest of the file refers to it."""
+
+    type: str
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PluginRef:
+    plugin_ref: str
+
+
+@dataclass(frozen=True)
+class ProfilePlugin:
+    plugin_ref: str
+    weight: float | None = None
+    """Of a scorer; 1.0 where nothing is said."""
+
+
+@dataclass(frozen=True)
+class SchedulingProfile:
+    name: str
+    plugins: list[ProfilePlugin] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    plugin_ref: str
+    extractors: list[PluginRef] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    plugin_ref: str | None = None
+    endpoints: PluginRef | None = None
+
+
+@dataclass(frozen=True)
+class CrossReplica:
+    syncer_plugin_ref: str | None = None
+    sync_interval: timedelta | None = None
+    publish_timeout: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class DataLayer:
+    inject_defaults: bool | None = None
+    sources: list[DataSource] = field(default_factory=list)
+    discovery: Discovery | None = None
+    peer_discovery: PluginRef | None = None
+    cross_replica: CrossReplica | None = None
+    cross_replica_syncer_plugin_ref: str | None = None
+    cross_replica_sync_interval: timedelta | None = None
+    cross_replica_publish_timeout: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class PriorityBand:
+    priority: int | None = None
+    max_bytes: Any = None
+    max_requests: Any = None
+    fairness_policy_ref: str | None = None
+    ordering_policy_ref: str | None = None
+
+
+@dataclass(frozen=True)
+class SaturationDetector:
+    plugin_ref: str | None = None
+
+
+@dataclass(frozen=True)
+class FlowControl:
+    max_bytes: Any = None
+    max_requests: Any = None
+    default_request_ttl: timedelta | None = None
+    no_endpoint_request_ttl: timedelta | None = None
+    default_priority_band: PriorityBand | None = None
+    default_negative_priority_band: PriorityBand | None = None
+    priority_bands: list[PriorityBand] | None = None
+    usage_limit_policy_plugin_ref: str | None = None
+    saturation_detector: SaturationDetector | None = None
+    enable_eviction: bool | None = None
+
+
+@dataclass(frozen=True)
+class RequestHandler:
+    parsers: list[PluginRef] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class EndpointPickerConfig:
+    """A file, decoded; refer to the sources above for the meaning of each field."""
+
+    api_version: str
+    kind: str
+    plugins: list[PluginSpec]
+    feature_gates: list[str] = field(default_factory=list)
+    scheduling_profiles: list[SchedulingProfile] = field(default_factory=list)
+    saturation_detector: SaturationDetector | None = None
+    data_layer: DataLayer | None = None
+    flow_control: FlowControl | None = None
+    request_handler: RequestHandler | None = None
+    parser: PluginRef | None = None
+
+    @property
+    def detector(self) -> tuple[str, str]:
+        """(path, name) of the plugin that says how full the pool is; the name is empty where none is named."""
+        section = self.saturation_detector or (self.flow_control and self.flow_control.saturation_detector)
+        where = "saturationDetector" if self.saturation_detector else "flowControl.saturationDetector"
+        return f"{where}.pluginRef", (section.plugin_ref if section else None) or ""
+
+    @property
+    def built_in(self) -> list[tuple[str, str]]:
+        """(path, name) of every plugin named for a job that Warmpath has no plugins for: parsing, data sources."""
+        named = [("parser.pluginRef", self.parser.plugin_ref)] if self.parser else []
+        for i, parser in enumerate(self.request_handler.parsers if self.request_handler else ()):
+            named.append((f"requestHandler.parsers[{i}].pluginRef", parser.plugin_ref))
+        for i, source in enumerate(self.data_layer.sources if self.data_layer else ()):
+            where = f"dataLayer.sources[{i}]"
+            named.append((f"{where}.pluginRef", source.plugin_ref))
+            named += [(f"{where}.extractors[{j}].pluginRef", e.plugin_ref) for j, e in enumerate(source.extractors)]
+        return named
+
+
+def parse(text: str | bytes, where: str = "") -> EndpointPickerConfig:
+    """The configuration in a YAML text. `where` (a file's name) begins every error's path. Raises ConfigError."""
+    try:
+        content = read(text)
+        _check_version(content)
+        config = build(EndpointPickerConfig, content, "")
+        problems = Problems()
+        _check_names(content["apiVersion"], content, problems)
+        _check_gates(config, problems)
+        _check_sections(config, problems)
+        problems.check()
+    except ConfigError as error:
+        raise placed(error, where) from error.__cause__
+    return config
+
+
+def placed(error: ConfigError, where: str) -> ConfigErrors:
+    """The same errors with `where: ` before each path."""
+    errors = error.errors if isinstance(error, ConfigErrors) else (error,)
+    if where:
+        errors = tuple(ConfigError(f"{where}: {e.path}" if e.path else where, e.message) for e in errors)
+    return ConfigErrors(errors)
+
+
+def _check_version(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise ConfigError("", f"expected an EndpointPickerConfig (a mapping), got {short(content)}")
+    problems = Problems()
+    for key, valid in (("apiVersion", protocol.CONFIG_VERSIONS), ("kind", ("EndpointPickerConfig",))):
+        if (value := content.get(key)) not in valid:
+            near = nearest(value, valid) if isinstance(value, str) else ""
+            problems.add(key, f"expected {' or '.join(valid)}, got {short(value)}{near}")
+    problems.check()
+
+
+def _check_names(version: str, content: dict[str, Any], problems: Problems) -> None:
+    newest = version == protocol.CONFIG_VERSIONS[0]
+    for before, now in _RENAMED.items():
+        wrong, right = (before, now) if newest else (now, before)
+        if _has(content, wrong):
+            problems.add(wrong, f"not in {version}; there it is {right}")
+
+
+def _has(content: Any, path: str) -> bool:
+    for key in path.split("."):
+        if not isinstance(content, dict):
+            return False
+        content = next((item for name, item in content.items() if name.lower() == key.lower()), None)
+    return content is not None
+
+
+def _check_gates(config: EndpointPickerConfig, problems: Problems) -> None:
+    for i, gate in enumerate(config.feature_gates):
+        path = f"featureGates[{i}]"
+        name, _, state = gate.partition("=")
+        if name not in _GATES:
+            problems.add(path, f"{short(name)} is no feature gate{nearest(name, _GATES)}")
+        elif state not in ("", "true", "false"):
+            problems.add(path, f"expected {name}=true or {name}=false, got {short(gate)}")
+        elif state != "false" and _GATES[name]:
+            problems.add(path, _GATES[name])
+
+
+def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
+    """Refuse what the rest of Warmpath would have to do and cannot yet."""
+    layer, flow = config.data_layer, config.flow_control
+    if layer is not None:
+        if layer.inject_defaults is False:
+            problems.add("dataLayer.injectDefaults", "endpoints' metrics are always scraped; expected true")
+        if layer.discovery is not None:
+            problems.add(
+                "dataLayer.discovery",
+                "discovery plugins are not there yet: where endpoints come from is said on the command line",
+            )
+        for each in fields(layer):
+            if each.name.startswith(("peer_", "cross_")) and getattr(layer, each.name) is not None:
+                problems.add(f"dataLayer.{yaml_name(each)}", "state shared between replicas is not there yet")
+    if flow is not None:
+        for each in fields(flow):
+            if each.name != "saturation_detector" and getattr(flow, each.name) not in (None, False):
+                problems.add(f"flowControl.{yaml_name(each)}", _GATES["flowControl"])
+        if config.saturation_detector and flow.saturation_detector:
+            problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

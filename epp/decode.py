@@ -1,0 +1,326 @@
+"""Strict YAML, and strict dataclasses out of it. Nothing is guessed, nothing is ignored, every error says where.
+
+`read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for true, no `1_000`, no merge keys, no tags.
+`decode` makes a value of a type out of them. YAML keys are camelCase, fields snake_case; as in llm-d and GIE (Go's
+JSON), the case of a key's letters does not count, so `maxTTFTPenaltyMs` is the field `max_ttft_penalty_ms`.
+"""
+
+import dataclasses
+import math
+import re
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import yaml
+
+from epp.errors import ConfigError, ConfigErrors
+
+T = TypeVar("T")
+
+MAX_BYTES: Final = 256 * 1024
+"""Of a file. Configurations people write have a few KB; Kubernetes stops at 1 MiB."""
+MAX_VALUES: Final = 20_000
+"""Values in a file with aliases spelled out, so that a few lines cannot stand for millions."""
+MAX_DEPTH: Final = 64
+
+_TAG: Final = "tag:yaml.org,2002:"
+_DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+")
+_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
+_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UPPER: Final = frozenset({"ttft", "tpot"})
+
+
+class Problems:
+    """Collects the errors of several steps, so that all are told at once."""
+
+    def __init__(self) -> None:
+        self.errors: list[ConfigError] = []
+
+    def add(self, path: str, message: str) -> None:
+        self.errors.append(ConfigError(path, message))
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Go on after a ConfigError in the block."""
+        try:
+            yield
+        except ConfigErrors as several:
+            self.errors += several.errors
+        except ConfigError as error:
+            self.errors.append(error)
+
+    def check(self) -> None:
+        """Raise ConfigErrors if there was any."""
+        if self.errors:
+            raise ConfigErrors(self.errors)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
+    by_lower = {each.lower(): each for each in names}
+    found = get_close_matches(name[:100].lower(), by_lower, 1)
+    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+
+
+def short(value: object) -> str:
+    """A value as an error message shows it."""
+    if isinstance(value, (dict, list)):
+        return ("a mapping" if isinstance(value, dict) else "a list") if value else repr(value)
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return "a huge number"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+# --- YAML to plain values -------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """Pure Python on purpose: deep nesting ends in RecursionError there, and in a crash in C."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (the base class has it so)
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {}
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, "expected a mapping", node.start_mark)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is twice", key.start_mark)
+            seen.add(key.value)
+        return {key.value: self.construct_object(item, deep) for key, item in node.value}
+
+
+def _integer(text: str) -> int:
+    return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan"))
+
+
+def _scalar(tag: str, pattern: str, first: Iterable[str], make: Callable[[str], Any]) -> None:
+    form = re.compile(rf"(?:{pattern})\Z")
+
+    def construct(loader: Any, node: yaml.ScalarNode) -> Any:
+        text = loader.construct_scalar(node)
+        if not form.match(text):
+            raise yaml.constructor.ConstructorError(None, None, f"{text!r} is no {tag}", node.start_mark)
+        return make(text)
+
+    _Loader.add_implicit_resolver(_TAG + tag, form, list(first))
+    _Loader.add_constructor(_TAG + tag, construct)
+
+
+_scalar("bool", "true|True|TRUE|false|False|FALSE", "tTfF", lambda text: text.lower() == "true")
+_scalar("null", "~|null|Null|NULL|", ["~", "n", "N", ""], lambda text: None)
+_scalar("int", "[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789", _integer)
+_scalar(
+    "float",
+    r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN)",
+    "-+.0123456789",
+    _number,
+)
+for _name, _constructor in (
+    ("str", yaml.SafeLoader.construct_yaml_str),
+    ("seq", yaml.SafeLoader.construct_yaml_seq),
+    ("map", yaml.SafeLoader.construct_yaml_map),
+):
+    _Loader.add_constructor(_TAG + _name, cast("Any", _constructor))
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)  # type: ignore[type-var]
+
+
+def read(text: str | bytes) -> Any:
+    """The one YAML document in `text` as dicts with text keys, lists and scalars. Raises ConfigError."""
+    if len(text) > MAX_BYTES:
+        raise ConfigError("", f"{len(text)} bytes; expected at most {MAX_BYTES}")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(
+            where, f"not valid YAML: {' '.join((error.problem or error.context or '').split())}"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels") from None
+    _check_size(value)
+    return value
+
+
+def _check_size(value: Any) -> None:
+    """Walk all values, shared ones again each time they are referred to."""
+    left = MAX_VALUES
+    todo = [(value, 1)]
+    while todo:
+        value, depth = todo.pop()
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left -= 1 + len(children)
+        if left < 0:
+            raise ConfigError(
+                "", f"too many values; expected at most {MAX_VALUES}, aliases counted where they are used"
+            )
+        if depth > MAX_DEPTH:
+            raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels")
+        todo += [(child, depth + 1) for child in children]
+
+
+# --- plain values to dataclasses ------------------------------------------------------------------------------------
+
+
+def yaml_name(field: "dataclasses.Field[Any]") -> str:
+    """A field's key in YAML: its name in camelCase, abbreviations as in llm-d (requestTTL, evictionTtlSeconds)."""
+    first, *rest = field.name.split("_")
+    name = first + "".join(part.upper() if part in _UPPER else part.capitalize() for part in rest)
+    return name[:-3] + "TTL" if name.endswith("Ttl") else name
+
+
+def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
+    """The fields of a dataclass that YAML may set, by key; none for any other class."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return {yaml_name(field): field for field in fields if field.init}
+
+
+def decode(kind: type[T], value: object, path: str) -> T:
+    """`value` as a `kind`, or ConfigErrors with all that is wrong with it.
+
+    Kinds: Any, bool, int, float (finite), str, timedelta (as `1m30s`, `200ms`), Literal, X | None, list[X],
+    Sequence[X], tuple[X, ...], dict[str, X], Mapping[str, X], dataclasses of these.
+    """
+    return cast("T", _decode(kind, value, path))
+
+
+def build(cls: type[T], value: object, path: str) -> T:
+    """An instance of the class with the mapping `value` as its parameters; its own ValueError becomes a ConfigError."""
+    if not isinstance(value, dict):
+        raise ConfigError(path, f"expected a mapping, got {short(value)}")
+    fields = parameters_of(cls)
+    by_lower = {name.lower(): field for name, field in fields.items()}
+    try:
+        hints = get_type_hints(cls) if fields else {}
+    except Exception as error:
+        raise ConfigError(path, f"the annotations of {cls.__qualname__} cannot be resolved: {error}") from error
+    problems = Problems()
+    given: dict[str, Any] = {}
+    for key, item in value.items():
+        where = f"{path}.{key}" if path else key
+        if (field := by_lower.get(key.lower())) is None:
+            problems.add(where, _unknown(key, fields))
+        elif field.name in given:
+            problems.add(where, "given twice, in different letters")
+        else:
+            given[field.name] = None
+            with problems.collect():
+                given[field.name] = _decode(hints[field.name], item, where)
+    for name, field in fields.items():
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in given:
+            problems.add(f"{path}.{name}" if path else name, "missing")
+    problems.check()
+    try:
+        return cls(**given)
+    except ValueError as error:
+        raise _refused(str(error), fields, path) from error
+
+
+def _unknown(key: str, names: Iterable[str]) -> str:
+    known = list(names)
+    if not known:
+        return "unknown; no parameters are expected here"
+    return f"unknown{nearest(key, known) or '; expected one of ' + ', '.join(known)}"
+
+
+def _refused(message: str, fields: Iterable[str], path: str) -> ConfigError:
+    """A constructor's refusal, at its parameter where the message begins with one: `queueDepth: expected 1 or more`."""
+    head, colon, rest = message.partition(": ")
+    for name in fields if colon else ():
+        if name.lower() == head.replace("_", "").lower():
+            return ConfigError(f"{path}.{name}" if path else name, rest)
+    return ConfigError(path, message)
+
+
+def _decode(kind: Any, value: Any, path: str) -> Any:
+    if kind is Any or kind is object:
+        return value
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        kinds = [each for each in arguments if each is not type(None)]
+        if len(kinds) > 1:
+            raise ConfigError(path, f"a field of type {kind} cannot be set from YAML")
+        return _decode(kinds[0], value, path)
+    if origin is Literal:
+        if value in arguments and any(value is each or type(value) is type(each) for each in arguments):
+            return value
+        near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
+        raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
+    if origin in (list, Sequence):
+        return _each(arguments[0], value, path)
+    if origin is tuple and arguments[1:] == (...,):
+        return tuple(_each(arguments[0], value, path))
+    if origin in (dict, Mapping):
+        return _mapping(arguments[1], value, path)
+    if dataclasses.is_dataclass(kind):
+        return build(cast("type[Any]", kind), value, path)
+    return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
+
+
+def _each(kind: Any, value: Any, path: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ConfigError(path, f"expected a list, got {short(value)}")
+    problems, items = Problems(), []
+    for i, item in enumerate(value):
+        with problems.collect():
+            items.append(_decode(kind, item, f"{path}[{i}]"))
+    problems.check()
+    return items
+
+
+def _mapping(kind: Any, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(path, f"expected a mapping, got {short(value)}")
+    problems, items = Problems(), {}
+    for key, item in value.items():
+        with problems.collect():
+            items[key] = _decode(kind, item, f"{path}.{key}")
+    problems.check()
+    return items
+
+
+def _scalar_of(kind: Any, value: Any, path: str) -> Any:
+    if kind is bool:
+        found, expected = isinstance(value, bool), "true or false"
+    elif kind is int:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        found, expected = whole and abs(value) < 1 << 63, "a whole number"
+    elif kind is float:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        found, expected = number and abs(value) < 1 << 1000 and math.isfinite(value), "a number"
+        value = float(value) if found else value
+    elif kind is str:
+        found, expected = isinstance(value, str), "text"
+    else:
+        raise ConfigError(path, f"a field of type {kind} cannot be set from YAML")
+    if not found:
+        raise ConfigError(path, f"expected {expected}, got {short(value)}")
+    return value
+
+
+def _duration(value: Any, path: str) -> timedelta:
+    if isinstance(value, str) and len(value) < 40 and _DURATION.fullmatch(value):
+        seconds = sum(float(count) * _SECONDS[unit] for count, unit in _DURATION_PART.findall(value))
+        if seconds < 1e9:
+            return timedelta(seconds=seconds)
+    raise ConfigError(path, f"expected a duration such as 200ms, 5s or 1m30s, got {short(value)}")

@@ -1,0 +1,290 @@
+"""From a configuration to objects ready to run: `load`. All that can be wrong is told before the first request.
+
+What a configuration leaves out is added here: producers of signals that plugins need, a picker, a profile handler, a
+saturation detector, the profile `default`. `epp.describe` shows the result, additions included.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, parse, placed
+from epp.decode import MAX_BYTES, Problems, nearest, short
+from epp.errors import ConfigError
+from epp.parts import Part, Parts
+from epp.plugin import Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
+from epp.stock import ALIASES, BUILT_IN, MISSING
+
+# mypy: disable-error-code="type-abstract"
+# Abstract classes are passed around here to ask with isinstance, never to be made.
+
+Clock = Callable[[], float]
+
+DEFAULT_STRATEGY: Final = "prefix-aware"
+_STRATEGIES: Final = resources.files("epp") / "strategies"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a chain is made of; scorers with their weights."""
+
+    name: str
+    filters: tuple[Filter, ...]
+    scorers: tuple[tuple[Scorer, float], ...]
+    picker: Picker
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A configuration as objects, ready to run."""
+
+    plugins: tuple[Plugin, ...]
+    """All that take part, each once, for their hooks."""
+    producers: tuple[Producer[Any], ...]
+    """In the order to run them: whoever needs a signal comes after who finds it."""
+    profiles: Mapping[str, Profile]
+    handler: ProfileHandler
+    detector: Detector
+    parts: Mapping[str, Part]
+    """Every plugin of the configuration and every one added, by name."""
+    unused: tuple[str, ...]
+    """Names of plugins that are declared and referred to by nothing; they take no part."""
+
+
+def strategies() -> list[str]:
+    """Names of the built-in configurations."""
+    return sorted(each.name.removesuffix(".yaml") for each in _STRATEGIES.iterdir() if each.name.endswith(".yaml"))
+
+
+def strategy_text(name: str) -> str:
+    """The YAML of a built-in configuration. ConfigError names the ones there are."""
+    known = strategies()
+    if name not in known:
+        raise ConfigError("strategy", f"expected one of {', '.join(known)}, got {short(name)}{nearest(name, known)}")
+    return (_STRATEGIES / f"{name}.yaml").read_text("utf-8")
+
+
+def load_strategy(name: str, *, clock: Clock, random: Random) -> Pipeline:
+    """The pipeline of a built-in configuration."""
+    return load_text(strategy_text(name), clock=clock, random=random, where=f"{name}.yaml")
+
+
+def load_text(
+    text: str | bytes, *, clock: Clock, random: Random, where: str = "", previous: Pipeline | None = None
+) -> Pipeline:
+    """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`."""
+    config = parse(text, where)
+    try:
+        return load(config, clock=clock, random=random, previous=previous)
+    except ConfigError as error:
+        raise placed(error, where) from error
+
+
+def read_file(path: Path) -> bytes:
+    """A configuration file's bytes, no more of them than a configuration may have and one. Raises ConfigError."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+
+
+def load_file(path: Path, *, clock: Clock, random: Random) -> Pipeline:
+    """The pipeline of an EndpointPickerConfig file, as `load_text`; to follow its changes, see `epp.reload`."""
+    return load_text(read_file(path), clock=clock, random=random, where=str(path))
+
+
+def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous: Pipeline | None = None) -> Pipeline:
+    """The pipeline of a configuration. Raises ConfigError.
+
+    A plugin that `previous` has under the same name, type and parameters is taken over as it is, so that a reload
+    forgets neither caches nor requests in flight, except those of the plugins it changes.
+    """
+    parts = Parts(clock, random, previous.parts if previous else {})
+    problems = Problems()
+    if not config.plugins:
+        problems.add("plugins", "expected at least one plugin, got none")
+    parts.declare(config.plugins, problems)
+    _check_built_in(config, parts, problems)
+    problems.check()
+
+    detector = _detector(config, parts, problems)
+    profiles = _profiles(config, parts, problems)
+    problems.check()
+    handler = _handler(profiles, parts)
+    unused = _unused(parts, profiles.values(), handler, detector)
+    producers = _producers(parts, unused)
+    plugins = tuple(part.plugin for part in parts.by_name.values() if part.name not in unused)
+    return Pipeline(plugins, producers, profiles, handler, detector, parts.by_name, tuple(unused))
+
+
+def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> None:
+    """Parsers and data sources that sections name: a declared plugin, or the type itself."""
+    for path, name in config.built_in:
+        if name in parts.built_in or ALIASES.get(name, name) in BUILT_IN:
+            continue
+        if name in parts.by_name:
+            problems.add(path, f"{short(name)} is no parser, data source or extractor")
+        elif name in MISSING:
+            problems.add(path, f"{name} is not there yet: {MISSING[name]}")
+        elif name not in {spec.name or spec.type for spec in config.plugins}:  # those have told their error already
+            problems.add(path, f"no plugin is called {short(name)}{nearest(name, [*parts.built_in, *BUILT_IN])}")
+
+
+def _detector(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> Detector:
+    path, name = config.detector
+    part = parts.by_name.get(name)
+    if part is not None:
+        if isinstance(part.plugin, Detector):
+            return part.plugin
+        problems.add(path, f"{short(name)} is no saturation detector")
+    elif name not in ("", "utilization-detector", "concurrency-detector"):
+        problems.add(path, _no_plugin(name, parts))
+    elif name == "concurrency-detector":
+        return parts.stock(name, Detector, f"named by {path}")
+    return parts.stock("utilization-detector", Detector, "the default")
+
+
+# --- profiles -------------------------------------------------------------------------------------------------------
+
+
+def _profiles(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> dict[str, Profile]:
+    profiles: dict[str, Profile] = {}
+    specs = config.scheduling_profiles or [_default_profile(parts)]
+    for i, spec in enumerate(specs):
+        path = f"schedulingProfiles[{i}]"
+        if spec.name in profiles:
+            problems.add(
+                f"{path}.name", f"a profile above is called {short(spec.name)} too; expected a name of its own"
+            )
+        with problems.collect():
+            profiles[spec.name] = _profile(spec, path, parts)
+    return profiles
+
+
+def _default_profile(parts: Parts) -> SchedulingProfile:
+    """Every filter, scorer and picker. A detector is left out, though it can filter: it was declared to detect."""
+    names = [
+        part.name
+        for part in parts.by_name.values()
+        if isinstance(part.plugin, (Filter, Scorer, Picker)) and not isinstance(part.plugin, Detector)
+    ]
+    return SchedulingProfile("default", [ProfilePlugin(name) for name in names])
+
+
+def _profile(spec: SchedulingProfile, path: str, parts: Parts) -> Profile:
+    problems = Problems()
+    filters: list[Filter] = []
+    scorers: list[tuple[Scorer, float]] = []
+    pickers: list[Picker] = []
+    seen: set[str] = set()
+    for j, reference in enumerate(spec.plugins):
+        where = f"{path}.plugins[{j}]"
+        with problems.collect():
+            plugin = _in_profile(reference, where, parts, seen)
+            if isinstance(plugin, Filter):
+                filters.append(plugin)
+            if isinstance(plugin, Scorer):
+                scorers.append((plugin, 1.0 if reference.weight is None else reference.weight))
+            if isinstance(plugin, Picker):
+                pickers.append(plugin)
+                if len(pickers) > 1:
+                    problems.add(f"{where}.pluginRef", f"{plugin.name} is a second picker; expected one for a profile")
+    problems.check()
+    picker = pickers[0] if pickers else parts.stock("max-score-picker", Picker, f"profile {spec.name} has no picker")
+    return Profile(spec.name, tuple(filters), tuple(scorers), picker)
+
+
+def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str]) -> Plugin:
+    name, weight = reference.plugin_ref, reference.weight
+    if name in seen:
+        raise ConfigError(f"{path}.pluginRef", f"{short(name)} is in this profile already; expected it once")
+    seen.add(name)
+    part = parts.by_name.get(name)
+    if part is None:
+        raise ConfigError(f"{path}.pluginRef", _no_plugin(name, parts))
+    if not isinstance(part.plugin, (Filter, Scorer, Picker)):
+        raise ConfigError(f"{path}.pluginRef", f"expected a filter, scorer or picker; {short(name)} is {_kind(part)}")
+    if weight is not None and not isinstance(part.plugin, Scorer):
+        raise ConfigError(f"{path}.weight", f"expected on scorers only; {short(name)} is {_kind(part)}")
+    if weight is not None and weight < 0.0:
+        raise ConfigError(f"{path}.weight", f"expected 0 or more, got {short(weight)}")
+    return part.plugin
+
+
+def _no_plugin(name: str, parts: Parts) -> str:
+    if name in parts.built_in:
+        return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
+    known = nearest(name, parts.by_name) or "; expected one of " + ", ".join(parts.by_name)
+    return f"no plugin is called {short(name)}{known}"
+
+
+def _kind(part: Part) -> str:
+    kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
+    kinds[Detector] = "saturation detector"
+    return "a " + next(
+        (word for kind, word in kinds.items() if isinstance(part.plugin, kind)), "plugin of no such kind"
+    )
+
+
+# --- what holds them together ---------------------------------------------------------------------------------------
+
+
+def _handler(profiles: Mapping[str, Profile], parts: Parts) -> ProfileHandler:
+    found = [part for part in parts.by_name.values() if isinstance(part.plugin, ProfileHandler)]
+    if len(found) > 1:
+        raise ConfigError(found[1].path, f"{found[1].name} is a second profile handler; expected one")
+    if len(profiles) > 1 and (not found or found[0].type == "single-profile-handler"):
+        names = ", ".join(profiles)
+        raise ConfigError("schedulingProfiles", f"{names}: several need a profile handler that chooses among them")
+    return parts.stock(found[0].name if found else "single-profile-handler", ProfileHandler, "there is one profile")
+
+
+def _unused(parts: Parts, profiles: Iterable[Profile], handler: ProfileHandler, detector: Detector) -> list[str]:
+    used: set[int] = {id(handler), id(detector)}
+    for profile in profiles:
+        members = (*profile.filters, *(scorer for scorer, _ in profile.scorers), profile.picker)
+        used.update(id(plugin) for plugin in members)
+    chosen = (Filter, Scorer, Picker, Detector)  # any other kind works by being declared
+    return [p.name for p in parts.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
+
+
+def _producers(parts: Parts, unused: list[str]) -> tuple[Producer[Any], ...]:
+    """Add the producers that are needed, refuse two of one signal, and order them all."""
+    problems = Problems()
+    todo = [part for part in parts.by_name.values() if part.name not in unused]
+    done: set[str] = set()
+    while todo:  # an added producer may need more signals, so look again until nothing new came in
+        for part in todo:
+            done.add(part.name)
+            for signal in part.plugin.needs:
+                with problems.collect():
+                    parts.producer(signal, part.name, part.path)
+        todo = [part for part in parts.by_name.values() if part.name not in done and part.name not in unused]
+    by_signal: dict[type[Any], Part] = {}
+    for part in parts.by_name.values():
+        if isinstance(part.plugin, Producer):
+            first = by_signal.setdefault(part.plugin.produces, part)
+            if first is not part:
+                what = part.plugin.produces.__qualname__
+                problems.add(part.path, f"{part.name} and {first.name} both produce {what}; expected one of them")
+    problems.check()
+    return _in_order(by_signal)
+
+
+def _in_order(by_signal: Mapping[type[Any], Part]) -> tuple[Producer[Any], ...]:
+    ordered: dict[type[Any], Producer[Any]] = {}
+    waiting = dict(by_signal)
+    while waiting:
+        ready = [signal for signal, part in waiting.items() if all(need in ordered for need in part.plugin.needs)]
+        if not ready:
+            names = ", ".join(part.name for part in waiting.values())
+            raise ConfigError(next(iter(waiting.values())).path, f"these need each other's signals: {names}")
+        for signal in ready:
+            plugin = waiting.pop(signal).plugin
+            assert isinstance(plugin, Producer)
+            ordered[signal] = plugin
+    return tuple(ordered.values())

@@ -1,0 +1,195 @@
+"""From plugin specifications to plugin objects, each built once, checked, and given its name, clock and randomness."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from random import Random
+from typing import Any, Final, TypeVar
+
+from epp import stock
+from epp.config import PluginSpec
+from epp.decode import Problems, build, nearest, short
+from epp.errors import ConfigError
+from epp.plugin import CacheRoom, InFlight, Plugin, PrefixMatch, Producer
+
+# mypy: disable-error-code="type-abstract"
+# Abstract classes are passed around here to ask with isinstance, never to be made.
+
+P = TypeVar("P", bound=Plugin)
+
+ENTRY_POINTS: Final = "warmpath.plugins"
+
+_PRODUCERS: Final[Mapping[type[Any], str]] = {
+    PrefixMatch: "approx-prefix-cache-producer",
+    CacheRoom: "approx-cache-room-producer",
+    InFlight: "inflight-load-producer",
+}
+"""Signal -> the producer added where a plugin needs it and the configuration has none."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One plugin and how it came in: as written at `path`, or `added` (the reason)."""
+
+    name: str
+    type: str
+    plugin: Plugin
+    parameters: Mapping[str, Any]
+    path: str
+    added: str = ""
+
+
+class Parts:
+    """The plugins of one configuration, by name.
+
+    A part of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
+    """
+
+    def __init__(self, clock: Callable[[], float], random: Random, previous: Mapping[str, Part]) -> None:
+        self.by_name: dict[str, Part] = {}
+        self.built_in: set[str] = set()
+        """Names of plugins whose job is done without a plugin object."""
+        self._clock = clock
+        self._random = random
+        self._previous = previous
+
+    def declare(self, specs: list[PluginSpec], problems: Problems) -> None:
+        """Build what `plugins:` lists; companions last, since they are made of another plugin."""
+        later: list[tuple[type[Plugin], PluginSpec, str]] = []
+        names: set[str] = set()
+        for path, spec in _moved(specs, problems):
+            name = spec.name or spec.type
+            if name in names:
+                problems.add(f"{path}.name", f"a plugin above is called {short(name)} too; expected a name of its own")
+                continue
+            names.add(name)
+            with problems.collect():
+                cls = self._class(spec, path)
+                if cls is None:
+                    self.built_in.add(name)
+                elif hasattr(cls, "companion_of"):
+                    later.append((cls, spec, path))
+                else:
+                    self._make(cls, spec, path)
+        for cls, spec, path in later:
+            with problems.collect():
+                self._make(cls, spec, path)
+
+    def stock(self, type_: str, kind: type[P], reason: str) -> P:
+        """The part that has this stock type's name, or a new one with default parameters."""
+        part = self.by_name.get(type_)
+        plugin = part.plugin if part else self._make(find_class(type_, type_), PluginSpec(type_), type_, reason)
+        if not isinstance(plugin, kind):
+            raise ConfigError(
+                part.path if part else type_, f"{short(type_)} is another plugin's name; expected its own"
+            )
+        return plugin
+
+    def producer(self, signal: type[Any], wanted_by: str, path: str) -> None:
+        """See to it that somebody produces the signal."""
+        if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
+            return
+        if signal not in _PRODUCERS:
+            raise ConfigError(path, f"needs the signal {signal.__qualname__}, and no plugin produces it")
+        self.stock(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")
+
+    def _class(self, spec: PluginSpec, path: str) -> type[Plugin] | None:
+        """The class a type names; None for what is built in."""
+        kind, parameters = stock.ALIASES.get(spec.type, spec.type), spec.parameters or {}
+        if kind in stock.MISSING:
+            raise ConfigError(f"{path}.type", f"{kind} is not there yet: {stock.MISSING[kind]}")
+        problems = Problems()
+        for key, value in parameters.items():
+            if (harmless := stock.BUILT_IN.get(kind)) is not None and value not in harmless.get(key, ()):
+                built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
+                problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
+        problems.check()
+        return None if kind in stock.BUILT_IN else find_class(kind, f"{path}.type")
+
+    def _make(self, cls: type[Plugin], spec: PluginSpec, path: str, added: str = "") -> Plugin:
+        name, parameters = spec.name or spec.type, dict(spec.parameters or {})
+        owner = self._companion(cls, name, path) if hasattr(cls, "companion_of") else None
+        before = self._previous.get(name)
+        if before and type(before.plugin) is cls and before.parameters == parameters and self._kept(owner):
+            plugin = before.plugin
+        else:
+            plugin = _construct(cls, parameters, owner, path)
+        try:
+            plugin.name, plugin.clock, plugin.random = name, self._clock, self._random
+        except AttributeError as error:
+            raise ConfigError(
+                path, f"{cls.__qualname__} does not let name, clock and random be set: {error}"
+            ) from error
+        self.by_name[name] = Part(name, spec.type, plugin, parameters, path, added)
+        return plugin
+
+    def _kept(self, owner: Plugin | None) -> bool:
+        return owner is None or any(part.plugin is owner for part in self._previous.values())
+
+    def _companion(self, cls: Any, name: str, path: str) -> Plugin:
+        """The active plugin that `cls` is the other half of; added if nobody does its job."""
+        wanted: type[Plugin] = cls.companion_of
+        if issubclass(wanted, Producer):
+            self.producer(wanted.produces, name, path)
+        for part in self.by_name.values():
+            if isinstance(part.plugin, wanted):
+                return part.plugin
+        raise ConfigError(
+            path, f"{cls.__qualname__} works only with {wanted.__qualname__}, which is not among the plugins"
+        )
+
+
+def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, PluginSpec]]:
+    """`specs` with their paths; parameters that another type has now go to one of that type, as GIE v1.5 means them."""
+    kept: list[tuple[str, PluginSpec]] = []
+    added: dict[str, tuple[str, dict[str, Any]]] = {}
+    for i, spec in enumerate(specs):
+        path, own = f"plugins[{i}]", dict(spec.parameters or {})
+        for key in spec.parameters or ():
+            if (owner := stock.BELONGS.get((spec.type, key))) is None:
+                continue
+            if any(other.type == owner for other in specs):
+                problems.add(f"{path}.parameters.{key}", f"a parameter of {owner}, which is configured on its own")
+            added.setdefault(owner, (path, {}))[1][key] = own.pop(key)
+        kept.append((path, PluginSpec(spec.type, spec.name, own)))
+    have = {spec.type for spec in specs}
+    return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]
+
+
+def find_class(type_: str, path: str) -> type[Plugin]:
+    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name."""
+    where = stock.CLASSES.get(type_, type_)
+    if "." not in where:
+        points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
+        if type_ not in points:
+            near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *points])
+            raise ConfigError(path, f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}")
+        where = points[type_]
+    module, _, name = where.rpartition(".")
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # whatever a user's module raises while it is imported
+        raise ConfigError(path, f"{short(module)} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Plugin)):
+        raise ConfigError(path, f"expected {short(where)} to be a class made from epp.plugin's, got {short(found)}")
+    if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
+        raise ConfigError(path, f"{found.__qualname__} does not have the method {missing}")
+    return found
+
+
+def _construct(cls: type[Plugin], parameters: dict[str, Any], owner: Plugin | None, path: str) -> Plugin:
+    try:
+        if owner is None:
+            return build(cls, parameters, f"{path}.parameters")
+        if parameters:
+            raise ConfigError(f"{path}.parameters", "unknown; no parameters are expected here")
+        make: Any = cls
+        made: Plugin = make(owner)
+        return made
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's constructor raises
+        raise ConfigError(path, f"{cls.__qualname__} cannot be made: {type(error).__name__}: {error}") from error

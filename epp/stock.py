@@ -1,0 +1,157 @@
+"""Every plugin type we know by name: which class it is, or what is missing. Data only; `epp.loader` reads it.
+
+Names are llm-d-router's (v0.10 and later) and GIE's (v1.5.0), so that their configurations load; ours have no such
+source. A user's plugin needs no line here: `type: module.Class` or an entry point names it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_FILTERS: Final = "epp.scheduling.filters"
+_SCORERS: Final = "epp.scheduling.scorers"
+_PICKERS: Final = "epp.scheduling.pickers"
+
+CLASSES: Final = {
+    "label-selector-filter": f"{_FILTERS}.LabelSelectorFilter",
+    "by-label": f"{_FILTERS}.ByLabelFilter",
+    "decode-filter": f"{_FILTERS}.DecodeFilter",
+    "prefill-filter": f"{_FILTERS}.PrefillFilter",
+    "encode-filter": f"{_FILTERS}.EncodeFilter",
+    "prefix-cache-affinity-filter": f"{_FILTERS}.PrefixCacheAffinityFilter",
+    "session-affinity-filter": f"{_FILTERS}.SessionAffinityFilter",
+    "utilization-filter": f"{_FILTERS}.UtilizationFilter",
+    "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
+    "queue-scorer": f"{_SCORERS}.QueueScorer",
+    "kv-cache-utilization-scorer": f"{_SCORERS}.KvCacheUtilizationScorer",
+    "running-requests-size-scorer": f"{_SCORERS}.RunningRequestsSizeScorer",
+    "prefix-cache-scorer": f"{_SCORERS}.PrefixCacheScorer",
+    "active-request-scorer": f"{_SCORERS}.ActiveRequestScorer",
+    "load-aware-scorer": f"{_SCORERS}.LoadAwareScorer",
+    "token-load-scorer": f"{_SCORERS}.TokenLoadScorer",
+    "session-affinity-scorer": f"{_SCORERS}.SessionAffinityScorer",
+    "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
+    "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
+    "expected-ttft": "epp.scheduling.cost.ExpectedTtft",
+    "max-score-picker": f"{_PICKERS}.MaxScorePicker",
+    "random-picker": f"{_PICKERS}.RandomPicker",
+    "weighted-random-picker": f"{_PICKERS}.WeightedRandomPicker",
+    "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
+    "single-profile-handler": "epp.scheduling.profiles.SingleProfileHandler",
+    "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
+    "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",
+    "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
+    "utilization-detector": "epp.flow.saturation.UtilizationDetector",
+    "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",
+}
+"""Type -> class, imported when a configuration names it."""
+
+ALIASES: Final = {
+    "by-label-selector": "label-selector-filter",
+    "active-request-filter": "utilization-filter",
+    "tokenizer": "token-producer",
+}
+"""Older type name -> the one above or below."""
+
+_ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+
+BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "openai-parser": {},
+    "anthropic-parser": {},
+    "passthrough-parser": {},
+    "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
+    "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": _ENGINE_LABELS},
+    "token-producer": {"backend": ("estimate",)},
+    "fcfs-ordering-policy": {},
+    "global-strict-fairness-policy": {},
+    "static-usage-limit-policy": {"threshold": (1, 1.0)},
+}
+"""Type of what is always on and has no plugin here -> its parameters, with the values that change nothing."""
+
+_PREDICTION: Final = "predicted latency"
+_DISAGGREGATION: Final = "prefill/decode disaggregation"
+_FLOW: Final = "flow control (queues, fairness, priority bands)"
+_MEDIA: Final = "encoder caches of images and video"
+_ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
+_TOPOLOGY: Final = "topology"
+_EVENTS: Final = "prefix knowledge from KV events"
+_CLUSTERS: Final = "pools over several clusters"
+
+MISSING: Final = {
+    "slo-headroom-tier-filter": _PREDICTION,
+    "latency-scorer": _PREDICTION,
+    "predicted-latency-scorer": _PREDICTION,
+    "predicted-latency-producer": _PREDICTION,
+    "latency-slo-admitter": _PREDICTION,
+    "disagg-profile-handler": _DISAGGREGATION,
+    "pd-profile-handler": _DISAGGREGATION,
+    "disagg-headers-handler": _DISAGGREGATION,
+    "prefill-header-handler": _DISAGGREGATION,
+    "always-disagg-pd-decider": _DISAGGREGATION,
+    "prefix-based-pd-decider": _DISAGGREGATION,
+    "always-disagg-multimodal-decider": _DISAGGREGATION,
+    "p2p-source-producer": _DISAGGREGATION,
+    "disaggregatedset-rollout-screener": _DISAGGREGATION,
+    "disaggregatedset-rollout-pod-extractor": _DISAGGREGATION,
+    "header-profile-handler": "profiles chosen by a header",
+    "data-parallel-profile-handler": "data-parallel ranks behind one port; give the InferencePool a port for each rank",
+    "topology-affinity-filter": _TOPOLOGY,
+    "topology-affinity-scorer": _TOPOLOGY,
+    "topology-extractor": _TOPOLOGY,
+    "endpoint-attribute-filter": _ATTRIBUTES,
+    "endpoint-attribute-scorer": _ATTRIBUTES,
+    "dcgm-data-source": _ATTRIBUTES,
+    "dcgm-extractor": _ATTRIBUTES,
+    "models-data-source": _ATTRIBUTES,
+    "models-data-extractor": _ATTRIBUTES,
+    "context-length-aware": "ranges of context length by label",
+    "header-label-affinity-scorer": "affinity between a header and a label",
+    "precise-prefix-cache-scorer": _EVENTS,
+    "precise-prefix-cache-producer": _EVENTS,
+    "burst-prefix-cache-producer": "placing a burst together; in-flight prompts count as held already",
+    "mm-embeddings-cache-scorer": _MEDIA,
+    "mm-embeddings-cache-producer": _MEDIA,
+    "session-id-producer": "session ids from cookies; name headers in the session affinity plugin's sessionIdConfig",
+    "session-state-producer": "state kept for each session",
+    "agent-identity": "fairness by agent",
+    "probabilistic-admitter": "shedding by chance",
+    "request-attribute-reporter": "reporting a request's attributes to the gateway",
+    "destination-endpoint-served-verifier": "the conformance test's own verifier",
+    "vllmgrpc-parser": "vLLM's gRPC API",
+    "vllmhttp-parser": "vLLM's pre-tokenised API (/inference/v1/generate)",
+    "sglanghttp-parser": "SGLang's own API (/generate)",
+    "vertexai-parser": "Vertex AI's API",
+    "round-robin-fairness-policy": _FLOW,
+    "program-aware-fairness": _FLOW,
+    "edf-ordering-policy": _FLOW,
+    "slo-deadline-ordering-policy": _FLOW,
+    "priority-holdback-policy": _FLOW,
+    "soft-reflective-ceiling-policy": _FLOW,
+    "sheddable-eviction-filter": "eviction of requests in flight",
+    "priority-then-time-eviction-order-policy": "eviction of requests in flight",
+    "k8s-notification-source": "data sources beside the engines' metrics",
+    "endpoint-notification-source": "data sources beside the engines' metrics",
+    "file-discovery": "discovery as a plugin; name the endpoints file on the command line",
+    "local-syncer": "state shared between replicas",
+    "redis-syncer": "state shared between replicas",
+    "multicluster-approx-prefix-cache-producer": _CLUSTERS,
+    "multicluster-file-discovery": _CLUSTERS,
+    "multicluster-kv-cache-utilization-scorer": _CLUSTERS,
+    "multicluster-metrics-data-source": _CLUSTERS,
+    "multicluster-metrics-extractor": _CLUSTERS,
+    "multicluster-prefix-cache-scorer": _CLUSTERS,
+    "multicluster-queue-scorer": _CLUSTERS,
+    "multicluster-session-affinity-filter": _CLUSTERS,
+}
+"""Type of llm-d or GIE that is not there yet -> what it would need."""
+
+BELONGS: Final = {
+    ("prefix-cache-scorer", key): "approx-prefix-cache-producer"
+    for key in (
+        "autoTune",
+        "blockSizeTokens",
+        "maxPrefixBlocksToMatch",
+        "maxPrefixTokensToMatch",
+        "lruCapacityPerServer",
+    )
+}
+"""(type, parameter) as GIE v1.5 has it -> the type that has the parameter now; it is moved there."""

@@ -1,0 +1,297 @@
+"""The table of metrics: every name, its labels and what it means. `docs/metrics.md` is made from it.
+
+One canonical set, `warmpath_*`. Beside it the names that dashboards of GIE (`inference_*`, v1.5) and llm-d
+(`llm_d_epp_*`, router v0.10) already read: copies made while a scrape is answered, so they cost a request nothing.
+"""
+
+from typing import Literal, NamedTuple
+
+MAX_MODELS = 100
+"""Distinct values of the label `model`, which clients choose; later ones count as `other`."""
+
+LATENCY = (
+    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0),
+    *(30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0),
+)
+"""Seconds; the bounds of GIE's request histograms, so that both names give one dashboard the same quantiles."""
+OVERHEAD = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+TOKENS = (1.0, *(float(2**n) for n in range(3, 21)))
+BYTES = tuple(float(2**n) for n in range(6, 31, 2))
+SHARE = tuple(n / 10 for n in range(11))
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+class Alias(NamedTuple):
+    """An existing name for a family. `labels` are (its label, ours); rows that become equal are added up."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Family(NamedTuple):
+    """One metric family. Counters are named with `_total`."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    aliases: tuple[Alias, ...] = ()
+
+
+MODEL = (("model_name", "model"), ("target_model_name", "model"))
+POOL = (("name", "pool"),)
+ENDPOINT = ("pool", "endpoint")
+
+
+def _of_model(gie: str, llmd: str) -> tuple[Alias, ...]:
+    return Alias(f"inference_objective_{gie}", MODEL), Alias(f"llm_d_epp_{llmd}", MODEL)
+
+
+def _average(what: str, help: str) -> tuple[Family, Family]:
+    """Averages exist under the old names alone: from ours, `avg by (pool)` and `stddev by (pool)` tell them."""
+    average = Alias(f"llm_d_epp_average_{what}", (("name", "name"),))
+    return (
+        Family(f"inference_pool_average_{what}", "gauge", f"Mean {help}", ("name",), aliases=(average,)),
+        Family(f"llm_d_epp_std_dev_{what}", "gauge", f"Standard deviation of the {help}", ("name",)),
+    )
+
+
+FAMILIES: tuple[Family, ...] = (
+    # --- requests
+    Family(
+        "warmpath_requests_total",
+        "counter",
+        "Requests given to an endpoint, at their end, by HTTP status; status 0: no answer was seen",
+        ("model", "status"),
+        aliases=_of_model("request_total", "request_total"),
+    ),
+    Family(
+        "warmpath_refused_total",
+        "counter",
+        "Requests answered by Warmpath itself instead of an endpoint, by HTTP status and reason",
+        ("status", "reason"),
+    ),
+    Family(
+        "inference_objective_request_error_total",
+        "counter",
+        "Requests that ended with a status of 400 or more, refused ones included (with an empty model)",
+        ("model_name", "target_model_name", "error_code"),
+        aliases=(
+            Alias(
+                "llm_d_epp_request_error_total",
+                tuple((label, label) for label in ("model_name", "target_model_name", "error_code")),
+            ),
+        ),
+    ),
+    Family(
+        "warmpath_requests_running",
+        "gauge",
+        "Requests given to an endpoint whose end was not seen yet",
+        ("model",),
+        aliases=(Alias("inference_objective_running_requests", MODEL[:1]), Alias("llm_d_epp_request_running", MODEL)),
+    ),
+    Family(
+        "warmpath_request_bytes",
+        "histogram",
+        "Size of request bodies in bytes",
+        ("model",),
+        BYTES,
+        _of_model("request_sizes", "request_size_bytes"),
+    ),
+    Family(
+        "warmpath_request_duration_seconds",
+        "histogram",
+        "From the complete request to the end of its answer",
+        ("model",),
+        LATENCY,
+        _of_model("request_duration_seconds", "request_duration_seconds"),
+    ),
+    Family(
+        "warmpath_ttft_seconds",
+        "histogram",
+        "From the complete request to the first token; only where the gateway shows us answers",
+        ("model",),
+        LATENCY,
+        _of_model("request_ttft_seconds", "request_ttft_seconds"),
+    ),
+    Family(
+        "warmpath_tpot_seconds",
+        "histogram",
+        "Time per output token after the first; only where answers and their usage are seen",
+        ("model",),
+        PER_TOKEN,
+        _of_model("request_tpot_seconds", "request_streaming_tpot_seconds"),
+    ),
+    Family(
+        "warmpath_ntpot_seconds",
+        "histogram",
+        "Duration of a request divided by its output tokens; only where usage is seen",
+        ("model",),
+        PER_TOKEN,
+        _of_model("normalized_time_per_output_token_seconds", "request_ntpot_seconds"),
+    ),
+    Family(
+        "warmpath_prompt_tokens",
+        "histogram",
+        "Prompt tokens as the endpoint reported them",
+        ("model",),
+        TOKENS,
+        _of_model("input_tokens", "request_input_tokens"),
+    ),
+    Family(
+        "warmpath_completion_tokens",
+        "histogram",
+        "Output tokens as the endpoint reported them",
+        ("model",),
+        TOKENS,
+        _of_model("output_tokens", "request_output_tokens"),
+    ),
+    Family(
+        "warmpath_cached_tokens",
+        "histogram",
+        "Prompt tokens the endpoint took from its prefix cache, as it reported them",
+        ("model",),
+        TOKENS,
+        _of_model("prompt_cached_tokens", "request_cached_tokens"),
+    ),
+    # --- decisions
+    Family(
+        "warmpath_decision_seconds",
+        "histogram",
+        "From the complete request at the door to the decision: parsing, waiting, signals, choosing",
+        (),
+        OVERHEAD,
+        (
+            Alias("inference_extension_scheduler_e2e_duration_seconds"),
+            Alias("llm_d_epp_scheduler_e2e_duration_seconds"),
+            Alias("llm_d_epp_request_processing_duration_seconds"),
+        ),
+    ),
+    Family(
+        "warmpath_prefix_hit_ratio",
+        "histogram",
+        "Share of a prompt's tokens the chosen endpoint is believed to hold",
+        (),
+        SHARE,
+        (Alias("inference_extension_prefix_indexer_hit_ratio"), Alias("llm_d_epp_prefix_indexer_hit_ratio")),
+    ),
+    Family(
+        "warmpath_endpoint_decisions_total",
+        "counter",
+        "Requests this endpoint was chosen for",
+        ENDPOINT,
+    ),
+    Family(
+        "inference_extension_scheduler_attempts_total",
+        "counter",
+        "Decisions by endpoint (status success), and requests for which there was none (status failure)",
+        ("status", "pod_name", "namespace", "port"),
+        aliases=(
+            Alias(
+                "llm_d_epp_scheduler_attempts_total",
+                (
+                    ("status", "status"),
+                    ("endpoint_name", "pod_name"),
+                    ("namespace", "namespace"),
+                    ("port", "port"),
+                ),
+            ),
+        ),
+    ),
+    # --- endpoints; their series end with the endpoint
+    Family(
+        "warmpath_endpoint_prompt_tokens_total",
+        "counter",
+        "Prompt tokens sent to this endpoint, estimated",
+        ENDPOINT,
+    ),
+    Family(
+        "warmpath_endpoint_predicted_cached_tokens_total",
+        "counter",
+        "Of those, tokens it was believed to hold when it was chosen",
+        ENDPOINT,
+    ),
+    Family(
+        "warmpath_endpoint_checked_predicted_tokens_total",
+        "counter",
+        "Of those, the ones whose answer told the truth (see the next)",
+        ENDPOINT,
+    ),
+    Family(
+        "warmpath_endpoint_checked_cached_tokens_total",
+        "counter",
+        "Cached tokens the endpoint reported for the same requests: the prediction was right where both are equal",
+        ENDPOINT,
+    ),
+    Family("warmpath_endpoint_in_flight", "gauge", "Our own requests at this endpoint", ENDPOINT),
+    Family(
+        "warmpath_endpoint_waiting",
+        "gauge",
+        "Requests queued in the engine, as scraped",
+        ENDPOINT,
+        aliases=(
+            Alias("inference_pool_per_pod_queue_size", (("name", "pool"), ("model_server_pod", "endpoint"))),
+            Alias("llm_d_epp_per_endpoint_queue_size", (("name", "pool"), ("model_server_endpoint", "endpoint"))),
+        ),
+    ),
+    Family("warmpath_endpoint_running", "gauge", "Requests in the engine's batch, as scraped", ENDPOINT),
+    Family("warmpath_endpoint_kv_usage", "gauge", "Share of KV blocks in use, 0..1, as scraped", ENDPOINT),
+    Family(
+        "warmpath_endpoint_load_age_seconds",
+        "gauge",
+        "Age of the last successful scrape; absent before the first",
+        ENDPOINT,
+    ),
+    # --- pools
+    Family(
+        "warmpath_endpoints",
+        "gauge",
+        "Endpoints in the pool now",
+        ("pool",),
+        aliases=(Alias("inference_pool_ready_pods", POOL), Alias("llm_d_epp_ready_endpoints", POOL)),
+    ),
+    *_average("kv_cache_utilization", "share of KV blocks in use over the pool's endpoints"),
+    *_average("queue_size", "requests queued over the pool's endpoints"),
+    *_average("running_requests", "running requests over the pool's endpoints"),
+    # --- the process
+    Family(
+        "warmpath_plugin_statistic",
+        "gauge",
+        "What plugins tell about themselves (`Plugin.statistics`)",
+        ("pool", "plugin", "statistic"),
+    ),
+    Family(
+        "warmpath_degraded_total",
+        "counter",
+        "Times something worked less well than it should, by reason",
+        ("reason",),
+    ),
+    Family(
+        "warmpath_info",
+        "gauge",
+        "Always 1; the version that runs",
+        ("version",),
+        aliases=(
+            Alias("inference_extension_info", (("build_ref", "version"),)),
+            Alias("llm_d_epp_info", (("build_ref", "version"),)),
+        ),
+    ),
+)
+
+
+def metrics_table() -> str:
+    """The table as Markdown, for `docs/metrics.md`."""
+    lines = ["| name | kind | labels | meaning | same figures as |", "|---|---|---|---|---|"]
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        aliases = "<br>".join(_describe(alias) for alias in family.aliases)
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} | {aliases} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(alias: Alias) -> str:
+    labels = ",".join(theirs for theirs, _ in alias.labels)
+    return f"`{alias.name}{{{labels}}}`" if labels else f"`{alias.name}`"

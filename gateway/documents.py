@@ -1,0 +1,149 @@
+"""YAML documents out of files and directories, and strict shapes out of documents; an error says where."""
+
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+
+import msgspec
+import yaml
+
+from gateway.errors import ResourceError
+
+T = TypeVar("T")
+
+MAX_FILE: Final = 16 * 1024 * 1024
+ENDINGS: Final = (".yaml", ".yml", ".json")
+_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_STEP: Final = re.compile(r"\.?([^.\[]+)|\[(\d+|\.\.\.)\]")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Kubernetes reads it: a key given twice is a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One YAML document that is a mapping; `number` counts from 1 in its file."""
+
+    file: str
+    number: int
+    content: dict[str, Any]
+
+    @property
+    def kind(self) -> str | None:
+        """None for a document that has no `kind`."""
+        return str(self.content["kind"]) if "kind" in self.content else None
+
+    @property
+    def where(self) -> str:
+        """File and object, for people: `route.yaml: HTTPRoute default/chat`, or `route.yaml: document 2`."""
+        metadata = self.content.get("metadata")
+        if self.kind is None or not isinstance(metadata, dict) or "name" not in metadata:
+            return f"{self.file}: document {self.number}"
+        return f"{self.file}: {self.kind} {metadata.get('namespace', 'default')}/{metadata['name']}"
+
+    def error(self, path: str, message: str) -> ResourceError:
+        return ResourceError(self.where, path, message)
+
+    def shape(self, shape: type[T]) -> T:
+        """The content as `shape`. ResourceError with path, value, what is supported and the nearest valid name."""
+        try:
+            return msgspec.convert(self.content, shape)
+        except msgspec.ValidationError as error:
+            raise self._refusal(str(error), shape) from None
+        except RecursionError:
+            raise self.error("", "nested too deeply, or a part of itself") from None
+
+    def _refusal(self, text: str, shape: Any) -> ResourceError:
+        found = _PLACE.match(text)
+        what, path = (found["what"], found["path"] or "") if found else (text, "")
+        kind, value = _at(shape, self.content, path)
+        if name := re.search(r"unknown field `(.*)`", what):
+            names = [field.encode_name for field in msgspec.structs.fields(kind)]
+            return self.error(f"{path}.{name[1]}".lstrip("."), "not supported; " + expectation(name[1], names))
+        if name := re.search(r"missing required field `(.*)`", what):
+            return self.error(f"{path}.{name[1]}".lstrip("."), "missing, but required")
+        if what.startswith("Invalid enum value"):
+            return self.error(path, f"{value} is not supported; {expectation(str(value), get_args(kind))}")
+        if what.startswith(("Expected", "Invalid", "Object")):
+            return self.error(path, f"got {_short(value)}; {what[0].lower()}{what[1:]}")
+        return self.error(path, what)
+
+
+def expectation(got: str, names: Sequence[str]) -> str:
+    """`supported: a, b; did you mean a?`"""
+    near = get_close_matches(got, names, 1)
+    return f"supported: {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def read(paths: Sequence[Path]) -> list[Document]:
+    """The documents of files, and of the `*.yaml`, `*.yml`, `*.json` in directories (not below), in name order.
+
+    Empty documents are left out, a `List` is unrolled. ResourceError for what is missing, too big or no YAML.
+    """
+    return [document for path in paths for file in _files(path) for document in _documents(file)]
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        inside = sorted(each for each in path.iterdir() if each.suffix in ENDINGS and each.is_file())
+        return [each for each in inside if each.stem != "kustomization"]
+    if not path.exists():
+        raise ResourceError(str(path), "", "no such file or directory")
+    return [path]
+
+
+def _documents(file: Path) -> Iterator[Document]:
+    try:
+        if (size := file.stat().st_size) > MAX_FILE:
+            raise ResourceError(str(file), "", f"has {size} bytes; expected at most {MAX_FILE}")
+        contents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_Loader))
+    except OSError as error:
+        raise ResourceError(str(file), "", f"cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ResourceError(str(file), "", f"is not valid YAML: {' '.join(str(error).split())}") from None
+    for number, content in enumerate(contents, 1):
+        many = isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list)
+        for item in content["items"] if many else [content]:
+            if item is None:
+                continue
+            if not isinstance(item, dict):
+                raise ResourceError(str(file), f"document {number}", f"got {_short(item)}; expected a mapping")
+            yield Document(str(file), number, item)
+
+
+def _at(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
+    """The type and the value at a path such as `spec.rules[0].filters[1].type`."""
+    for name, index in _STEP.findall(path):
+        kind = _plain(kind)
+        if name:
+            fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            kind, value = fields[name], value[name]
+        elif index == "...":
+            return _plain(get_args(kind)[-1]), value
+        else:
+            kind, value = get_args(kind)[0], value[int(index)]
+    return _plain(kind), value
+
+
+def _plain(kind: Any) -> Any:
+    """`kind` without Annotated and without None."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    return kind
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -1,0 +1,170 @@
+"""Reads files and directories into the resources we know, and checks that they fit together."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.documents import Document, expectation, read
+from gateway.matching import allows, intersect, parent_id, refers
+from gateway.resources import Endpoint, EndpointsFile, Gateway, HTTPRoute, InferencePool, ParentRef
+
+KINDS: Final[Mapping[str, type[Any]]] = {"Gateway": Gateway, "HTTPRoute": HTTPRoute, "InferencePool": InferencePool}
+
+IRRELEVANT: Final = frozenset(
+    """
+    ClusterRole ClusterRoleBinding ConfigMap CronJob CustomResourceDefinition DaemonSet Deployment EndpointPickerConfig
+    Endpoints EndpointSlice GatewayClass HorizontalPodAutoscaler InferenceModelRewrite InferenceObjective Job
+    LimitRange Namespace NetworkPolicy PersistentVolume PersistentVolumeClaim Pod PodDisruptionBudget PodMonitor
+    PriorityClass PrometheusRule ReplicaSet ResourceQuota Role RoleBinding ScaledObject Secret Service ServiceAccount
+    ServiceMonitor StatefulSet StorageClass
+    """.split()  # noqa: SIM905 - a list of forty names in quotes is harder to read
+)
+"""Kinds that stand beside ours in a cluster's files and say nothing about how a gateway routes."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """All a gateway has to know, checked: every reference leads to something in here."""
+
+    gateways: tuple[Gateway, ...] = ()
+    routes: tuple[HTTPRoute, ...] = ()
+    pools: tuple[InferencePool, ...] = ()
+    endpoints: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`ip:port` of the endpoints of each pool, by `namespace/name`."""
+
+
+Placed = list[tuple[Document, Any]]
+
+
+def load(paths: Sequence[Path]) -> Resources:
+    """Read every document under `paths` (see `documents.read`). ResourceError for what is wrong or not supported."""
+    found: dict[str, Placed] = {kind: [] for kind in (*KINDS, "endpoints")}
+    for document in read(paths):
+        _sort_in(document, found)
+    for kind in KINDS:
+        _check_unique(found[kind])
+    _check_listeners(found["Gateway"])
+    for document, route in found["HTTPRoute"]:
+        _check_route(document, route, found)
+    entries = [(document, entry) for document, file in found["endpoints"] for entry in file.endpoints]
+    pools = [pool for _, pool in found["InferencePool"]]
+    return Resources(
+        gateways=tuple(gateway for _, gateway in found["Gateway"]),
+        routes=tuple(route for _, route in found["HTTPRoute"]),
+        pools=tuple(pools),
+        endpoints={pool.metadata.id: _selected(pool, entries) for pool in pools},
+    )
+
+
+def _sort_in(document: Document, found: dict[str, Placed]) -> None:
+    kind = document.kind
+    if kind is None:
+        shape = document.shape(EndpointsFile)
+        for index, endpoint in enumerate(shape.endpoints):
+            _check_endpoint(document, f"endpoints[{index}]", endpoint)
+        found["endpoints"].append((document, shape))
+    elif kind in KINDS:
+        found[kind].append((document, document.shape(KINDS[kind])))
+    elif kind not in IRRELEVANT:
+        raise document.error("kind", f"{kind} is not supported; {expectation(kind, sorted(KINDS))}")
+
+
+def _check_endpoint(document: Document, path: str, endpoint: Endpoint) -> None:
+    try:
+        ip_address(endpoint.address)
+    except ValueError:
+        expected = "expected an IPv4 or IPv6 address (names are not resolved)"
+        raise document.error(f"{path}.address", f"got {endpoint.address!r}; {expected}") from None
+    if not 1 <= int(endpoint.port) <= 65535:
+        raise document.error(f"{path}.port", f"got {endpoint.port!r}; expected a port, 1 to 65535")
+
+
+def _check_unique(objects: Placed) -> None:
+    seen: dict[str, str] = {}
+    for document, each in objects:
+        if each.metadata.id in seen:
+            raise document.error("metadata.name", f"the same object is also in {seen[each.metadata.id]}")
+        seen[each.metadata.id] = document.file
+
+
+def _check_listeners(found: Placed) -> None:
+    places: dict[tuple[int, str | None], str] = {}
+    for document, gateway in found:
+        names: set[str] = set()
+        for index, listener in enumerate(gateway.spec.listeners):
+            path, place = f"spec.listeners[{index}]", (listener.port, listener.hostname)
+            if listener.name in names:
+                raise document.error(f"{path}.name", f"{listener.name} is taken; expected one of its own")
+            if place in places:
+                same = f"port {listener.port} and hostname {listener.hostname or '*'}"
+                message = f"{same} are those of {places[place]}; expected another port or hostname"
+                raise document.error(path, message)
+            names.add(listener.name)
+            places[place] = f"Gateway {gateway.metadata.id} listener {listener.name}"
+
+
+def _check_route(document: Document, route: HTTPRoute, found: dict[str, Placed]) -> None:
+    gateways = {gateway.metadata.id: gateway for _, gateway in found["Gateway"]}
+    pools = {pool.metadata.id for _, pool in found["InferencePool"]}
+    for index, parent in enumerate(route.spec.parent_refs):
+        _check_parent(document, f"spec.parentRefs[{index}]", route, parent, gateways)
+    for number, rule in enumerate(route.spec.rules):
+        for index, backend in enumerate(rule.backend_refs):
+            path = f"spec.rules[{number}].backendRefs[{index}]"
+            if backend.namespace not in (None, route.metadata.namespace):
+                only = f"supported: the route's own, {route.metadata.namespace}"
+                raise document.error(f"{path}.namespace", f"{backend.namespace} is not supported; {only}")
+            if f"{route.metadata.namespace}/{backend.name}" not in pools:
+                raise document.error(f"{path}.name", _unknown(f"InferencePool {backend.name}", backend.name, pools))
+
+
+def _check_parent(
+    document: Document, path: str, route: HTTPRoute, parent: ParentRef, gateways: Mapping[str, Gateway]
+) -> None:
+    id = parent_id(route, parent)
+    if (gateway := gateways.get(id)) is None:
+        raise document.error(f"{path}.name", _unknown(f"Gateway {id}", parent.name, gateways))
+    listeners = gateway.spec.listeners
+    names = [listener.name for listener in listeners]
+    if parent.section_name not in (None, *names):
+        message = f"no listener {parent.section_name} in Gateway {id}; "
+        raise document.error(f"{path}.sectionName", message + expectation(str(parent.section_name), names))
+    chosen = [listener for listener in listeners if refers(parent, listener)]
+    if not chosen:
+        ports = ", ".join(str(listener.port) for listener in listeners)
+        message = f"no such listener with port {parent.port} in Gateway {id}; its ports: {ports}"
+        raise document.error(f"{path}.port", message)
+    if not (chosen := [listener for listener in chosen if allows(gateway, listener, route)]):
+        message = f"Gateway {id} allows routes of its own namespace only (listeners[].allowedRoutes.namespaces.from)"
+        raise document.error(path, message)
+    if not any(intersect(listener.hostname, route.spec.hostnames) for listener in chosen):
+        hosts = ", ".join(listener.hostname or "*" for listener in chosen)
+        raise document.error("spec.hostnames", f"none is among those of Gateway {id}: {hosts}")
+
+
+def _unknown(what: str, name: str, ids: Iterable[str]) -> str:
+    known = sorted(ids)
+    if not known:
+        return f"no {what} in these files; there is none at all"
+    return f"no {what} in these files; {expectation(name, [each.rpartition('/')[2] for each in known])}"
+
+
+def _selected(pool: InferencePool, entries: Placed) -> tuple[str, ...]:
+    labels = pool.spec.selector.match_labels.items()
+    chosen: dict[str, str] = {}
+    for document, entry in entries:
+        if entry.namespace != pool.metadata.namespace or not labels <= entry.labels.items():
+            continue
+        address = join(entry.address, int(entry.port))
+        if address in chosen:
+            raise document.error("endpoints", f"{entry.name} has the address of {chosen[address]}, {address}")
+        chosen[address] = entry.name
+    return tuple(chosen)
+
+
+def join(address: str, port: int) -> str:
+    """`ip:port`, IPv6 in brackets and in its short form."""
+    ip = ip_address(address)
+    return f"[{ip.compressed}]:{port}" if ip.version == 6 else f"{ip}:{port}"

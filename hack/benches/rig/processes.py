@@ -1,0 +1,124 @@
+"""Programs of a bench: what is needed, on which core it runs, how long it computed, how it ends."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PACKAGES = {"wrk": "wrk", "nginx": "nginx-light"}
+"""Program -> Debian package."""
+
+
+class BenchError(Exception):
+    """The bench cannot run or its figures would be worthless; `str()` is one sentence."""
+
+
+def need_programs() -> None:
+    """wrk and nginx, installed if this is Debian and we are root. Raises BenchError naming what is missing."""
+    if not sys.platform.startswith("linux"):
+        raise BenchError("this benchmark needs Linux: it reads the CPU time of other processes")
+    os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where Debian puts nginx
+    missing = [program for program in PACKAGES if shutil.which(program) is None]
+    if not missing:
+        return
+    packages = [PACKAGES[program] for program in missing]
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        print(f"installing {' and '.join(packages)}", file=sys.stderr)
+        for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+            subprocess.run(["apt-get", "-q", *command], stdout=subprocess.DEVNULL, check=False)
+        missing = [program for program in missing if shutil.which(program) is None]
+    if missing:
+        raise BenchError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below those the kernel gives to outgoing connections, free a moment ago."""
+    found: list[int] = []
+    for port in range(21_000 + os.getpid() % 8_000, 32_000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise BenchError(f"no {count} free ports below 32000")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time the process and all its threads have used, to the nanosecond (/proc/PID/stat counts in 10 ms ticks)."""
+    scheduler_clock = 2  # clock ids of other processes: clock_getcpuclockid(3), linux/posix-timers.h
+    try:
+        return time.clock_gettime(~pid << 3 | scheduler_clock)
+    except OSError as error:
+        raise BenchError(f"process {pid} has ended") from error
+
+
+def cores() -> tuple[int, int] | None:
+    """(core for everything else, core for the EPP alone); None if there is only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    return (usable[0], usable[-1]) if len(usable) > 1 and shutil.which("taskset") else None
+
+
+def pinned(command: Sequence[str], core: int | None) -> list[str]:
+    return list(command) if core is None else ["taskset", "-c", str(core), *command]
+
+
+class Program:
+    """A running program; its output is in `log`."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.name = name
+        self.pid = process.pid
+        self.log = log
+        self._process = process
+
+    def check(self) -> None:
+        """Raises BenchError with its last words if it has ended."""
+        if self._process.poll() is not None:
+            last = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+            raise BenchError(
+                f"{self.name} ended with status {self._process.returncode}: {' / '.join(last) or 'silent'}"
+            )
+
+    def wait_for_port(self, port: int, seconds: float = 20.0) -> None:
+        """Until it accepts connections; raises BenchError."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.check()
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.05)
+        raise BenchError(f"{self.name} does not listen on port {port} after {seconds:g} s; its log: {self.log}")
+
+
+@contextmanager
+def running(
+    name: str, command: Sequence[str], folder: Path, core: int | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[Program]:
+    """Run a program while the block runs; it ends before the block is left."""
+    log = folder / f"{name}.log"
+    options: dict[str, Any] = {"env": {**os.environ, **(env or {})}, "stdin": subprocess.DEVNULL}
+    with log.open("wb") as out:
+        try:
+            process = subprocess.Popen(pinned(command, core), stdout=out, stderr=subprocess.STDOUT, **options)
+        except OSError as error:
+            raise BenchError(f"cannot start {name}: {error}") from error
+    try:
+        yield Program(name, process, log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

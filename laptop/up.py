@@ -1,0 +1,182 @@
+"""`warmpath up`: the chain with a live table, or (`--once`) two strategies compared on the same workload."""
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from epp.errors import ConfigError
+from epp.loader import strategy_text
+from epp.sim.workloads import demo
+from gateway.errors import GatewayError
+from laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
+from laptop.load import Outcome, play
+from laptop.processes import ProcessDied
+from laptop.table import screen, why
+
+MODEL = "sim"
+BASELINE = "round-robin"
+REFRESH_SECONDS = 0.5
+SHOWN_DECISIONS = 8
+
+
+class UpError(Exception):
+    """`warmpath up` cannot go on. `str()` is one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The flags of `warmpath up`."""
+
+    once: bool = False
+    load: bool = False
+    pods: int = 3
+    replicas: int = 1
+    port: int | None = None
+    strategy: str = "prefix-aware"
+    config: Path | None = None
+    manifests: Path | None = None
+    seed: int = 1
+    keep_logs: Path | None = None
+
+    @property
+    def picking(self) -> tuple[str, ...]:
+        """The same as flags of `warmpath serve`."""
+        return ("--config", str(self.config)) if self.config else ("--strategy", self.strategy)
+
+    @property
+    def config_text(self) -> str:
+        """The EndpointPickerConfig they come to."""
+        return self.config.read_text(encoding="utf-8") if self.config else strategy_text(self.strategy)
+
+    @property
+    def label(self) -> str:
+        return self.config.name if self.config else self.strategy
+
+
+async def run(options: Options) -> int:
+    """Run until Ctrl-C or SIGTERM, or until the comparison is printed. Returns the exit status. Raises UpError."""
+    console = Console()
+    main = asyncio.current_task()
+    assert main is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+    try:
+        async with AsyncExitStack() as stack:
+            directory = options.keep_logs or Path(stack.enter_context(TemporaryDirectory(prefix="warmpath-")))
+            directory.mkdir(parents=True, exist_ok=True)
+            steered = directory / "strategy.yaml"
+            if options.once:
+                steered.write_text(strategy_text(BASELINE), encoding="utf-8")
+            shape = Shape(
+                pods=options.pods,
+                replicas=options.replicas,
+                port=options.port,
+                picking=("--config", str(steered)) if options.once else options.picking,
+                manifests=options.manifests or MANIFESTS,
+                seed=options.seed,
+            )
+            with console.status("starting pods, endpoint picker and Envoy"):
+                chain = await stack.enter_async_context(running_chain(shape, directory))
+            if options.once:
+                return await _compare(chain, steered, options, console)
+            return await _show(chain, options, console)
+    except (ChainError, ProcessDied, GatewayError, ConfigError) as error:
+        raise UpError(str(error)) from error
+
+
+async def _compare(chain: Chain, steered: Path, options: Options, console: Console) -> int:
+    """The same workload with round-robin and with the strategy; 1 if an answer is missing."""
+    sessions = demo(options.seed)
+    outcomes: dict[str, Outcome] = {}
+    for name in dict.fromkeys((BASELINE, options.label)):
+        if outcomes:
+            await chain.reconfigure(steered, options.config_text)
+            await chain.forget()
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task(name, total=sum(len(session.turns) for session in sessions))
+            outcomes[name] = await play(sessions, chain.url, MODEL, partial(progress.advance, bar))
+    console.print(comparison(outcomes))
+    failures = [f"{name}: {failure}" for name, outcome in outcomes.items() for failure in outcome.failures]
+    for failure in failures[:10]:
+        console.print(f"[red]no answer[/red] {escape(failure)}", highlight=False, soft_wrap=True)
+    return 1 if failures else 0
+
+
+def comparison(outcomes: Mapping[str, Outcome]) -> Table:
+    """The outcomes side by side, and how many times better the last is than the first."""
+    first, last = next(iter(outcomes.values())), [*outcomes.values()][-1]
+    table = Table(title=f"{first.requests} requests, the same for each", title_justify="left")
+    table.add_column("")
+    for name in outcomes:
+        table.add_column(name, justify="right")
+    table.add_column("ratio", justify="right")
+    rows: list[tuple[str, Callable[[Outcome], float], str]] = [
+        ("TTFT p50", lambda o: o.ttft(50) * 1000, "ms"),
+        ("TTFT p90", lambda o: o.ttft(90) * 1000, "ms"),
+        ("throughput", lambda o: o.throughput, "tokens/s"),
+        ("prefix hit rate", lambda o: o.hit_rate * 100, "%"),
+    ]
+    for label, value, unit in rows:
+        old, new = value(first), value(last)
+        ratio = f"{new / old:.2f}" if old else "–"
+        table.add_row(label, *(f"{value(outcome):.0f} {unit}" for outcome in outcomes.values()), ratio)
+    table.add_row("answered", *(f"{len(o.ttfts)} of {o.requests}" for o in outcomes.values()), "")
+    return table
+
+
+async def _show(chain: Chain, options: Options, console: Console) -> int:
+    """The live table until something ends it; without a terminal, a line for each decision instead."""
+    console.print(_greeting(chain, options), highlight=False)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(chain.watch())
+        if options.load:
+            tasks.create_task(_keep_asking(chain, options.seed))
+        await (_live(chain, console) if console.is_terminal else _lines(chain, console))
+    return 0
+
+
+def _greeting(chain: Chain, options: Options) -> str:
+    ask = (
+        f"curl -s {chain.url}/v1/chat/completions -H 'content-type: application/json' "
+        f'-d \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+    )
+    return (
+        f"[bold]{chain.url}[/bold] speaks OpenAI to {len(chain.pods)} simulated pods; strategy {options.label}.\n\n"
+        f"{ask}\n\n"
+        f"decisions and metrics: {', '.join(replica.admin for replica in chain.replicas)}   end: Ctrl-C\n"
+    )
+
+
+async def _live(chain: Chain, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            pools, decisions = await chain.seen(SHOWN_DECISIONS)
+            live.update(screen(pools, decisions), refresh=True)
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def _lines(chain: Chain, console: Console) -> None:
+    newest = 0.0
+    while True:
+        _, decisions = await chain.seen(100)
+        for decision in reversed(decisions):
+            if decision["at"] > newest:
+                console.print(f"{decision['request_id']} -> {decision['endpoint']}: {why(decision)}", highlight=False)
+        newest = max((decision["at"] for decision in decisions), default=newest)
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def _keep_asking(chain: Chain, seed: int) -> None:
+    for round_ in itertools.count(seed):
+        await play(demo(round_), chain.url, MODEL)

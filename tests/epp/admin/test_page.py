@@ -1,0 +1,53 @@
+from html.parser import HTMLParser
+
+from epp.admin.decisions import Record
+from epp.admin.page import page
+from epp.plugin import Endpoint, Response
+from tests.support.decisions import decision
+
+HOSTILE = "\"><script>alert(1)</script>&'<img src=x>"
+
+
+class Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attributes)))
+
+
+def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
+    pod = Endpoint(HOSTILE, HOSTILE)
+    made = decision(HOSTILE, [pod], model=HOSTILE)
+    record = Record(made, pod, HOSTILE, HOSTILE, 0.0, 0.0, None, Response(status=200))
+    shown = {
+        "name": HOSTILE,
+        "endpoints": [
+            {
+                "name": HOSTILE,
+                "address": HOSTILE,
+                "load": None,
+                "load_age_seconds": None,
+                "in_flight": 1,
+                "share": 0.5,
+                "predicted_hit_rate": None,
+            }
+        ],
+    }
+    text = page([shown], [record], [HOSTILE])
+    tags = Tags(text).seen
+    assert not {tag for tag, _ in tags} & {"script", "img"}
+    assert "&lt;script&gt;" in text
+    for _, attributes in tags:
+        assert not {"src", "onerror", "onload"} & set(attributes)
+        link = attributes.get("href") or "/"
+        assert link.startswith("/")
+        assert "<" not in link
+
+
+def test_an_empty_house_has_a_page() -> None:
+    text = page([], [], [])
+    assert "Ready." in text
+    assert "None." in text

@@ -1,0 +1,120 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from epp.admin.decisions import Decisions
+from epp.admin.recorder import Recorder, brief
+from epp.errors import NoEndpoint
+from epp.parsing.request import RawRequest
+from epp.plugin import Response, Usage
+from epp.telemetry.audit import AuditLog
+from epp.telemetry.metrics import Metrics
+from tests.support.decisions import SECRET, decision, endpoint
+
+
+class Desk:
+    """A recorder with a clock in hand."""
+
+    def __init__(self, audit: Path | None = None) -> None:
+        self.now = 100.0
+        self.metrics = Metrics(lambda: self.now)
+        self.decisions = Decisions()
+        self.audit = AuditLog(audit, self.metrics) if audit else None
+        self.recorder = Recorder(
+            "p", self.metrics, self.decisions, self.audit, clock=lambda: self.now, wall_clock=lambda: 5.0
+        )
+
+    def value(self, name: str, /, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    async def audited(self) -> list[dict[str, Any]]:
+        assert self.audit is not None
+        await self.audit.flush()
+        return [json.loads(line) for line in self.audit.path.read_text().splitlines()]
+
+
+def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
+    desk, pods = Desk(), [endpoint(1), endpoint(2)]
+    made = decision("r1", pods, cached=60)
+    desk.recorder.decided(made, 99.999)
+    assert desk.metrics.endpoint(pods[0]).in_flight == 1
+    assert desk.metrics.endpoint(pods[0]).predicted_hit_rate == 0.6
+
+    desk.now = 101.0
+    desk.recorder.finished(made, Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 64), complete=True))
+    assert desk.metrics.endpoint(pods[0]).in_flight == 0
+    assert desk.metrics.endpoint(pods[0]).checked_cached == 64
+    assert desk.value("warmpath_ttft_seconds_sum", model="m") == pytest.approx(0.501)
+    assert desk.value("warmpath_request_duration_seconds_sum", model="m") == pytest.approx(1.001)
+    kept = desk.decisions.find("r1")
+    assert kept is not None
+    assert kept.decision.request.body == kept.decision.request.prompt == b""
+    assert kept.decision.request.signals == {}
+    assert kept.as_dict()["predicted_cached_tokens"] == 60
+
+
+def test_an_end_counts_once_and_only_after_a_beginning() -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1)])
+    desk.recorder.finished(made, Response(status=200))
+    assert desk.value("warmpath_requests_total", model="m", status="200") is None
+    desk.recorder.decided(made, 100.0)
+    for _ in range(2):
+        desk.recorder.finished(made, Response(status=200))
+    assert desk.value("warmpath_requests_total", model="m", status="200") == 1
+    assert desk.value("warmpath_requests_running", model="m") == 0
+
+
+def test_a_request_the_gateway_moved_ends_where_it_began_and_proves_no_prediction() -> None:
+    desk, pods = Desk(), [endpoint(1), endpoint(2)]
+    made = decision("r1", pods, cached=60)
+    desk.recorder.decided(made, 100.0)
+    made.endpoints = [pods[1], pods[0]]
+    desk.recorder.finished(made, Response(status=200, usage=Usage(100, 10, 0)))
+    assert [desk.metrics.endpoint(pod).in_flight for pod in pods] == [0, 0]
+    assert [desk.metrics.endpoint(pod).checked_predicted for pod in pods] == [0, 0]
+
+
+async def test_the_audit_log_says_who_what_where_why_and_no_prompt(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "audit.jsonl")
+    headers = {"x-gateway-inference-objective": "gold", "x-llm-d-inference-fairness-id": "team", "cookie": SECRET}
+    made = decision("r1", [endpoint(1), endpoint(2)], at=5.0, cached=60, headers=headers)
+    desk.recorder.decided(made, 99.5)
+    desk.now = 101.0
+    desk.recorder.finished(made, Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 64)))
+    raw = RawRequest("POST", "/v1/chat/completions", {"x-request-id": "r2", **headers}, SECRET.encode())
+    desk.recorder.failed(raw, NoEndpoint("nobody"))
+    answered, refused = await desk.audited()
+    assert answered == {
+        "at": 5.0,
+        "request_id": "r1",
+        "objective": "gold",
+        "fairness_id": "team",
+        "model": "m",
+        "endpoint": "default/pod-1",
+        "address": "10.0.0.1:8000",
+        "why": "default: 1 of 2, 12.0 ms (queue 2.0, work 10.0)",
+        "status": 200,
+        "estimated_tokens": 100,
+        "predicted_cached_tokens": 60,
+        "prompt_tokens": 100,
+        "completion_tokens": 11,
+        "cached_tokens": 64,
+        "decision_ms": 500.0,
+        "ttft_ms": 1000.0,
+        "duration_ms": 1500.0,
+    }
+    assert refused["request_id"] == "r2"
+    assert (refused["status"], refused["why"], refused["objective"]) == (503, "rejected-no-endpoints", "gold")
+    assert desk.audit is not None
+    assert SECRET not in desk.audit.path.read_text()
+
+
+def test_brief_names_the_filters_that_dropped_somebody() -> None:
+    made = decision("r1", [endpoint(1)])
+    made.runs[0].dropped.append(("zone", [endpoint(2), endpoint(3)]))
+    made.runs[0].scored[0].bills = ()
+    assert brief(made) == "default: 1 of 1, expected-ttft 1.00, 2 dropped by zone"
+    made.runs = []
+    assert brief(made) == "no profile ran"

@@ -1,0 +1,47 @@
+from dataclasses import dataclass
+
+from epp.admin.views import pool_view
+from epp.plugin import Endpoint, Load
+from epp.telemetry.metrics import Metrics
+from tests.support.decisions import endpoint
+
+
+@dataclass
+class APool:
+    name: str
+    endpoints: tuple[Endpoint, ...]
+
+
+def test_an_endpoint_nothing_is_known_of_says_so() -> None:
+    shown = pool_view(APool("p", (endpoint(1),)), Metrics(), now=10.0)
+    assert shown == {
+        "name": "p",
+        "endpoints": [
+            {
+                "name": "default/pod-1",
+                "address": "10.0.0.1:8000",
+                "labels": {"zone": "a"},
+                "load": None,
+                "load_age_seconds": None,
+                "in_flight": 0,
+                "decisions": 0,
+                "share": None,
+                "predicted_hit_rate": None,
+            }
+        ],
+    }
+
+
+def test_load_shares_and_hit_rates_are_shown() -> None:
+    load = Load(waiting=3, kv_usage=0.5, lora_running=frozenset({"b", "a"}), prefix_queries=3, prefix_hits=1, at=8.0)
+    pods, metrics = (endpoint(1, load), endpoint(2)), Metrics()
+    for pod in (pods[0], pods[0], pods[0], pods[1]):
+        metrics.request_decided(pod, "m", 0.001, 10, 100, 25)
+    metrics.request_finished(pods[0], "m", 200, 1.0)
+    first, second = pool_view(APool("p", pods), metrics, now=10.0)["endpoints"]
+    assert (first["share"], second["share"]) == (0.75, 0.25)
+    assert (first["decisions"], first["in_flight"], first["predicted_hit_rate"]) == (3, 2, 0.25)
+    assert first["load_age_seconds"] == 2.0
+    assert first["load"]["waiting"] == 3
+    assert first["load"]["lora_running"] == ["a", "b"]
+    assert first["load"]["prefix_hit_rate"] == 0.3333

@@ -1,0 +1,179 @@
+"""Reading what gateways say, and the replies that are not made by protobuf."""
+
+import json
+
+import pytest
+
+from epp import protocol
+from epp.errors import EppError, NoEndpoint, TooLarge
+from epp.extproc import messages
+from epp.extproc.proto import ext_proc_pb2 as pb
+from tests.support.ext_proc import answer_headers, header_map, metadata, request_headers
+
+
+def subset_of(value: pb.Value) -> tuple[str, ...] | None:
+    context = metadata(protocol.SUBSET_NAMESPACE, protocol.SUBSET, value)
+    message = messages.decode(request_headers(context=context))
+    assert message is not None
+    return messages.subset(message)
+
+
+def listed(*addresses: str) -> pb.Value:
+    return pb.Value(list_value=pb.ListValue(values=[pb.Value(string_value=a.encode()) for a in addresses]))
+
+
+@pytest.mark.parametrize(
+    ("told", "subset"),
+    [
+        (listed("10.0.0.1:8000", "10.0.0.2:8001"), ("10.0.0.1:8000", "10.0.0.2:8001")),
+        (listed("10.0.0.1"), ("10.0.0.1",)),
+        (listed("[2001:DB8:0::1]:8000", "[::1]", "::1", "2001:db8::1"), ("[2001:db8::1]:8000", "::1", "2001:db8::1")),
+        (listed(" 10.0.0.1:8000 ", "", "10.0.0.1:8000"), ("10.0.0.1:8000",)),
+        (listed("not an address", "x" * 500), ("not an address", "x" * 500)),
+        (pb.Value(string_value=b"10.0.0.1:8000, [::1]:80,,10.0.0.2"), ("10.0.0.1:8000", "[::1]:80", "10.0.0.2")),
+        (pb.Value(string_value=b"\xff:1"), ("\\xff:1",)),
+        (pb.Value(string_value=b""), ()),
+        (listed(), ()),
+        (pb.Value(number_value=1), ()),
+        (pb.Value(null_value=0), ()),
+        (pb.Value(bool_value=True), ()),
+        (pb.Value(struct_value=pb.Struct()), ()),
+        (pb.Value(list_value=pb.ListValue(values=[pb.Value(number_value=1), pb.Value()])), ()),
+        (pb.Value(), ()),
+    ],
+)
+def test_subset(told: pb.Value, subset: tuple[str, ...]) -> None:
+    assert subset_of(told) == subset
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        None,
+        pb.Metadata(),
+        metadata("envoy.lb", protocol.SUBSET, listed("x")),
+        metadata("envoy.lb.subset_hint", "k", listed()),
+    ],
+)
+def test_no_subset(context: pb.Metadata | None) -> None:
+    message = messages.decode(request_headers(context=context))
+    assert message is not None
+    assert messages.subset(message) is None
+
+
+def read(headers: pb.HeaderMap) -> dict[str, str]:
+    return messages.request_headers(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers)), 100)
+
+
+def test_header_names_are_lower_case_and_values_are_text() -> None:
+    headers = pb.HeaderMap(
+        headers=[
+            pb.HeaderValue(key=b"Content-Type", value=b"text/plain"),
+            pb.HeaderValue(key=b"x-raw", value=b"not this", raw_value=b"this"),
+            pb.HeaderValue(key=b"x-odd\xff", raw_value=b"\xc3\xa9\xff"),
+            pb.HeaderValue(),
+        ]
+    )
+    assert read(headers) == {"content-type": "text/plain", "x-raw": "this", "x-odd\\xff": "é\\xff", "": ""}
+
+
+def test_a_header_that_comes_again_is_joined() -> None:
+    twice = pb.HeaderMap(
+        headers=[*header_map({"x": "1", "cookie": "a"}).headers, *header_map({"X": "2", "cookie": "b"}).headers]
+    )
+    assert read(twice) == {"x": "1, 2", "cookie": "a; b"}
+
+
+def test_too_many_headers_and_too_many_bytes_of_them() -> None:
+    few = pb.ProcessingRequest(request_headers=pb.HttpHeaders())
+    many = pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=header_map({f"h{i}": "" for i in range(1_001)})))
+    with pytest.raises(TooLarge, match="1001 fields"):
+        messages.request_headers(many, 100)
+    with pytest.raises(TooLarge, match="2000000 bytes"):
+        messages.request_headers(few, 2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("headers", "served", "answer"),
+    [
+        ({":status": "200", "content-type": "a/b"}, "10.0.0.1:8000", (200, "10.0.0.1:8000", "a/b")),
+        ({":Status": "404", "Content-Type": b"\xff"}, "[0::1]:80", (404, "[::1]:80", "\\xff")),
+        ({":status": "many"}, "", (0, "", "")),
+        ({":status": "²00"}, "", (0, "", "")),
+        ({}, "", (0, "", "")),
+    ],
+)
+def test_answer(headers: dict[str, str | bytes], served: str, answer: tuple[int, str, str]) -> None:
+    message = messages.decode(answer_headers(headers, served))
+    assert message is not None
+    assert messages.answer(message) == answer
+
+
+def test_served_of_a_wrong_type_is_no_address() -> None:
+    message = pb.ProcessingRequest(
+        response_headers=pb.HttpHeaders(),
+        metadata_context=metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(number_value=3)),
+    )
+    assert messages.answer(message) == (0, "", "")
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 61_999, 62_000])
+@pytest.mark.parametrize("end", [True, False])
+def test_a_chunk_is_the_same_as_protobuf_makes_it(size: int, end: bool) -> None:
+    body = bytes(i % 251 for i in range(size))
+    piece = pb.BodyResponse(
+        response=pb.CommonResponse(
+            body_mutation=pb.BodyMutation(streamed_response=pb.StreamedBodyResponse(body=body, end_of_stream=end))
+        )
+    )
+    for made, wanted in (
+        (messages.request_chunks(body, end=end), pb.ProcessingResponse(request_body=piece)),
+        (messages.answer_chunks(body, end=end), pb.ProcessingResponse(response_body=piece)),
+    ):
+        assert list(made) == [wanted.SerializeToString()]
+
+
+@pytest.mark.parametrize("size", [62_001, 124_000, 124_001, 1_000_000])
+def test_chunks_are_bounded_and_add_up(size: int) -> None:
+    body = bytes(i % 251 for i in range(size))
+    parsed = [pb.ProcessingResponse.FromString(m) for m in messages.answer_chunks(body, end=True)]
+    pieces = [m.response_body.response.body_mutation.streamed_response for m in parsed]
+    assert b"".join(piece.body for piece in pieces) == body
+    assert max(len(piece.body) for piece in pieces) == protocol.MAX_CHUNK
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+def refused(error: EppError) -> pb.ImmediateResponse:
+    return pb.ProcessingResponse.FromString(messages.refusal(error)).immediate_response
+
+
+def test_a_refusal_is_openai_json() -> None:
+    answer = refused(NoEndpoint("nobody", reason=protocol.DROP_NO_ENDPOINTS))
+    assert answer.status.code == 503
+    assert json.loads(answer.body) == {
+        "error": {
+            "message": "nobody",
+            "type": "service_unavailable_error",
+            "param": None,
+            "code": "rejected-no-endpoints",
+        }
+    }
+    headers = {option.header.key: option.header.raw_value for option in answer.headers.set_headers}
+    assert headers == {
+        b"content-type": b"application/json",
+        b"x-llm-d-request-dropped-reason": b"rejected-no-endpoints",
+    }
+
+
+def test_a_refusal_of_any_text_is_bounded_json() -> None:
+    answer = refused(EppError("\ud800" + "x" * 10_000, param="\udfff"))
+    error = json.loads(answer.body)["error"]
+    assert error["message"].startswith("\\ud800xxx")
+    assert len(error["message"]) == 1_000
+    assert error["param"] == "\\udfff"
+    assert answer.status.code == 500
+
+
+def test_bytes_that_are_no_message() -> None:
+    assert messages.decode(b"\xff") is None
+    assert messages.decode(request_headers()[:-1]) is None

@@ -1,0 +1,269 @@
+"""`expected-ttft`: bills by hand, bursts, what is not ours, and accounts that return to nothing."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
+from epp.scheduling.cost import ExpectedTtft
+
+ROOMY = CacheRoom(0, 1_000_000)
+DONE = Response(status=200, complete=True)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pool(count: int) -> list[Endpoint]:
+    return [Endpoint(f"pod-{i}", f"10.0.0.{i}:8000") for i in range(count)]
+
+
+def round_numbers() -> tuple[ExpectedTtft, Clock]:
+    """1 ms a token, no attention; a full chunk takes one second."""
+    cost = ExpectedTtft(lin=1e-3, att=0.0, base=0.1, c=0.01, d=1e-5, chunk=1000, residence=20.0)
+    cost.clock = clock = Clock()
+    return cost, clock
+
+
+def request(
+    endpoints: Sequence[Endpoint],
+    tokens: int,
+    held: Mapping[Endpoint, int] | None = None,
+    rooms: Mapping[Endpoint, CacheRoom] | None = None,
+    seen: bool = True,
+) -> Request:
+    made = Request(id="r", model="m", tokens=tokens, sees_answer=seen, stream=True)
+    made.signals[PrefixMatch] = {e: PrefixMatch((held or {}).get(e, 0), 0, 0) for e in endpoints}
+    made.signals[CacheRoom] = {e: (rooms or {}).get(e, ROOMY) for e in endpoints}
+    return made
+
+
+def bill(cost: ExpectedTtft, made: Request, endpoint: Endpoint) -> dict[str, float]:
+    (row,) = cost.bill(made, [endpoint])
+    return dict(zip(cost.terms, row, strict=True))
+
+
+def only(**terms: float) -> object:
+    return pytest.approx({name: terms.get(name, 0.0) for name in ExpectedTtft.terms})
+
+
+def test_an_idle_endpoint_costs_the_work_twice() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=1.0, crowd=0.1 * 2)
+    assert bill(cost, request([a], 1000, {a: 900}), a) == only(own=0.1, shared=0.1, crowd=0.1 * 0.2)
+    assert bill(cost, request([a], 1000, {a: 1000}), a) == only()
+
+
+def test_attention_counts_the_tokens_before() -> None:
+    cost = ExpectedTtft(lin=1e-3, att=1e-6, base=0.0, g=1.0)
+    (a,) = pool(1)
+    # 400 new tokens behind 600 held ones see 800 on average.
+    assert bill(cost, request([a], 1000, {a: 600}), a)["own"] == pytest.approx(0.4 + 1e-6 * 400 * 800)
+
+
+def test_what_waits_and_what_decodes_there_is_on_the_bill() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    first, second = request([a], 500), request([a], 300)
+    cost.on_picked(first, a)
+    cost.on_picked(second, a)
+    assert bill(cost, request([a], 1000), a) == only(pending=0.8, own=1.0, shared=1.0, crowd=0.1 * 2.8)
+    cost.on_first_token(first, a)
+    rate = 0.1 + 0.01 + 1e-5 * 500
+    assert bill(cost, request([a], 1000), a) == only(
+        pending=0.3, own=1.0, shared=1.0, stall=0.03, crowd=rate * (0.3 + 2.03)
+    )
+    cost.on_finished(first, a, DONE)
+    cost.on_finished(second, a, DONE)
+    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=1.0, crowd=0.2)
+
+
+def test_memory_that_is_missing_has_to_come_free_first() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    full = {a: CacheRoom(9_500, 10_000)}
+    assert bill(cost, request([a], 1000, rooms=full), a)["memory"] == pytest.approx(500 / (10_000 / 20.0))
+    assert bill(cost, request([a], 500, rooms=full), a)["memory"] == 0
+    assert bill(cost, request([a], 500, rooms={a: CacheRoom(9_500, 0)}), a)["memory"] == 0
+
+
+def test_a_shared_document_stays_where_it_is_until_its_queue_is_as_long_as_its_copy() -> None:
+    cost, _ = round_numbers()
+    a, b = pool(2)
+    held = {a: 980}
+    for waiting in range(80):
+        made = request([a, b], 1000, held)
+        on_a, on_b = (sum(row) for row in cost.bill(made, [a, b]))
+        assert on_a < on_b, f"copied with {waiting} short requests waiting"
+        cost.on_picked(made, a)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_without_sight_of_the_answer_the_first_token_is_modelled(seen: bool) -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    requests = [request([a], 1000, seen=seen) for _ in range(3)]
+    for one in requests:
+        cost.on_picked(one, a)
+    pending = []
+    for _ in range(4):
+        pending.append(bill(cost, request([a], 1), a)["pending"])
+        clock.now += 1.11
+    assert pending == pytest.approx([3, 2, 1, 0] if seen is False else [3, 3, 3, 3])
+    if not seen:
+        assert cost.statistics()["decodes"] == 3
+    for one in requests:
+        cost.on_finished(one, a, DONE)
+    assert_nothing_left(cost)
+
+
+def test_modelled_service_begins_when_the_one_before_has_ended() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    first, second = request([a], 10_000, seen=False), request([a], 1000, seen=False)
+    cost.on_picked(first, a)
+    cost.on_picked(second, a)
+    clock.now += 5
+    cost.on_finished(first, a, Response())  # its client left
+    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(1.0)
+    clock.now += 1.0
+    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(1.0)
+    clock.now += 0.2
+    assert bill(cost, request([a], 1), a)["pending"] == 0
+
+
+def test_an_answer_in_one_piece_is_modelled_too_since_its_first_byte_is_its_last() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    whole = Request(id="r", model="m", tokens=1000, sees_answer=True, stream=False)
+    cost.on_picked(whole, a)
+    clock.now += 1.2
+    assert bill(cost, request([a], 1), a)["pending"] == 0
+
+
+def test_an_answer_that_ends_shows_that_those_before_it_were_served() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    slow, quick = request([a], 100_000, seen=False), request([a], 10, seen=False)
+    cost.on_picked(slow, a)
+    cost.on_picked(quick, a)
+    clock.now += 1
+    cost.on_finished(quick, a, DONE)
+    assert bill(cost, request([a], 1), a)["pending"] == 0
+
+
+def scraped(endpoint: Endpoint, clock: Clock, waiting: int, running: int, kv_usage: float = 0.0) -> None:
+    endpoint.load = Load(waiting=waiting, running=running, kv_usage=kv_usage, at=clock.now)
+
+
+def test_foreign_traffic_is_seen_smoothed_and_fades() -> None:
+    cost, clock = round_numbers()
+    a, b = pool(2)
+    foreign = []
+    for _ in range(6):
+        clock.now += 1
+        scraped(a, clock, waiting=4, running=10, kv_usage=0.5)
+        scraped(b, clock, waiting=0, running=0)
+        on_a, on_b = cost.bill(request([a, b], 1000), [a, b])
+        foreign.append(on_a[cost.terms.index("foreign")])
+        assert on_b[cost.terms.index("foreign")] == 0
+    assert foreign == sorted(foreign)
+    assert foreign[0] > 0
+    assert 0.9 < cost.statistics()["foreign_requests"] / 14 <= 1
+    clock.now += 10
+    faded = bill(cost, request([a], 1000), a)["foreign"]
+    assert 0.4 < faded / foreign[-1] < 0.5  # queue and decodes both halve, and a part of the term is their product
+    for _ in range(8):
+        clock.now += 1
+        scraped(a, clock, waiting=0, running=0)
+        bill(cost, request([a], 1000), a)
+    assert bill(cost, request([a], 1000), a)["foreign"] == 0
+
+
+def test_foreign_memory_takes_room() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    rooms = {a: CacheRoom(1000, 10_000)}
+    for _ in range(20):
+        clock.now += 1
+        scraped(a, clock, waiting=0, running=5, kv_usage=1.0)
+        row = bill(cost, request([a], 1000, rooms=rooms), a)
+    assert row["memory"] == pytest.approx(1000 / 10_000 * 20, rel=0.01)
+
+
+@given(st.lists(st.sampled_from(["pick", "token", "end", "scrape", "late"]), max_size=80), st.randoms())
+def test_traffic_of_our_own_is_never_foreign(events: list[str], draw: object) -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    live: list[Request] = []
+    taken = Load()
+    for event in events:
+        clock.now += 0.5
+        made = request([a], 1000)
+        if event == "pick":
+            assert bill(cost, made, a)["foreign"] == 0
+            cost.on_picked(made, a)
+            live.append(made)
+        elif event == "token" and live:
+            cost.on_first_token(live[0], a)
+        elif event == "end" and live:
+            cost.on_finished(live.pop(0), a, DONE)
+        elif event == "scrape":
+            taken = Load(waiting=len(live) // 2, running=len(live) - len(live) // 2, kv_usage=0.9, at=clock.now)
+        else:
+            a.load = taken  # what was scraped some time ago arrives now
+    assert bill(cost, request([a], 1000), a)["foreign"] == 0
+
+
+def assert_nothing_left(cost: ExpectedTtft) -> None:
+    for account in cost.accounts.values():
+        assert (account.pending, account.decodes, account.context, account.requests) == (0, 0, 0, 0)
+        assert not account.queue
+
+
+event = st.tuples(st.sampled_from(["pick", "token", "end", "fail", "wait", "move", "remove"]), st.integers(0, 99))
+
+
+@given(st.lists(event, max_size=120))
+def test_accounts_return_to_exactly_nothing(events: list[tuple[str, int]]) -> None:
+    cost, clock = round_numbers()
+    endpoints = pool(3)
+    live: list[tuple[Request, Endpoint]] = []
+    for kind, number in events:
+        endpoint = endpoints[number % 3]
+        if kind == "pick":
+            made = request(endpoints, 37 * number + 1, {endpoint: 7}, seen=number % 2 == 0)
+            cost.bill(made, endpoints)
+            cost.on_picked(made, endpoint)
+            live.append((made, endpoint))
+        elif kind == "wait":
+            clock.now += number / 20
+        elif kind == "remove":
+            cost.on_removed(endpoint)
+        elif live:
+            made, where = live.pop(number % len(live))
+            if kind == "token":
+                cost.on_first_token(made, where)
+                live.append((made, where))
+            else:
+                cost.on_finished(made, where, DONE if kind == "end" else Response())
+                if kind == "move":
+                    cost.on_picked(made, endpoint)
+                    live.append((made, endpoint))
+    for made, where in live:
+        cost.on_finished(made, where, DONE)
+    assert_nothing_left(cost)
+
+
+@pytest.mark.parametrize(("name", "value"), [("lin", 0.0), ("chunk", 0), ("residence", -1.0), ("g", -1.0), ("s", -0.1)])
+def test_parameters_without_meaning_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        ExpectedTtft(**{name: value})  # type: ignore[arg-type]

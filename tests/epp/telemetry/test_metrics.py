@@ -1,0 +1,213 @@
+import gc
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from epp.plugin import Endpoint, Load
+from epp.telemetry.metrics import LONGEST_MODEL, Metrics
+from epp.telemetry.table import FAMILIES, MAX_MODELS
+from tests.support.decisions import endpoint
+
+
+@dataclass
+class APool:
+    name: str
+    endpoints: tuple[Endpoint, ...]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def value(metrics: Metrics, name: str, /, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_request_is_counted_from_decision_to_end_under_ours_and_the_existing_names() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.add_pool(APool("p", (pod,)))
+    metrics.request_decided(pod, "m", 0.0004, 2048, 100, 60)
+
+    assert value(metrics, "warmpath_requests_running", model="m") == 1
+    assert value(metrics, "inference_objective_running_requests", model_name="m") == 1
+    assert value(metrics, "warmpath_endpoint_in_flight", pool="p", endpoint=pod.name) == 1
+    assert value(metrics, "warmpath_decision_seconds_bucket", le="0.0002") == 0
+    assert value(metrics, "warmpath_decision_seconds_bucket", le="0.0005") == 1
+    assert value(metrics, "inference_extension_scheduler_e2e_duration_seconds_count") == 1
+    assert value(metrics, "llm_d_epp_prefix_indexer_hit_ratio_sum") == pytest.approx(0.6)
+
+    metrics.request_finished(pod, "m", 200, 2.0, ttft=0.5, prompt=110, completion=31, cached=64, predicted=60)
+    both = {"model_name": "m", "target_model_name": "m"}
+    assert value(metrics, "warmpath_requests_running", model="m") == 0
+    assert value(metrics, "warmpath_endpoint_in_flight", pool="p", endpoint=pod.name) == 0
+    assert value(metrics, "warmpath_requests_total", model="m", status="200") == 1
+    assert value(metrics, "inference_objective_request_total", **both) == 1
+    assert value(metrics, "llm_d_epp_request_total", **both) == 1
+    assert value(metrics, "inference_objective_request_ttft_seconds_sum", **both) == 0.5
+    assert value(metrics, "warmpath_tpot_seconds_sum", model="m") == pytest.approx(1.5 / 30)
+    assert value(metrics, "llm_d_epp_request_ntpot_seconds_sum", **both) == pytest.approx(2.0 / 31)
+    assert value(metrics, "llm_d_epp_request_cached_tokens_sum", **both) == 64
+    here = {"pool": "p", "endpoint": pod.name}
+    assert value(metrics, "warmpath_endpoint_checked_cached_tokens_total", **here) == 64
+    assert value(metrics, "warmpath_endpoint_checked_predicted_tokens_total", **here) == 60
+
+
+def test_what_an_answer_did_not_tell_is_not_counted() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+    metrics.request_finished(pod, "m", 0, 1.0)
+
+    assert value(metrics, "warmpath_requests_total", model="m", status="0") == 1
+    assert value(metrics, "warmpath_request_duration_seconds_count", model="m") == 1
+    for name in (
+        "ttft_seconds",
+        "tpot_seconds",
+        "ntpot_seconds",
+        "prompt_tokens",
+        "completion_tokens",
+        "cached_tokens",
+    ):
+        assert value(metrics, f"warmpath_{name}_count", model="m") == 0
+    assert value(metrics, "warmpath_prefix_hit_ratio_count") == 0
+
+
+@pytest.mark.parametrize("status", [-1, 600, 10**9])
+def test_a_status_that_is_none_makes_no_label(status: int) -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+    metrics.request_finished(pod, "m", status, 1.0)
+    assert value(metrics, "warmpath_requests_total", model="m", status="0") == 1
+
+
+def test_errors_are_those_of_endpoints_and_our_own() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.add_pool(APool("p", (pod,)))
+    for status in (200, 404, 503):
+        metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+        metrics.request_finished(pod, "m", status, 1.0)
+    metrics.request_failed(503, "rejected-no-endpoints")
+    metrics.request_failed(503, "rejected-ttl-expired")
+    metrics.request_failed(400, "invalid_request_error")
+
+    def errors(model: str, code: str) -> float | None:
+        labels = {"model_name": model, "target_model_name": model, "error_code": code}
+        found = {
+            value(metrics, f"{name}_request_error_total", **labels) for name in ("inference_objective", "llm_d_epp")
+        }
+        assert len(found) == 1
+        return found.pop()
+
+    assert [errors("m", code) for code in ("200", "404", "503")] == [None, 1, 1]
+    assert [errors("", code) for code in ("400", "503")] == [1, 2]
+    assert value(metrics, "warmpath_refused_total", status="503", reason="rejected-no-endpoints") == 1
+    attempts = "inference_extension_scheduler_attempts_total"
+    assert value(metrics, attempts, status="success", pod_name="pod-1", namespace="default", port="8000") == 3
+    assert value(metrics, attempts, status="failure", pod_name="", namespace="", port="") == 2
+
+
+def test_models_beyond_the_bound_count_as_other_and_end_as_they_began() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    models = [f"model-{n}" for n in range(MAX_MODELS + 50)] + ["x" * (LONGEST_MODEL + 1)]
+    for model in models:
+        metrics.request_decided(pod, model, 0.0, 0, 0, None)
+    assert value(metrics, "warmpath_requests_running", model="other") == 51
+    for model in models:
+        metrics.request_finished(pod, model, 200, 1.0)
+    assert value(metrics, "warmpath_requests_running", model="other") == 0
+    assert value(metrics, "warmpath_requests_total", model="model-0", status="200") == 1
+    seen = [sample for family in metrics.registry.collect() for sample in family.samples]
+    assert len({sample.labels["model"] for sample in seen if "model" in sample.labels}) == MAX_MODELS + 1
+
+
+def test_a_long_model_name_counts_as_other_from_the_first() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.request_decided(pod, "x" * (LONGEST_MODEL + 1), 0.0, 0, 0, None)
+    assert value(metrics, "warmpath_requests_running", model="other") == 1
+
+
+def test_gauges_are_read_from_the_pool_when_asked() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    pods = [endpoint(1, Load(waiting=4, running=2, kv_usage=0.5, at=998.0)), endpoint(2), endpoint(3)]
+    pool = APool("p", tuple(pods))
+    metrics.add_pool(pool)
+    here = {"pool": "p", "endpoint": pods[0].name}
+
+    assert value(metrics, "warmpath_endpoints", pool="p") == 3
+    assert value(metrics, "inference_pool_ready_pods", name="p") == 3
+    assert value(metrics, "warmpath_endpoint_waiting", **here) == 4
+    assert value(metrics, "inference_pool_per_pod_queue_size", name="p", model_server_pod=pods[0].name) == 4
+    assert value(metrics, "warmpath_endpoint_load_age_seconds", **here) == 2.0
+    assert value(metrics, "warmpath_endpoint_waiting", pool="p", endpoint=pods[1].name) is None  # never scraped
+    assert value(metrics, "inference_pool_average_queue_size", name="p") == 4
+
+    pods[1].load = Load(waiting=8, running=0, kv_usage=0.1, at=1000.0)
+    assert value(metrics, "inference_pool_average_queue_size", name="p") == 6
+    assert value(metrics, "llm_d_epp_average_kv_cache_utilization", name="p") == pytest.approx(0.3)
+    assert value(metrics, "llm_d_epp_std_dev_queue_size", name="p") == 2
+
+    pool.endpoints = (pods[1],)
+    assert value(metrics, "warmpath_endpoints", pool="p") == 1
+    assert value(metrics, "warmpath_endpoint_waiting", **here) is None
+    pool.endpoints = ()
+    assert value(metrics, "inference_pool_average_queue_size", name="p") == 0
+
+
+def test_what_was_counted_for_an_endpoint_is_forgotten_with_it() -> None:
+    metrics = Metrics()
+    for n in range(50):
+        metrics.request_decided(endpoint(n), "m", 0.0, 0, 0, None)
+    gc.collect()
+    assert len(metrics._endpoints) == 0
+
+
+def test_plugins_show_their_statistics_pool_by_pool() -> None:
+    metrics = Metrics()
+    metrics.add_source(lambda: {"prefix": {"blocks": 12.0}}, "a")
+    metrics.add_source(lambda: {"prefix": {"blocks": 7.0}}, "b")
+    found = [value(metrics, "warmpath_plugin_statistic", pool=p, plugin="prefix", statistic="blocks") for p in "ab"]
+    assert found == [12, 7]
+
+
+def test_a_statistic_that_is_no_number_costs_only_itself() -> None:
+    metrics = Metrics()
+    wrong: Any = {"mine": {"name": "text", "good": 1.0}}
+    metrics.add_source(lambda: wrong)
+    assert value(metrics, "warmpath_plugin_statistic", pool="", plugin="mine", statistic="good") == 1
+    assert value(metrics, "warmpath_degraded_total", reason="statistic-no-number")
+
+
+def test_degradations_are_always_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    with caplog.at_level(logging.WARNING, logger="warmpath"):
+        for _ in range(5):
+            metrics.degraded("scrape-failed", "10.0.0.1:8000: refused")
+        metrics.degraded("tokens-late")
+        assert caplog.messages == ["degraded: scrape-failed: 10.0.0.1:8000: refused", "degraded: tokens-late"]
+        clock.now += 61
+        metrics.degraded("scrape-failed", "x" * 10_000)
+        assert caplog.messages[2].endswith("(and 4 more since this was last logged)")
+        assert len(caplog.messages[2]) < 1000
+        clock.now += 61
+        metrics.degraded("scrape-failed")
+        assert caplog.messages[3] == "degraded: scrape-failed"
+    assert value(metrics, "warmpath_degraded_total", reason="scrape-failed") == 7
+
+
+def test_two_epps_in_one_process_do_not_meet() -> None:
+    one, other = Metrics(), Metrics()
+    one.degraded("x")
+    assert value(other, "warmpath_degraded_total", reason="x") is None
+
+
+def test_every_family_of_the_table_is_exported_with_its_existing_names() -> None:
+    exported = {family.name: family for family in Metrics().registry.collect()}
+    for family in FAMILIES:
+        for name in (family.name, *(alias.name for alias in family.aliases)):
+            assert exported[name.removesuffix("_total")].type == family.kind

@@ -1,0 +1,145 @@
+"""A configuration file that changes: good files take effect, bad ones are refused, however they are written."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.loader import Pipeline
+from epp.reload import ConfigFile
+from tests.support.degradations import RecordedMetrics
+from tests.support.pipelines import RANDOM, clock
+from tests.support.waiting import until
+
+CONFIG = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{{type: {}}}]
+"""
+ALL, WARM = CONFIG.format("tests.support.plugins.All"), CONFIG.format("tests.support.plugins.Warm")
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+class Watched:
+    def __init__(self, path: Path) -> None:
+        self.metrics = RecordedMetrics()
+        self.file = ConfigFile(path, clock=clock, random=RANDOM, metrics=self.metrics, interval=0.005)
+        self.pipelines: list[Pipeline] = []
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.file.watch(self.pipelines.append))
+            yield
+            task.cancel()
+
+    async def change(self) -> set[str]:
+        """The names of the next pipeline's plugins."""
+        before = len(self.pipelines)
+        await until(lambda: len(self.pipelines) > before)
+        assert self.file.pipeline is self.pipelines[-1]
+        return set(self.pipelines[-1].parts)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(ALL)
+    return path
+
+
+async def test_a_changed_file_takes_effect(path: Path) -> None:
+    watched = Watched(path)
+    assert "tests.support.plugins.All" in watched.file.pipeline.parts
+    async with watched.watching():
+        write(path, WARM)
+        assert "tests.support.plugins.Warm" in await watched.change()
+        write(path, ALL)
+        assert "tests.support.plugins.All" in await watched.change()
+    assert watched.metrics.degradations == []
+
+
+async def test_an_editor_that_renames_over_the_file(path: Path) -> None:
+    watched = Watched(path)
+    async with watched.watching():
+        new = path.with_suffix(".new")
+        write(new, WARM)
+        new.rename(path)
+        assert "tests.support.plugins.Warm" in await watched.change()
+
+
+async def test_a_config_map_swaps_a_symbolic_link(tmp_path: Path) -> None:
+    for name, text in (("v1", ALL), ("v2", WARM)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(text)
+    (tmp_path / "..data").symlink_to("v1")
+    (tmp_path / "config.yaml").symlink_to("..data/config.yaml")
+    watched = Watched(tmp_path / "config.yaml")
+    async with watched.watching():
+        (tmp_path / "..tmp").symlink_to("v2")
+        (tmp_path / "..tmp").rename(tmp_path / "..data")
+        assert "tests.support.plugins.Warm" in await watched.change()
+
+
+async def test_a_bad_file_is_refused_once_and_the_old_pipeline_stays(path: Path) -> None:
+    watched = Watched(path)
+    old = watched.file.pipeline
+    async with watched.watching():
+        write(path, CONFIG.format("queue-scorre"))
+        await until(lambda: bool(watched.metrics.degradations))
+        os.utime(path, ns=(1, 1))
+        await until(lambda: len(watched.metrics.degradations) > 1)
+        assert watched.file.pipeline is old
+        assert watched.pipelines == []
+        write(path, WARM)
+        assert "tests.support.plugins.Warm" in await watched.change()
+    assert watched.metrics.reasons() == ["config-refused"] * 2
+    assert "did you mean 'queue-scorer'" in watched.metrics.degradations[0][1]
+
+
+async def test_a_file_that_goes_and_comes_back(path: Path) -> None:
+    watched = Watched(path)
+    async with watched.watching():
+        os.unlink(path)
+        await until(lambda: bool(watched.metrics.degradations))
+        write(path, WARM)
+        assert "tests.support.plugins.Warm" in await watched.change()
+    assert watched.metrics.reasons() == ["config-refused"]
+    assert "cannot be read" in watched.metrics.degradations[0][1]
+
+
+async def test_a_file_that_was_only_touched_changes_nothing(path: Path) -> None:
+    watched = Watched(path)
+    async with watched.watching():
+        os.utime(path, ns=(1, 1))
+        write(path.with_suffix(".new"), WARM)
+        # The touch is seen before what comes after it, so one pipeline means that the touch made none.
+        await until(lambda: watched.file._stamp == watched.file._look())
+        path.with_suffix(".new").rename(path)
+        await watched.change()
+    assert len(watched.pipelines) == 1
+
+
+async def test_what_a_change_does_not_concern_is_kept(path: Path) -> None:
+    watched = Watched(path)
+    kept = watched.file.pipeline.parts["utilization-detector"].plugin
+    async with watched.watching():
+        write(path, WARM)
+        await watched.change()
+    assert watched.file.pipeline.detector is kept
+
+
+def test_a_bad_file_at_the_start(path: Path) -> None:
+    write(path, "a: [")
+    with pytest.raises(ConfigError, match=r"config.yaml: line 1, column 5: not valid YAML"):
+        Watched(path)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"config.yaml: cannot be read: No such file"):
+        Watched(path)

@@ -1,0 +1,135 @@
+"""Every plugin type that llm-d or GIE document loads, or is refused with a sentence that says what is missing."""
+
+import importlib
+import importlib.util
+
+import pytest
+
+from epp import stock
+from epp.errors import ConfigError
+from epp.parts import find_class
+from epp.plugin import Plugin
+from tests.support.pipelines import loaded
+
+GIE = """
+queue-scorer running-requests-size-scorer kv-cache-utilization-scorer prefix-cache-scorer lora-affinity-scorer
+token-load-scorer latency-scorer predicted-latency-scorer prefix-cache-affinity-filter slo-headroom-tier-filter
+header-based-testing-filter utilization-detector concurrency-detector max-score-picker random-picker
+weighted-random-picker single-profile-handler approx-prefix-cache-producer inflight-load-producer
+predicted-latency-producer latency-slo-admitter request-attribute-reporter destination-endpoint-served-verifier
+openai-parser vllmgrpc-parser passthrough-parser metrics-data-source core-metrics-extractor k8s-notification-source
+endpoint-notification-source global-strict-fairness-policy round-robin-fairness-policy fcfs-ordering-policy
+edf-ordering-policy slo-deadline-ordering-policy static-usage-limit-policy
+"""
+ROUTER = """
+label-selector-filter by-label-selector by-label decode-filter prefill-filter encode-filter session-affinity-filter
+endpoint-attribute-filter topology-affinity-filter utilization-filter active-request-filter disagg-profile-handler
+pd-profile-handler data-parallel-profile-handler header-profile-handler disagg-headers-handler prefill-header-handler
+always-disagg-pd-decider prefix-based-pd-decider always-disagg-multimodal-decider load-aware-scorer
+active-request-scorer context-length-aware session-affinity-scorer header-label-affinity-scorer no-hit-lru-scorer
+precise-prefix-cache-scorer mm-embeddings-cache-scorer endpoint-attribute-scorer topology-affinity-scorer
+token-producer tokenizer precise-prefix-cache-producer burst-prefix-cache-producer session-id-producer
+p2p-source-producer mm-embeddings-cache-producer agent-identity probabilistic-admitter
+disaggregatedset-rollout-screener program-aware-fairness priority-holdback-policy soft-reflective-ceiling-policy
+sheddable-eviction-filter priority-then-time-eviction-order-policy models-data-source models-data-extractor
+dcgm-data-source dcgm-extractor topology-extractor file-discovery anthropic-parser vllmhttp-parser sglanghttp-parser
+vertexai-parser session-state-producer redis-syncer
+"""
+OURS = "expected-ttft round-robin-picker approx-cache-room-producer"
+ALL = [*GIE.split(), *ROUTER.split(), *OURS.split()]
+
+REQUIRED = {
+    "by-label": "{label: role, validValues: [decode]}",
+    "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
+    "active-request-filter": "{conditions: [{metric: active-requests, maxValue: 5}]}",
+}
+"""Parameters of types that do not work without."""
+
+CONFIG = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {{type: {type}, parameters: {parameters}}}
+"""
+
+
+@pytest.mark.parametrize("type_", ALL)
+def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None:
+    text = CONFIG.format(type=type_, parameters=REQUIRED.get(type_, "{}"))
+    kind = stock.ALIASES.get(type_, type_)
+    if kind in stock.MISSING:
+        with pytest.raises(ConfigError) as refused:
+            loaded(text)
+        assert str(refused.value) == f"plugins[0].type: {kind} is not there yet: {stock.MISSING[kind]}"
+    else:
+        pipeline = loaded(text)
+        assert (type_ in pipeline.parts) == (kind in stock.CLASSES)
+
+
+def test_no_type_has_two_meanings() -> None:
+    tables = [set(stock.CLASSES), set(stock.ALIASES), set(stock.BUILT_IN), set(stock.MISSING)]
+    assert sum(map(len, tables)) == len(set.union(*tables))
+    assert set(stock.ALIASES.values()) <= set(stock.CLASSES) | set(stock.BUILT_IN)
+
+
+@pytest.mark.parametrize("type_", sorted(stock.CLASSES))
+def test_classes_are_plugins_with_a_docstring(type_: str) -> None:
+    cls = find_class(type_, "")
+    assert issubclass(cls, Plugin)
+    assert cls.__doc__
+    module, _, name = stock.CLASSES[type_].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is cls
+
+
+@pytest.mark.parametrize(
+    ("type_", "parameters", "line"),
+    [
+        ("prefix-cache-scorer", "{autoTune: perhaps}", "plugins[0].parameters.autoTune: expected true or false"),
+        (
+            "metrics-data-source",
+            "{scheme: https}",
+            "metrics-data-source with 'https' is not there yet; 'http' is built",
+        ),
+        (
+            "token-producer",
+            "{vllm: {url: x}}",
+            "plugins[0].parameters.vllm: token-producer with a mapping is not there",
+        ),
+        ("max-score-picker", "{maxNumOfEndpoint: 2}", "unknown; did you mean 'maxNumOfEndpoints'?"),
+        ("max-score-picker", "{maxNumOfEndpoints: 0}", "plugins[0].parameters.maxNumOfEndpoints: expected 1 or more"),
+        ("queue-scorer", "{floor: 1}", "plugins[0].parameters.floor: unknown; no parameters are expected here"),
+        ("prefix-cache-affinity-filter", "{maxTtftPenalty: 1}", "did you mean 'maxTTFTPenaltyMs'?"),
+        ("approx-cache-room-producer", "{a: 1}", "plugins[0].parameters: unknown; no parameters are expected here"),
+        ("by-label", "{}", "plugins[0].parameters.label: missing"),
+    ],
+)
+def test_parameters_that_are_refused(type_: str, parameters: str, line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(CONFIG.format(type=type_, parameters=parameters))
+    assert line in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("type_", "parameters"),
+    [
+        ("metrics-data-source", "{scheme: http, path: /metrics, insecureSkipVerify: true}"),
+        ("core-metrics-extractor", "{defaultEngine: vllm, engineLabelKey: llm-d.ai/engine-type}"),
+        ("token-producer", "{backend: estimate}"),
+        ("utilization-detector", "{queueDepthThreshold: 5, metricsStalenessThreshold: 200ms, headroom: 0}"),
+        ("concurrency-detector", "{maxConcurrency: 132, concurrencyMode: hybrid}"),
+        ("prefix-cache-affinity-filter", "{affinityThreshold: 0.8, maxTTFTPenaltyMs: 18000, peakPrefillThroughput: 9}"),
+        ("approx-prefix-cache-producer", "{autoTune: false, blockSizeTokens: 16, lruCapacityPerServer: 31250}"),
+        ("inflight-load-producer", "{addEstimatedOutputTokens: true, outputRatio: 1.5}"),
+        ("label-selector-filter", "{matchLabels: {a: b}, matchExpressions: [{key: c, operator: In, values: [d]}]}"),
+        ("session-affinity-scorer", "{strategy: session_id, sessionIdConfig: {sources: [{header: x-s}]}}"),
+        ("no-hit-lru-scorer", "{lruSize: 2048}"),
+    ],
+)
+def test_documented_parameters_load(type_: str, parameters: str) -> None:
+    loaded(CONFIG.format(type=type_, parameters=parameters))
+
+
+@pytest.mark.parametrize("type_", ["queue-scorre", "max-scorepicker", "disag-profile-handler", "openai-parsr"])
+def test_misspelt_types_are_named(type_: str) -> None:
+    with pytest.raises(ConfigError, match=r"^plugins\[0\].type: no plugin type .*; did you mean "):
+        loaded(CONFIG.format(type=type_, parameters="{}"))

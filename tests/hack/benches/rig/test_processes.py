@@ -1,0 +1,62 @@
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hack.benches.rig.processes import BenchError, cpu_seconds, free_ports, need_programs, pinned, running
+
+
+def test_cpu_time_is_that_of_the_process() -> None:
+    before = time.process_time()
+    measured = cpu_seconds(os.getpid())
+    assert before <= measured <= time.process_time()
+
+
+def test_a_process_that_ended_is_said(tmp_path: Path) -> None:
+    with running("short", [sys.executable, "-c", "raise SystemExit('my last words')"], tmp_path) as program:
+        with pytest.raises(BenchError, match="short ended with status 1: my last words"):
+            program.wait_for_port(1)
+    with pytest.raises(BenchError, match="has ended"):
+        cpu_seconds(program.pid)
+
+
+def test_a_program_ends_with_its_block(tmp_path: Path) -> None:
+    with running("long", [sys.executable, "-c", "import time; time.sleep(600)"], tmp_path) as program:
+        assert cpu_seconds(program.pid) >= 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(program.pid, 0)
+
+
+def test_a_program_that_does_not_exist_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="cannot start ghost"), running("ghost", ["no-such-program"], tmp_path):
+        pass
+
+
+def test_a_port_that_listens_is_waited_for(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    serve = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
+    with running("server", [sys.executable, "-c", serve], tmp_path) as program:
+        program.wait_for_port(port)
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_ports_are_different_and_not_those_of_outgoing_connections() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert max(ports) < 32_000
+
+
+def test_what_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/bin")  # restored with what is appended to it
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(BenchError, match="missing: wrk, nginx; on Debian: apt-get install wrk nginx-light"):
+        need_programs()
+
+
+def test_pinning_is_left_out_without_a_core() -> None:
+    assert pinned(["a", "b"], None) == ["a", "b"]
+    assert pinned(["a", "b"], 1) == ["taskset", "-c", "1", "a", "b"]

@@ -1,0 +1,269 @@
+"""The ext_proc door behind a real Envoy, in every wiring a gateway may have."""
+
+import asyncio
+import hashlib
+import io
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from epp.errors import BadRequest, Rejected
+from epp.extproc.server import Settings
+from tests.support import envoy
+from tests.support.ext_proc_door import LOOPBACK, Route, door
+
+pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
+
+EVENTS = [f'data: {{"choices":[{{"delta":{{"content":"wörd {i}"}}}}]}}\n\n'.encode() for i in range(50)]
+SSE = b"".join([*EVENTS, b"data: [DONE]\n\n"])
+
+
+@dataclass
+class Stack:
+    """Door, upstreams and Envoy."""
+
+    ports: Mapping[str, int]
+    route: Route
+    first: str
+    second: str
+    sixth: str
+    dead: str
+    session: aiohttp.ClientSession
+    hanging: asyncio.Event
+
+    def url(self, wiring: str, path: str = "/echo") -> str:
+        return f"http://127.0.0.1:{self.ports[wiring]}{path}"
+
+    async def post(self, wiring: str, body: bytes, **headers: str) -> dict[str, Any]:
+        async with self.session.post(self.url(wiring), data=io.BytesIO(body), headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            told: dict[str, Any] = await answer.json()
+            return told
+
+
+class Upstream:
+    """A model server of four paths."""
+
+    def __init__(self, name: str, hanging: asyncio.Event) -> None:
+        self.name = name
+        self.hanging = hanging
+        self.app = web.Application(client_max_size=1 << 30)
+        self.app.router.add_route("*", "/echo", self.echo)
+        self.app.router.add_post("/sse", self.sse)
+        self.app.router.add_post("/hang", self.hang)
+        self.app.router.add_post("/fails", self.fails)
+
+    async def echo(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        return web.json_response(
+            {
+                "by": self.name,
+                "size": len(body),
+                "sha": hashlib.sha256(body).hexdigest(),
+                "headers": {k.lower(): v.encode("utf-8", "surrogateescape").hex() for k, v in request.headers.items()},
+            }
+        )
+
+    async def sse(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for event in (*EVENTS, b"data: [DONE]\n\n"):
+            await answer.write(event)
+            await asyncio.sleep(0)
+        return answer
+
+    async def hang(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        await answer.write(EVENTS[0])
+        await self.hanging.wait()
+        return answer
+
+    async def fails(self, request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no such model"}}, status=404)
+
+
+@asynccontextmanager
+async def upstream(name: str, host: str, hanging: asyncio.Event) -> AsyncIterator[str]:
+    runner = web.AppRunner(Upstream(name, hanging).app, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, host, 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    try:
+        yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    finally:
+        hanging.set()
+        await runner.cleanup()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def everything(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    folder: Path = tmp_path_factory.mktemp("envoy")
+    route, hanging = Route(), asyncio.Event()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and never listening: connections are refused
+        dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        async with (
+            upstream("first", "127.0.0.1", hanging) as first,
+            upstream("second", "127.0.0.1", hanging) as second,
+            upstream("sixth", "::1", hanging) as sixth,
+            door(route, Settings(listen=LOOPBACK, health=LOOPBACK)) as served,
+            envoy.running(served.ports[0], [first, second, sixth, dead], folder) as ports,
+            aiohttp.ClientSession() as session,
+        ):
+            yield Stack(ports, route, first, second, sixth, dead, session, hanging)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stack(everything: Stack) -> Stack:
+    route = everything.route
+    await route.until(lambda: route.left == route.entered)  # the last test's streams may still be closing
+    everything.route.reset(everything.first)
+    everything.hanging.clear()
+    return everything
+
+
+wirings = pytest.mark.parametrize("wiring", envoy.WIRINGS)
+
+
+async def done(stack: Stack, requests: int = 1) -> None:
+    await stack.route.until(lambda: stack.route.left == requests)
+    assert stack.route.entered == requests
+
+
+@wirings
+async def test_an_answer_comes_from_the_destination(stack: Stack, wiring: str) -> None:
+    for number, (name, address) in enumerate([("second", stack.second), ("first", stack.first)], 1):
+        stack.route.destination = address
+        told = await stack.post(wiring, b'{"model": "m"}')
+        assert told["by"] == name
+        await done(stack, number)
+        (answered, *_) = stack.route.ways[-1].seen
+        assert (answered.status, answered.served) == (200, address)  # type: ignore[union-attr]
+        assert stack.route.ways[-1].raw.body == b'{"model": "m"}'
+
+
+@wirings
+async def test_a_large_body_arrives_whole(stack: Stack, wiring: str) -> None:
+    body = bytes(range(256)) * (4 << 12)  # 4 MiB
+    told = await stack.post(wiring, body)
+    assert (told["size"], told["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
+    await done(stack)
+    assert stack.route.ways[0].raw.body == body
+
+
+@wirings
+async def test_another_body_and_headers_arrive(stack: Stack, wiring: str) -> None:
+    body = bytes(range(256)) * 1_000
+    stack.route.body, stack.route.headers = body, {"x-more": "1"}
+    told = await stack.post(wiring, bytes(300_000), **{"x-llm-d-inference-objective": "vip"})
+    assert (told["size"], told["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
+    assert told["headers"]["x-more"] == b"1".hex()
+    assert "x-llm-d-inference-objective" not in told["headers"]
+
+
+@wirings
+async def test_get(stack: Stack, wiring: str) -> None:
+    async with stack.session.get(stack.url(wiring)) as answer:
+        assert (await answer.json())["by"] == "first"
+    await done(stack)
+    assert stack.route.ways[0].raw.method == "GET"
+
+
+@wirings
+async def test_events_are_byte_identical(stack: Stack, wiring: str) -> None:
+    async with stack.session.post(stack.url(wiring, "/sse"), data=b"{}") as answer:
+        assert await answer.read() == SSE
+    await done(stack)
+
+
+@wirings
+async def test_an_error_of_the_upstream_passes(stack: Stack, wiring: str) -> None:
+    async with stack.session.post(stack.url(wiring, "/fails"), data=b"{}") as answer:
+        assert (answer.status, await answer.json()) == (404, {"error": {"message": "no such model"}})
+    await done(stack)
+
+
+@wirings
+@pytest.mark.parametrize("error", [Rejected("full"), BadRequest("no model", param="model")])
+async def test_an_error_of_ours_is_the_answer(stack: Stack, wiring: str, error: Rejected | BadRequest) -> None:
+    stack.route.error = error
+    async with stack.session.post(stack.url(wiring), data=b"{}") as answer:
+        assert answer.status == error.status
+        assert answer.content_type == "application/json"
+        assert answer.headers.get("x-llm-d-request-dropped-reason") == error.reason
+        assert json.loads(await answer.read())["error"] == {
+            "message": error.message, "type": error.kind, "param": error.param, "code": error.reason,
+        }  # fmt: skip
+    await done(stack)
+
+
+@wirings
+async def test_the_fallback_list_is_walked(stack: Stack, wiring: str) -> None:
+    stack.route.destination = f"{stack.dead},{stack.second}"
+    assert (await stack.post(wiring, b"{}"))["by"] == "second"
+    await done(stack)
+    (answered, *_) = stack.route.ways[0].seen
+    assert answered.served == stack.second  # type: ignore[union-attr]
+
+
+@wirings
+async def test_ipv6(stack: Stack, wiring: str) -> None:
+    stack.route.destination = stack.sixth
+    assert (await stack.post(wiring, b"{}"))["by"] == "sixth"
+    await done(stack)
+    (answered, *_) = stack.route.ways[0].seen
+    assert answered.served == stack.sixth  # type: ignore[union-attr]
+
+
+@wirings
+async def test_a_client_that_leaves_ends_the_request(stack: Stack, wiring: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.ports[wiring])
+    writer.write(b"POST /hang HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    way = await stack.route.way()
+    if wiring != "buffered":  # there the gateway holds the answer back until it is whole
+        await reader.readuntil(b"[{")
+    assert stack.route.left == 0
+    writer.transport.abort()
+    await way.left.wait()
+    await done(stack)
+
+
+@wirings
+async def test_a_header_that_is_not_utf8(stack: Stack, wiring: str) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.ports[wiring])
+    writer.write(b"POST /fails HTTP/1.1\r\nhost: x\r\nx-odd: \xff\xe9\r\ncontent-length: 2\r\n\r\n{}")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+    writer.close()
+    await done(stack)
+    assert stack.route.ways[0].raw.headers["x-odd"] == "\\xff\\xe9"
+
+
+async def test_the_answer_is_shown_where_the_gateway_shows_it(stack: Stack) -> None:
+    for wiring in ("full-duplex", "streamed", "buffered"):
+        stack.route.reset(stack.first)
+        async with stack.session.post(stack.url(wiring, "/sse"), data=b"{}") as answer:
+            await answer.read()
+        await done(stack)
+        way = stack.route.ways[0]
+        assert way.raw.sees_answer
+        assert b"".join(chunk.chunk for chunk in way.seen[1:]) == SSE  # type: ignore[union-attr]
+        ends = [(wiring, chunk.end) for chunk in way.seen[1:]]  # type: ignore[union-attr]
+        assert ends.count((wiring, True)) == 1
+
+
+@wirings
+async def test_headers_for_the_client_arrive(stack: Stack, wiring: str) -> None:
+    stack.route.answer_headers = {"x-session-token": "abc"}
+    async with stack.session.post(stack.url(wiring), data=b"{}") as answer:
+        assert answer.headers["x-session-token"] == "abc"
