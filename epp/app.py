@@ -26,6 +26,8 @@ from epp.loader import Pipeline, load_strategy
 from epp.memory import keep_freed, rarely_collect
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
+from epp.pool.apiserver import ApiServer
+from epp.pool.kube import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
@@ -45,10 +47,17 @@ log = logging.getLogger("warmpath")
 class Settings:
     """What the flags of `warmpath serve` say. Times in seconds, sizes in bytes."""
 
-    endpoints: Sequence[Path]
+    endpoints: Sequence[Path] = ()
+    """Files that say what the pools are; without any, Kubernetes does."""
     strategy: str = "prefix-aware"
     config: Path | None = None
-    pool_name: str | None = None
+    pool_name: Sequence[str] = ()
+    pool_selector: str | None = None
+    """Kubernetes: serve the InferencePools with these labels instead of named ones."""
+    pool_namespace: str = "default"
+    endpoint_selector: str | None = None
+    """Kubernetes without InferencePools: the Pods of the one pool."""
+    endpoint_target_ports: Sequence[int] = ()
     fallbacks: int = 0
     host: str = "127.0.0.1"
     grpc_port: Sequence[int] = ()
@@ -181,7 +190,7 @@ async def serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
     shared = Shared(settings)
-    pools = StaticPools(settings.endpoints, settings.pool_name, shared.metrics, shared.random)
+    pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
     doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
@@ -202,10 +211,13 @@ async def serve(settings: Settings) -> int:
     )
     async with _open(doors), admin:  # outside of the group, which would wrap the error of a port in use
         async with asyncio.TaskGroup() as tasks:
-            work = [pools.watch(), *(one.follow() for one in served), *(one.scraper.run() for one in served)]
+            work = [
+                pools.watch(),
+                _tell_health(doors, served),
+                *(one.follow() for one in served),
+                *(one.scraper.run() for one in served),
+            ]
             running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
-            for door in doors:
-                door.set_ready(True)
             addresses = (f"{settings.host}:{door.ports[0]}" for door in doors)
             told = zip(served, addresses, strict=True)
             log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
@@ -240,8 +252,46 @@ async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Ev
         hurry.cancel()
 
 
+def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
+    """The pools of files where there are any, else those of Kubernetes."""
+    if settings.endpoints:
+        if len(settings.pool_name) > 1:
+            raise ConfigError(
+                "--pool-name", f"given {len(settings.pool_name)} times; files are served whole, or one of them"
+            )
+        name = settings.pool_name[0] if settings.pool_name else None
+        return StaticPools(settings.endpoints, name, shared.metrics, shared.random)
+    given = [bool(settings.pool_name), bool(settings.pool_selector), bool(settings.endpoint_selector)]
+    if settings.endpoint_selector and len(settings.pool_name) == 1:  # then it only names the pool
+        given[0] = False
+    if sum(given) != 1:
+        ways = "--endpoints (files), --pool-name, --pool-selector or --endpoint-selector (Kubernetes)"
+        raise ConfigError("", f"which pools? expected one of {ways}")
+    if settings.endpoint_selector and not settings.endpoint_target_ports:
+        raise ConfigError("--endpoint-target-ports", "expected with --endpoint-selector: the ports its Pods serve on")
+    wanted: Named | Labelled | Selected = Named(tuple(settings.pool_name))
+    if settings.pool_selector:
+        wanted = Labelled(settings.pool_selector)
+    elif settings.endpoint_selector:
+        name = settings.pool_name[0] if settings.pool_name else "default"
+        wanted = Selected(name, settings.endpoint_selector, tuple(settings.endpoint_target_ports))
+    return KubePools(wanted, settings.pool_namespace, ApiServer(), shared.metrics, shared.random)
+
+
+async def _tell_health(doors: Sequence[Door], served: Sequence[Served]) -> None:
+    """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
+    while True:
+        ready = all(one.pool.ready for one in served)
+        for door in doors:
+            door.set_ready(ready)
+        await asyncio.sleep(0.1)
+
+
 def _ports(states: Sequence[PoolState], given: Sequence[int]) -> list[int]:
-    """The ext_proc port of each pool: as given, in order; else its endpointPickerRef's; else the usual one."""
+    """The ext_proc port of each pool: as given, in order; else its endpointPickerRef's; else the usual one.
+
+    In a cluster the endpointPickerRef's port is a Service's, unknown at the start and not ours: there the usual one.
+    """
     ports = [*given[: len(states)], *(state.grpc_port or protocol.GRPC_PORT for state in states[len(given) :])]
     if len(given) > len(states):
         raise ConfigError("--grpc-port", f"given {len(given)} times for {len(states)} pools")

@@ -57,11 +57,19 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
 @click.option(
     "--endpoints",
     multiple=True,
-    required=True,
     type=_PATH,
-    help="Endpoints list, InferencePool, Pod, objective and rewrite YAML: a file or a directory; re-read on change.",
+    help="Pools from files: endpoints list, InferencePool, Pod, objective, rewrite YAML; a directory too. Re-read on "
+    "change. Without it pools come from Kubernetes.",
 )
-@click.option("--pool-name", help="Serve only this pool of the files; name of the pool where they have none.")
+@click.option("--pool-name", multiple=True, help="The InferencePool to serve; may be repeated in Kubernetes.")
+@click.option("--pool-selector", help="Kubernetes: serve the InferencePools with these labels.")
+@click.option(
+    "--pool-namespace", envvar="NAMESPACE", default="default", show_default=True, help="Kubernetes: where to look."
+)
+@click.option("--endpoint-selector", help="Kubernetes without InferencePools: labels of the Pods to pick from.")
+@click.option(
+    "--endpoint-target-ports", multiple=True, type=_PORT, help="The ports those Pods serve on; may be repeated."
+)
 @_strategy_options
 @click.option(
     "--fallbacks",
@@ -116,7 +124,7 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True
 )
 def serve(**flags: Any) -> None:
-    """Run the endpoint picker on pools described in files."""
+    """Run the endpoint picker, on pools from files or from Kubernetes."""
     from epp.app import Settings, run
 
     flags["strategy"] = _one_of(flags["strategy"], flags["config"])
