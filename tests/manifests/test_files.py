@@ -12,6 +12,7 @@ import yaml
 import epp
 from epp import protocol
 from epp.loader import strategy_text
+from epp.render import render, values_of
 from epp.telemetry.table import FAMILIES
 from gateway.load import load
 from gateway.sidecar import sidecar
@@ -132,3 +133,20 @@ def test_the_image_has_every_dependency() -> None:
 
 def _pins(path: Path) -> list[str]:
     return re.findall(r"^([\w.-]+==\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_overlay_and_component_is_written_down_and_every_link_leads_somewhere() -> None:
+    page = ROOT / "docs" / "kubernetes.md"
+    text = page.read_text(encoding="utf-8")
+    shared = {"gateway", "envoy-gateway"}  # parts of overlays
+    names = [path.name for folder in ("overlays", "components") for path in (MANIFESTS / folder).iterdir()]
+    assert [name for name in names if f"`{name}`" not in text and name not in shared] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert links
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_values_that_are_shown_render() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("model:")]
+    assert "replicas: 4" in render(values_of(shown))
