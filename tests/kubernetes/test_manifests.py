@@ -1,0 +1,159 @@
+"""Each overlay, alone and with each component: kustomize renders it and a real API server admits it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.control_plane import ApiFailed, ControlPlane
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "manifests"
+
+GATEWAY = {"Gateway", "HTTPRoute"}
+LEAN = {*GATEWAY, "EnvoyExtensionPolicy", "BackendTrafficPolicy"}
+OVERLAYS: dict[str, set[str]] = {
+    "agentgateway": GATEWAY,
+    "envoy-ai-gateway": GATEWAY,
+    "envoy-gateway": LEAN,
+    "gke": {*GATEWAY, "HealthCheckPolicy", "GCPBackendPolicy"},
+    "istio": {*GATEWAY, "DestinationRule"},
+    "kind": {*LEAN, "GatewayClass", "EnvoyProxy"},
+    "kind-standalone": set(),
+    "standalone": set(),
+    "vllm-gpu": LEAN,
+}
+"""The kinds of each that this API server does not know, so that nothing is said of them here."""
+COMPONENTS: dict[str, set[str]] = {
+    "autoscaling": {"ScaledObject"},
+    "ha": set(),
+    "monitoring": {"ServiceMonitor"},
+    "tls": {"Issuer", "Certificate"},
+}
+"""What may be added to every overlay, with what it adds to those kinds. `tls` not where ext_proc is plaintext."""
+PLAINTEXT = {"envoy-gateway", "kind", "kind-standalone", "standalone", "vllm-gpu"}
+ADDED = [
+    (overlay, added)
+    for overlay in OVERLAYS
+    for added in [(), *((each,) for each in COMPONENTS), tuple(COMPONENTS)]
+    if "tls" not in added or overlay not in PLAINTEXT
+]
+
+
+@pytest.fixture(scope="module")
+def restricted(plane: ControlPlane) -> str:
+    """A namespace that takes no pod but of the Pod Security Standard `restricted`."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "manifests", "labels": labels}})
+    return "manifests"
+
+
+def build(plane: ControlPlane, folder: Path, overlay: str, components: tuple[str, ...] = ()) -> str:
+    """The overlay with components in the namespace of `restricted`, as a user's own kustomization has them."""
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": "manifests",
+        "resources": [os.path.relpath(MANIFESTS / "overlays" / overlay, folder.resolve())],
+        "components": [os.path.relpath(MANIFESTS / "components" / each, folder.resolve()) for each in components],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    return plane.kubectl("kustomize", str(folder))
+
+
+def documents(text: str) -> list[Any]:
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.fixture(scope="module")
+def served(plane: ControlPlane) -> set[tuple[str, str]]:
+    """(apiVersion, kind) of everything the API server knows."""
+    lines = plane.kubectl("api-resources", "--no-headers").splitlines()
+    return {(line.split()[-3], line.split()[-1]) for line in lines}
+
+
+def admit(plane: ControlPlane, text: str, known: set[tuple[str, str]]) -> set[str]:
+    """Have all of it admitted, nothing kept. The kinds in it that are not known."""
+    found = documents(text)
+    mine = [each for each in found if (each["apiVersion"], each["kind"]) in known]
+    arguments = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    answer = plane.kubectl(*arguments, stdin=yaml.safe_dump_all(mine))
+    assert len(answer.splitlines()) == len(mine), answer
+    return {each["kind"] for each in found if each not in mine}
+
+
+def test_every_overlay_and_component_is_tested() -> None:
+    assert {path.name for path in (MANIFESTS / "overlays").iterdir()} == OVERLAYS.keys()
+    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "vllm"}
+    assert {path.name for path in (MANIFESTS / "components").iterdir()} == COMPONENTS.keys() | parts
+
+
+@pytest.mark.usefixtures("restricted")
+@pytest.mark.parametrize(("overlay", "added"), ADDED, ids=["+".join((overlay, *added)) for overlay, added in ADDED])
+def test_it_is_admitted(
+    plane: ControlPlane, served: set[tuple[str, str]], tmp_path: Path, overlay: str, added: tuple[str, ...]
+) -> None:
+    text = build(plane, tmp_path, overlay, added)
+    assert "of-the-overlay" not in text
+    unknown = set.union(OVERLAYS[overlay], *(COMPONENTS[each] for each in added))
+    assert admit(plane, text, served) == unknown
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str, tmp_path: Path, overlay: str) -> None:
+    found = documents(build(plane, tmp_path, overlay, ("ha", "monitoring")))
+    policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
+    pods = [each["spec"]["template"] for each in found if each["kind"] == "Deployment"]
+    assert pods
+    for pod in pods:
+        body = {"metadata": {"name": "pod", **pod["metadata"]}, "spec": pod["spec"]}
+        plane.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All", body)
+        (fence,) = [each for each in policies if each["podSelector"]["matchLabels"] == pod["metadata"]["labels"]]
+        every = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+        ports = {port["containerPort"] for each in every for port in each["ports"]}
+        let_in = {port["port"] for rule in fence["ingress"] for port in rule["ports"]}
+        assert let_in
+        assert let_in <= ports
+
+
+@pytest.mark.parametrize("overlay", sorted(PLAINTEXT))
+def test_a_certificate_for_plaintext_is_refused(plane: ControlPlane, tmp_path: Path, overlay: str) -> None:
+    with pytest.raises(ApiFailed, match="test"):
+        build(plane, tmp_path, overlay, ("tls",))
+
+
+def test_accounts_may_do_what_they_need_and_nothing_else(plane: ControlPlane, restricted: str, tmp_path: Path) -> None:
+    found = documents(build(plane, tmp_path, "istio", ("monitoring",)))
+    kinds = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount")
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(each for each in found if each["kind"] in kinds))
+
+    def may(account: str, verb: str, what: str, namespace: str = restricted) -> bool:
+        try:
+            who = f"system:serviceaccount:{restricted}:{account}"
+            return plane.kubectl("auth", "can-i", verb, what, "-n", namespace, "--as", who).strip() == "yes"
+        except ApiFailed:  # how `can-i` says no
+            return False
+
+    pools, objectives = "inferencepools.inference.networking.k8s.io", "inferenceobjectives.llm-d.ai"
+    assert all(may("warmpath", "watch", each) for each in ("pods", pools, objectives))
+    assert may("warmpath", "create", "tokenreviews.authentication.k8s.io")
+    assert may("warmpath", "create", "subjectaccessreviews.authorization.k8s.io")
+    assert may("warmpath-metrics-reader", "get", "/metrics")
+    assert not may("warmpath", "watch", "pods", "default")
+    assert not any(may("warmpath", "delete", each) for each in ("pods", pools))
+    assert not any(may("warmpath", "get", each) for each in ("secrets", "configmaps", "/metrics"))
+    assert not any(may("warmpath-metrics-reader", "get", each) for each in ("pods", "secrets", pools))
+
+
+def test_every_subject_is_in_the_namespace_of_the_overlay(plane: ControlPlane, tmp_path: Path) -> None:
+    found = documents(build(plane, tmp_path, "istio", ("monitoring",)))
+    subjects = [subject for each in found for subject in each.get("subjects", ())]
+    assert {each["namespace"] for each in subjects} == {"manifests"}
+    assert len(subjects) == 3
+
+
+def test_what_render_starts_from_is_up_to_date(plane: ControlPlane) -> None:
+    made = plane.kubectl("kustomize", str(MANIFESTS / "overlays" / "vllm-gpu"))
+    assert (ROOT / "epp" / "stack.yaml").read_text(encoding="utf-8") == made, "expected as `hack/manifests` makes it"

