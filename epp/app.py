@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+import grpc
 import uvloop
 
 from epp import protocol
@@ -21,6 +22,7 @@ from epp.describe import describe
 from epp.errors import ConfigError
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
+from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
 from epp.loader import Pipeline, load_strategy
 from epp.memory import keep_freed, rarely_collect
@@ -60,6 +62,10 @@ class Settings:
     endpoint_target_ports: Sequence[int] = ()
     fallbacks: int = 0
     host: str = "127.0.0.1"
+    secure_serving: bool | None = None
+    """TLS on the ext_proc ports; None: in Kubernetes, as the reference picker does, not with files."""
+    cert_path: Path | None = None
+    """Directory of tls.crt and tls.key; None: self-signed."""
     grpc_port: Sequence[int] = ()
     grpc_health_port: int = protocol.HEALTH_PORT
     metrics_port: int = protocol.METRICS_PORT
@@ -84,6 +90,7 @@ class Shared:
         self.metrics = Metrics(self.clock)
         self.decisions = Decisions()
         self.audit = _audit(settings.audit_log, self.metrics)
+        self.credentials = _credentials(settings, self.metrics)
         self.tokens = TokenRatio()
 
 
@@ -160,6 +167,15 @@ class Served:
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
+
+
+def _credentials(settings: Settings, metrics: Metrics) -> grpc.ServerCredentials | None:
+    secure = not settings.endpoints if settings.secure_serving is None else settings.secure_serving
+    if settings.cert_path is not None:
+        if not secure:
+            raise ConfigError("--cert-path", "expected with --secure-serving=true only")
+        return from_directory(settings.cert_path, metrics)
+    return self_signed() if secure else None
 
 
 def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
@@ -256,9 +272,7 @@ def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     """The pools of files where there are any, else those of Kubernetes."""
     if settings.endpoints:
         if len(settings.pool_name) > 1:
-            raise ConfigError(
-                "--pool-name", f"given {len(settings.pool_name)} times; files are served whole, or one of them"
-            )
+            raise ConfigError("--pool-name", "given several times; of files all pools are served, or one")
         name = settings.pool_name[0] if settings.pool_name else None
         return StaticPools(settings.endpoints, name, shared.metrics, shared.random)
     given = [bool(settings.pool_name), bool(settings.pool_selector), bool(settings.endpoint_selector)]
@@ -310,6 +324,7 @@ def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Do
         shared.metrics,
         DoorSettings(
             listen=(f"{settings.host}:{one.port}",),
+            credentials=shared.credentials,
             health=(f"{settings.host}:{settings.grpc_health_port}",) if first else (),
             deadline=settings.decision_deadline,
             max_body=settings.max_body,

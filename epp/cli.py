@@ -1,4 +1,4 @@
-"""`warmpath`: up · serve · check. Flags to settings, nothing else."""
+"""`warmpath`: up · serve · check · render. Flags to settings, nothing else."""
 
 import asyncio
 import signal
@@ -77,6 +77,14 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     show_default=True,
     type=click.IntRange(0),
     help="Endpoints to name beside the first, for retries.",
+)
+@click.option(
+    "--secure-serving", type=bool, help="TLS on the ext_proc port: true or false. [default: true in Kubernetes]"
+)
+@click.option(
+    "--cert-path",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory of tls.crt and tls.key, followed as they change. [default: self-signed]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
 @click.option(
@@ -159,6 +167,19 @@ def check(file: Path | None, strategy: str | None) -> None:
 
 
 @warmpath.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def render(file: Path) -> None:
+    """Print the manifests of a whole stack from five values: model, replicas, strategy, l1Size, l2Backend."""
+    from epp.render import render_file
+
+    try:
+        click.echo(render_file(file))
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+
+
+@warmpath.command()
 @click.option("--once", is_flag=True, help="Send a built-in workload with round-robin and with the strategy; compare.")
 @click.option("--load", is_flag=True, help="Keep sending the built-in workload while the table is shown.")
 @click.option("--pods", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM pods.")
@@ -184,8 +205,11 @@ def up(**flags: Any) -> None:
 
 
 def main() -> None:
-    """Entry point of the `warmpath` command."""
-    warmpath(prog_name="warmpath")
+    """Entry point of the `warmpath` command. Flags alone mean `serve`: charts of other pickers pass nothing else."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
+        arguments = ["serve", *arguments]
+    warmpath(arguments, prog_name="warmpath")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ class Settings:
 
     listen: tuple[str, ...] = (f"127.0.0.1:{protocol.GRPC_PORT}",)
     """Addresses for ext_proc (`host:port`, port 0 = any); health answers there too."""
+    credentials: grpc.ServerCredentials | None = None
+    """TLS on `listen`; None = plaintext. Health's own port is always plaintext, as probes expect."""
     health: tuple[str, ...] = (f"127.0.0.1:{protocol.HEALTH_PORT}",)
     deadline: float = 10.0
     """Longest a complete request may wait for a decision: Envoy has no timer of its own in full duplex."""
@@ -93,8 +95,9 @@ class Door:
         ext_proc = grpc.method_handlers_generic_handler(protocol.EXT_PROC_SERVICE, {"Process": process})
         self._server.add_generic_rpc_handlers((ext_proc, health))
         self._health_server.add_generic_rpc_handlers((health,))
-        self.ports = [_bind(self._server, address, "listen") for address in self._settings.listen]
-        self.health_ports = [_bind(self._health_server, address, "health") for address in self._settings.health]
+        tls = self._settings.credentials
+        self.ports = [_bind(self._server, address, "listen", tls) for address in self._settings.listen]
+        self.health_ports = [_bind(self._health_server, address, "health", None) for address in self._settings.health]
         await self._server.start()
         await self._health_server.start()
 
@@ -226,9 +229,9 @@ def _log_bug(what: str, bug: Exception) -> None:
     log.error("%s: %s\n%s", what, type(bug).__qualname__, "".join(traceback.format_tb(bug.__traceback__)))
 
 
-def _bind(server: aio.Server, address: str, setting: str) -> int:
+def _bind(server: aio.Server, address: str, setting: str, tls: grpc.ServerCredentials | None) -> int:
     try:
-        return server.add_insecure_port(address)
+        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     except RuntimeError as error:
         raise ConfigError(setting, f"cannot listen on {address}: is the port in use?") from error
 

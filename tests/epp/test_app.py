@@ -178,3 +178,24 @@ async def test_a_drain_has_an_end(settings: Settings, tmp_path: Path) -> None:
         assert "10.0.0.1:8000" in await stream.said()
         process.process.terminate()
         assert await process.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "which pools? expected one of --endpoints (files), --pool-name"),
+        ({"pool_name": ("a",), "pool_selector": "x=y"}, "which pools?"),
+        ({"endpoint_selector": "app=x"}, "--endpoint-target-ports: expected with --endpoint-selector"),
+    ],
+)
+async def test_what_to_serve_must_be_said_once(changes: dict[str, Any], told: str) -> None:
+    assert told in await refusal(Settings(grpc_health_port=0, metrics_port=0, **changes))
+
+
+async def test_a_certificate_needs_tls(settings: Settings, tmp_path: Path) -> None:
+    told = await refusal(replace(settings, cert_path=tmp_path))
+    assert told == "--cert-path: expected with --secure-serving=true only"
+
+
+async def test_of_files_one_pool_or_all(settings: Settings) -> None:
+    assert "--pool-name: given several times" in await refusal(replace(settings, pool_name=("one", "two")))

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 import epp.app
@@ -19,6 +20,9 @@ schedulingProfiles:
 - name: default
   plugins: [{pluginRef: queue-scorer, weight: 2}, {pluginRef: max-score-picker}]
 """
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def call(*arguments: object) -> Result:
@@ -165,10 +169,6 @@ def test_a_wrong_flag_is_told_with_status_2(
     assert settings == []
 
 
-def test_serve_needs_endpoints(settings: list[epp.app.Settings]) -> None:
-    assert "Missing option '--endpoints'" in call("serve").stderr
-
-
 def test_a_wrong_configuration_is_one_sentence(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(settings: Any) -> int:
         raise ConfigError("plugins[0].type", "no such thing")
@@ -203,3 +203,13 @@ def test_what_ends_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laptop.up, "run", run)
     told = call("up")
     assert (told.exit_code, told.stderr) == (1, "Error: no Envoy found\n")
+
+
+@pytest.mark.parametrize("overlay", ["deployment"])
+def test_the_flags_of_the_shipped_deployment_are_ours(overlay: str) -> None:
+    [deployment] = yaml.safe_load_all((ROOT / "manifests" / "base" / f"{overlay}.yaml").read_text())
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    command, *flags = container["args"]
+    given = {flag.partition("=")[0] for flag in flags} | {"--cert-path", "--endpoint-selector", "--fallbacks"}
+    options = {name for option in epp.cli.warmpath.commands[command].params for name in option.opts}
+    assert given <= options

@@ -1,0 +1,68 @@
+import asyncio
+import os
+import ssl
+from pathlib import Path
+
+import pytest
+
+from epp.errors import ConfigError
+from epp.extproc.server import Settings
+from epp.extproc.tls import Pair, from_directory, make_pair, read_pair, self_signed
+from epp.telemetry.metrics import Metrics
+from tests.support.ext_proc_door import LOOPBACK, Route, door
+
+
+def write(directory: Path, pair: Pair) -> None:
+    for name, content in zip(("tls.key", "tls.crt"), pair, strict=True):
+        (directory / f"{name}.new").write_bytes(content)
+        os.replace(directory / f"{name}.new", directory / name)
+
+
+async def seen(port: int) -> str:
+    """The certificate a client gets, PEM; checks that HTTP/2 is agreed upon."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    async with asyncio.timeout(10):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    connection = writer.get_extra_info("ssl_object")
+    assert connection.selected_alpn_protocol() == "h2"
+    certificate = ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True))
+    writer.close()
+    return certificate
+
+
+async def test_self_signed_is_enough_for_a_gateway() -> None:
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=self_signed())
+    async with door(Route(), settings) as served:
+        assert "BEGIN CERTIFICATE" in await seen(served.ports[0])
+
+
+async def test_a_renewed_certificate_is_used_and_a_bad_one_refused(tmp_path: Path) -> None:
+    first, second = make_pair(), make_pair()
+    write(tmp_path, first)
+    metrics = Metrics()
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=from_directory(tmp_path, metrics))
+    async with door(Route(), settings) as served:
+        [port] = served.ports
+        assert await seen(port) == first[1].decode()
+        write(tmp_path, second)
+        assert await seen(port) == second[1].decode()
+        write(tmp_path, (first[0], second[1]))
+        assert await seen(port) == second[1].decode()
+    assert dict(metrics.rows("warmpath_degraded_total")) == {("certificate-refused",): 1}
+
+
+def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*tls\.key: No such file"):
+        read_pair(tmp_path)
+    key, certificate = make_pair()
+    for pair, told in (
+        ((b"x", certificate), "expected a PEM private key without a password"),
+        ((key, b"x"), "expected PEM certificates"),
+        ((make_pair()[0], certificate), "tls.key is not the key of the certificate in tls.crt"),
+    ):
+        write(tmp_path, pair)
+        with pytest.raises(ConfigError, match=told):
+            read_pair(tmp_path)
