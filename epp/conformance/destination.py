@@ -3,7 +3,14 @@
 from epp import protocol
 from epp.conformance import wire
 from epp.conformance.case import ENVOY_API, PROTOCOL, REFERENCE, Group
-from epp.conformance.replies import check_addresses, check_within, destination_metadata, set_headers, text
+from epp.conformance.replies import (
+    check_addresses,
+    check_within,
+    destination_metadata,
+    destination_option,
+    set_headers,
+    text,
+)  # fmt: skip
 from epp.conformance.talk import routed, talk
 from epp.conformance.target import Target
 from epp.conformance.verdict import require
@@ -51,9 +58,9 @@ async def pool(target: Target) -> None:
 async def raw_value(target: Target) -> None:
     """A chat completion. Envoy refuses a header with both; the shim reads raw_value alone."""
     forwarded = await routed(target, wire.chat(target.options.model))
-    for option in set_headers(forwarded.common)[protocol.DESTINATION]:
-        require(bool(option.header.raw_value), "raw_value", "value")
-        require(not option.header.value, "raw_value alone", "both")
+    header = destination_option(forwarded.common).header
+    require(bool(header.raw_value), "raw_value", "value")
+    require(not header.value, "raw_value alone", "both")
 
 
 @GROUP.case("SHOULD", "the route is chosen anew: clear_route_cache", REFERENCE)
@@ -70,7 +77,7 @@ async def forged(target: Target) -> None:
         await one.ask(body, headers={**one.headers(length=len(body)), protocol.DESTINATION: FORGED})
         forwarded = await one.forwarded()
     require(FORGED not in forwarded.destination, "the EPP's own choice", forwarded.destination)
-    action = set_headers(forwarded.common)[protocol.DESTINATION][0].append_action
+    action = destination_option(forwarded.common).append_action
     gone = protocol.DESTINATION in {name.lower() for name in forwarded.common.header_mutation.remove_headers}
     require(action == OVERWRITE or gone, "OVERWRITE_IF_EXISTS_OR_ADD", f"append_action {action}")
 

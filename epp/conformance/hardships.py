@@ -1,6 +1,7 @@
 """Group 8: clients that leave, come all at once or send what they should not. Last: some EPPs die of it."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 from epp.conformance import wire
 from epp.conformance.case import ENVOY_API, Group
@@ -60,22 +61,31 @@ async def abandoned(target: Target) -> None:
 @GROUP.case("MUST", f"{CROWD} streams at once are all routed", f"{ENVOY_API}: a stream for each request")
 async def crowd(target: Target) -> None:
     """All headers first, then all bodies, on one connection."""
-    gate = asyncio.Barrier(CROWD)
+    bodies = [wire.chat(target.options.model, f"Number {number}.") for number in range(CROWD)]
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(talk(target)) for _ in bodies]
+        opened = []
 
-    async def one_of_many(number: int) -> str:
-        body = wire.chat(target.options.model, f"Number {number}.")
-        async with talk(target) as one:
+        async def opens(one: Talk, body: bytes) -> None:
             await one.send(wire.request_headers(one.headers(length=len(body))))
-            await gate.wait()
-            await one.send_body([body])
-            try:
-                await one.forwarded()
-            except Failed as failed:
-                return str(failed)
-            return ""
+            opened.append(one)
 
-    troubles = [trouble for trouble in await asyncio.gather(*map(one_of_many, range(CROWD))) if trouble]
+        try:
+            async with asyncio.timeout(target.options.patience):
+                await asyncio.gather(*map(opens, streams, bodies))
+        except TimeoutError:
+            raise Failed(f"{CROWD} streams open at once", f"{len(opened)}") from None
+        await asyncio.gather(*(one.send_body([body]) for one, body in zip(streams, bodies, strict=True)))
+        troubles = [trouble for trouble in await asyncio.gather(*map(_trouble, streams)) if trouble]
     require(not troubles, f"all {CROWD} routed", f"{len(troubles)} not: {troubles[:1]}")
+
+
+async def _trouble(one: Talk) -> str:
+    try:
+        await one.forwarded()
+    except Failed as failed:
+        return str(failed)
+    return ""
 
 
 @GROUP.case("MUST", "header bytes that are not UTF-8 do no harm", f"{ENVOY_API}, HeaderValue.raw_value: bytes")

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from google.protobuf.message import DecodeError
+
 from epp import protocol
 from epp.conformance.target import host_and_port
 from epp.conformance.verdict import Failed, require
@@ -52,6 +54,14 @@ class Forwarded:
         return f"the request routed to {self.destination}"
 
 
+def decoded(data: bytes) -> Reply:
+    """Raises Failed for what is no reply at all."""
+    try:
+        return Reply.FromString(data)
+    except DecodeError:
+        raise Failed("a ProcessingResponse", f"bytes that are none: {quoted(data)}") from None
+
+
 def kind(reply: Reply) -> str:
     """In words, for a report."""
     which = reply.WhichOneof("response")
@@ -81,11 +91,18 @@ def set_headers(common: pb.CommonResponse) -> dict[str, list[pb.HeaderValueOptio
     return found
 
 
-def destination_header(common: pb.CommonResponse) -> str:
+def destination_option(common: pb.CommonResponse) -> pb.HeaderValueOption:
+    """What sets the destination header. Raises Failed unless there is one such."""
     options = set_headers(common).get(protocol.DESTINATION, [])
     require(bool(options), f"the header {protocol.DESTINATION}", "a reply without it")
     require(len(options) == 1, f"{protocol.DESTINATION} set once", f"{len(options)} times")
-    value = text(options[0].header.raw_value or options[0].header.value)
+    return options[0]
+
+
+def destination_header(common: pb.CommonResponse) -> str:
+    """Its value. Raises Failed where there is none."""
+    header = destination_option(common).header
+    value = text(header.raw_value or header.value)
     require(bool(value), f"a value in {protocol.DESTINATION}", "an empty one")
     return value
 

@@ -48,13 +48,14 @@ async def run(
     results = []
     async with reach(options) as target:
         for case in cases:
-            result = await _one(case, target)
+            result = await outcome(case, target)
             results.append(result)
             seen(result)
     return results
 
 
-async def _one(case: Case, target: Target) -> Result:
+async def outcome(case: Case, target: Target) -> Result:
+    """One case's result; never raises for what the target does."""
     limit = LIMIT * target.options.patience
     try:
         async with asyncio.timeout(limit):

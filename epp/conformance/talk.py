@@ -11,7 +11,7 @@ from grpc import aio
 
 from epp import protocol
 from epp.conformance import wire
-from epp.conformance.replies import Forwarded, Refused, Reply, kind, refused, streamed
+from epp.conformance.replies import Forwarded, Refused, Reply, decoded, kind, refused, streamed
 from epp.conformance.target import Target
 from epp.conformance.verdict import Failed, Skipped
 from epp.extproc.proto import ext_proc_pb2 as pb
@@ -74,7 +74,7 @@ class Talk:
         data = await self._next(expected, self.target.options.patience)
         if data is None:
             raise Failed(expected, await self._how_it_ended())
-        return Reply.FromString(data)
+        return decoded(data)
 
     async def silence(self, instead_of: str) -> None:
         """Nothing may come for a while. `instead_of`: what is waited for before anything may."""
@@ -82,14 +82,14 @@ class Talk:
             data = await self._next(instead_of, self.target.options.quiet)
         except Failed:
             return
-        raise Failed(instead_of, await self._how_it_ended() if data is None else kind(Reply.FromString(data)))
+        raise Failed(instead_of, await self._how_it_ended() if data is None else kind(decoded(data)))
 
     async def end(self) -> None:
         """The EPP ends the stream, without an error and without another word."""
         expected = "the end of the stream"
         data = await self._next(expected, self.target.options.patience)
         if data is not None:
-            raise Failed(expected, kind(Reply.FromString(data)))
+            raise Failed(expected, kind(decoded(data)))
         if await self._call.code() is not grpc.StatusCode.OK:
             raise Failed(f"{expected} with status OK", await self._how_it_ended())
 
@@ -148,18 +148,15 @@ class Talk:
             return refused(first)
         if first.WhichOneof("response") != "request_headers":
             raise Failed("a reply to the request's headers before any other", kind(first))
-        forwarded = Forwarded(first)
-        if body:
-            await self.read_body(forwarded)
-        return forwarded
-
-    async def read_body(self, forwarded: Forwarded) -> None:
-        """Its chunks, to the one that ends it."""
-        end = False
+        forwarded, end = Forwarded(first), not body
         while not end:
-            piece = streamed(await self.reply("the rest of the request's body"), "request_body")
+            reply = await self.reply("the rest of the request's body")
+            if reply.WhichOneof("response") == "immediate_response":
+                return refused(reply)
+            piece = streamed(reply, "request_body")
             forwarded.chunks.append(piece.body)
             end = piece.end_of_stream
+        return forwarded
 
     async def forwarded(self, *, body: bool = True) -> Forwarded:
         """The same where nothing else will do."""
@@ -179,7 +176,7 @@ class Talk:
             if await self._call.code() is grpc.StatusCode.OK:
                 raise Skipped("this EPP ends its stream after the request, so gateways show it no answer")
             raise Failed(expected, await self._how_it_ended())
-        reply = Reply.FromString(data)
+        reply = decoded(data)
         if reply.WhichOneof("response") != "response_headers":
             raise Failed(expected, kind(reply))
         return reply

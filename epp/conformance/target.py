@@ -85,14 +85,15 @@ async def reach(options: Options) -> AsyncIterator[Target]:
         if options.tls:
             host, _, port = address.rpartition(":")
             address = f"127.0.0.1:{await stack.enter_async_context(relay(host.strip('[]'), int(port)))}"
+        async with _channel(address, options.target) as probe:
+            try:
+                async with asyncio.timeout(options.patience):
+                    await probe.channel_ready()
+            except TimeoutError:
+                raise Unreachable(_nobody(options)) from None
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         target = Target(options, address, tasks)
         await stack.enter_async_context(target.channel)
-        try:
-            async with asyncio.timeout(options.patience):
-                await target.channel.channel_ready()
-        except TimeoutError:
-            raise Unreachable(_nobody(options)) from None
         yield target
 
 
