@@ -3,7 +3,7 @@
 Sources: llm-d-router `file-discovery` for endpoints files; see `pool.objects` for Kubernetes'.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -22,7 +22,11 @@ from epp.pool.objects import (
     PoolSpec,
     Strict,
     endpoints_of_pod,
+    preferred,
+    priorities_of,
+    refers,
     rewrites_of,
+    state_of,
 )
 from epp.pool.store import PoolState, address_of
 from epp.pool.yamlfiles import Document
@@ -100,8 +104,8 @@ def _flag_pool(found: dict[str, Found], name: str) -> PoolState:
     return PoolState(
         name=name,
         endpoints=tuple(endpoint for _, endpoint, _ in endpoints),
-        objectives=_objectives(each for _, each in found["InferenceObjective"]),
-        rewrites=rewrites_of(each for _, each in found["InferenceModelRewrite"]),
+        objectives=priorities_of(_preferred(found["InferenceObjective"])),
+        rewrites=rewrites_of(_preferred(found["InferenceModelRewrite"])),
     )
 
 
@@ -117,22 +121,15 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
         if _selects(spec, meta, pod.metadata.labels or {}, pod.metadata.namespace):
             endpoints += [(where.where, each, meta.namespace) for each in _pod_endpoints(where, pod, ports)]
     _check_endpoints(endpoints)
-    return PoolState(
-        name=meta.name,
-        namespace=meta.namespace,
-        endpoints=tuple(endpoint for _, endpoint, _ in endpoints),
-        objectives=_objectives(each for _, each in found["InferenceObjective"] if _refers(each, meta)),
-        rewrites=rewrites_of(each for _, each in found["InferenceModelRewrite"] if _refers(each, meta)),
-        grpc_port=_grpc_port(document, spec),
-    )
-
-
-def _grpc_port(document: Document, spec: PoolSpec) -> int | None:
-    if (picker := spec.endpoint_picker_ref) is None:
-        return None
-    if picker.port is None and picker.kind == "Service":
+    picker = spec.endpoint_picker_ref
+    if picker is not None and picker.port is None and picker.kind == "Service":
         raise document.error("spec.endpointPickerRef.port", "missing; expected `number: 1..65535` for a Service")
-    return picker.port.number if picker.port is not None else None
+    return state_of(
+        pool,
+        (endpoint for _, endpoint, _ in endpoints),
+        _preferred(found["InferenceObjective"]),
+        _preferred(found["InferenceModelRewrite"]),
+    )
 
 
 def _entries(document: Document, file: EndpointsFile) -> list[tuple[str, Endpoint, str]]:
@@ -164,12 +161,8 @@ def _selects(spec: PoolSpec, pool: Metadata, labels: Mapping[str, str], namespac
     return namespace == pool.namespace and spec.selector.match_labels.items() <= labels.items()
 
 
-def _refers(each: InferenceObjective | InferenceModelRewrite, pool: Metadata) -> bool:
-    return each.spec.pool_ref.name == pool.name and each.metadata.namespace == pool.namespace
-
-
-def _objectives(objects: Iterable[InferenceObjective]) -> dict[str, int]:
-    return {each.metadata.name: each.spec.priority or 0 for each in objects}
+def _preferred(found: Found) -> list[Any]:
+    return preferred((document.group, each) for document, each in found)
 
 
 def _check_endpoints(endpoints: list[tuple[str, Endpoint, str]]) -> None:
@@ -193,7 +186,7 @@ def _check_unique(pools: Found) -> None:
 def _check_references(found: dict[str, Found]) -> None:
     pools = [pool for _, pool in found["InferencePool"]]
     for document, each in (*found["InferenceObjective"], *found["InferenceModelRewrite"]):
-        if not any(_refers(each, pool.metadata) for pool in pools):
+        if not any(refers(each, pool.metadata) for pool in pools):
             what = f"spec.poolRef.name {each.spec.pool_ref.name!r} in namespace {each.metadata.namespace!r}"
             raise _no_such_pool(document.where, what, [pool.metadata.name for pool in pools])
     for document, file in found["endpoints"]:

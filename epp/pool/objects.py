@@ -6,14 +6,14 @@ Sources: GIE `api/v1` (InferencePool), `apix/v1alpha2` (InferenceObjective, Infe
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from epp import protocol
 from epp.pool.endpoint import Endpoint
-from epp.pool.store import Rewrite, Target, address_of
+from epp.pool.store import PoolState, Rewrite, Target, address_of
 
 ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Pod annotation: which of the pool's target ports this pod serves, separated by commas."""
@@ -112,6 +112,9 @@ class InferenceModelRewrite(Open, frozen=True):
     spec: RewriteSpec
 
 
+Named = TypeVar("Named", InferenceObjective, InferenceModelRewrite)
+
+
 class Condition(Open, frozen=True):
     type: str
     status: str
@@ -153,7 +156,7 @@ def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
 def rewrites_of(objects: Iterable[InferenceModelRewrite]) -> tuple[Rewrite, ...]:
     """The rules of several InferenceModelRewrites in order of precedence: oldest object first, then rule order."""
     rules = []
-    for each in sorted(objects, key=lambda each: _age(each.metadata)):
+    for each in sorted(objects, key=lambda each: created(each.metadata)):
         for rule in each.spec.rules:
             targets = tuple(Target(target.model_rewrite, target.weight) for target in rule.targets)
             models = tuple(match.model.value for match in rule.matches if match.model is not None)
@@ -164,16 +167,55 @@ def rewrites_of(objects: Iterable[InferenceModelRewrite]) -> tuple[Rewrite, ...]
     return tuple(rules)
 
 
+def preferred(objects: Iterable[tuple[str, Named]]) -> list[Named]:
+    """(API group, object) to one object for each namespace and name: of two groups, llm-d's own wins."""
+    found: dict[tuple[str, str], tuple[int, Named]] = {}
+    for group, each in objects:
+        key, rank = (each.metadata.namespace, each.metadata.name), protocol.OBJECTIVE_GROUPS.index(group)
+        if key not in found or rank <= found[key][0]:
+            found[key] = rank, each
+    return [each for _, each in found.values()]
+
+
+def state_of(
+    pool: InferencePool,
+    endpoints: Iterable[Endpoint],
+    objectives: Iterable[InferenceObjective],
+    rewrites: Iterable[InferenceModelRewrite],
+) -> PoolState:
+    """What these objects say of the pool; objectives and rewrites of other pools are left out."""
+    meta, picker = pool.metadata, pool.spec.endpoint_picker_ref
+    return PoolState(
+        name=meta.name,
+        namespace=meta.namespace,
+        endpoints=tuple(endpoints),
+        objectives=priorities_of(each for each in objectives if refers(each, meta)),
+        rewrites=rewrites_of(each for each in rewrites if refers(each, meta)),
+        grpc_port=picker.port.number if picker is not None and picker.port is not None else None,
+    )
+
+
+def refers(each: InferenceObjective | InferenceModelRewrite, pool: Metadata) -> bool:
+    """Whether it names this pool, which must be in its namespace."""
+    return each.spec.pool_ref.name == pool.name and each.metadata.namespace == pool.namespace
+
+
+def priorities_of(objects: Iterable[InferenceObjective]) -> dict[str, int]:
+    """Name -> priority of each; one that names none has 0."""
+    return {each.metadata.name: each.spec.priority or 0 for each in objects}
+
+
+def created(meta: Metadata) -> str:
+    """When the object came to be, as text that sorts; empty if it does not say."""
+    at = meta.creation_timestamp
+    # YAML reads an unquoted time as one; in JSON and in quotes it is RFC 3339 text, which sorts by itself.
+    if isinstance(at, datetime):
+        at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return str(at or "")
+
+
 def _active_ports(annotations: Mapping[str, str]) -> set[int] | None:
     for name in ACTIVE_PORTS:
         if (value := annotations.get(name)) is not None:
             return {int(port) for port in value.split(",") if port.strip()}
     return None
-
-
-def _age(meta: Metadata) -> str:
-    created = meta.creation_timestamp
-    # YAML reads an unquoted time as one; in JSON and in quotes it is RFC 3339 text, which sorts by itself.
-    if isinstance(created, datetime):
-        created = created.replace(tzinfo=created.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return str(created or "")

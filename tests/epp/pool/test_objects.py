@@ -4,7 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.pool.objects import InferenceModelRewrite, Metadata, Pod, endpoints_of_pod, rewrites_of
+from epp.pool.objects import InferenceModelRewrite, Metadata, Pod, endpoints_of_pod, preferred, rewrites_of
 from epp.pool.store import Rewrite, Target
 
 
@@ -91,3 +91,10 @@ def test_rewrites_hold_to_the_bounds_of_their_definition(spec: dict[str, Any]) -
 
 def test_metadata_has_the_namespace_kubernetes_would_give() -> None:
     assert Metadata(name="x").namespace == "default"
+
+
+def test_of_an_object_in_both_groups_llm_ds_own_counts() -> None:
+    ours, theirs = rewrite("2026-01-01T00:00:00Z", rule("ours")), rewrite("2025-01-01T00:00:00Z", rule("theirs"))
+    old, new = ("inference.networking.x-k8s.io", theirs), ("llm-d.ai", ours)
+    assert preferred([old, new]) == preferred([new, old]) == [ours]
+    assert preferred([old]) == [theirs]

@@ -1,0 +1,333 @@
+"""Pools from Kubernetes: InferencePools, the Pods they select, and what is said of them, followed as they change.
+
+Sources: GIE `api/v1` (InferencePool), llm-d-router `apix/v1alpha2`. Each kind is watched in a thread of its own
+(`pool.watch`); the event loop only takes over states that were put together elsewhere.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from epp import protocol
+from epp.errors import ConfigError
+from epp.pool.apiserver import PODS, ApiError, Kind
+from epp.pool.endpoint import Endpoint
+from epp.pool.objects import (
+    InferenceModelRewrite,
+    InferenceObjective,
+    InferencePool,
+    Metadata,
+    Pod,
+    PoolSpec,
+    Selector,
+    TargetPort,
+    created,
+    endpoints_of_pod,
+    preferred,
+    state_of,
+)
+from epp.pool.store import Pool, PoolState
+from epp.pool.watch import Source, Watch
+from epp.telemetry.metrics import Metrics
+
+log = logging.getLogger("warmpath")
+
+T = TypeVar("T")
+
+POOLS: Final = Kind(protocol.POOL_GROUP, "v1", "inferencepools")
+OBJECTIVES: Final = tuple(Kind(group, "v1alpha2", "inferenceobjectives") for group in protocol.OBJECTIVE_GROUPS)
+REWRITES: Final = tuple(Kind(group, "v1alpha2", "inferencemodelrewrites") for group in protocol.OBJECTIVE_GROUPS)
+
+_QUIET: Final = 0.05
+"""Seconds after a change was applied until the next is: a thousand events become a few."""
+_END: Final = 2.0
+"""Seconds the threads have to end in."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """The InferencePools of these names, whether they exist yet or not."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The InferencePools a label selector matches at the start. One that loses the label counts as deleted."""
+
+    selector: str
+
+
+@dataclass(frozen=True)
+class Selected:
+    """No InferencePool: one pool of the Pods a label selector matches, with these target ports."""
+
+    name: str
+    selector: str
+    ports: tuple[int, ...]
+
+
+class KubePools:
+    """The pools of one namespace. Which pools there are is fixed at the start.
+
+    A pool is `ready` from when its InferencePool, its Pods and everything said of it were seen, until its InferencePool
+    is deleted. While the API server is away pools stay as they were (`metrics.degraded("kubernetes-away")`, once each
+    time). ConfigError from the constructor, which asks the API server only where pools are `Labelled`.
+    """
+
+    def __init__(
+        self,
+        wanted: Named | Labelled | Selected,
+        namespace: str,
+        source: Source,
+        metrics: Metrics,
+        random: random.Random,
+    ) -> None:
+        self._namespace = namespace
+        self._source = source
+        self._metrics = metrics
+        self._random = random
+        self._changed = asyncio.Event()
+        self._woken = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._troubles: dict[Watch[Any], str] = {}
+        self._newcomers: set[str] = set()
+        self._wanted = wanted
+        names = _names_of(wanted, namespace, source)
+        self._followed = [_Followed(Pool(name, namespace, random=random)) for name in names]
+        self.pools = [each.pool for each in self._followed]
+        """In the order of their names as given; `states` has the same order."""
+        self._pools: Watch[InferencePool] | None = None
+        self._objectives: dict[str, Watch[InferenceObjective]] = {}
+        self._rewrites: dict[str, Watch[InferenceModelRewrite]] = {}
+        if isinstance(wanted, Selected):
+            self._followed[0].fixed = (_pool_of(wanted, namespace), wanted.selector)
+        else:
+            labels = wanted.selector if isinstance(wanted, Labelled) else ""
+            self._pools = self._watch(POOLS, _reader(InferencePool), labels)
+            self._objectives = {k.group: self._watch(k, _reader(InferenceObjective)) for k in OBJECTIVES}
+            self._rewrites = {k.group: self._watch(k, _reader(InferenceModelRewrite)) for k in REWRITES}
+
+    @property
+    def states(self) -> list[PoolState]:
+        """What was applied last; of a pool that was not there yet, its name."""
+        return [each.state for each in self._followed]
+
+    async def watch(self) -> None:
+        """Follow the API server, for ever; once in the life of this object."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            for watch in self._said():
+                watch.start()
+            self._changed.set()
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                self._woken = False
+                for each in self._followed:
+                    await self._refresh(each)
+                self._note_newcomers()
+                await asyncio.sleep(_QUIET)
+        finally:
+            watches = self._watches()
+            for watch in watches:
+                watch.stop()
+            await asyncio.to_thread(_join, watches)
+
+    def _said(self) -> list[Watch[Any]]:
+        """The watches of all but Pods."""
+        pools = [] if self._pools is None else [self._pools]
+        return [*pools, *self._objectives.values(), *self._rewrites.values()]
+
+    def _watches(self) -> list[Watch[Any]]:
+        return [*self._said(), *(each.pods for each in self._followed if each.pods is not None)]
+
+    def _watch(self, kind: Kind, read: Callable[[bytes], T], selector: str = "") -> Watch[T]:
+        chance = random.Random(self._random.getrandbits(64))
+        return Watch(self._source, kind, self._namespace, read, self, chance, selector=selector)
+
+    async def _refresh(self, each: "_Followed") -> None:
+        """Take over what changed of a pool, as soon as everything about it is known."""
+        if (found := self._definition(each)) is None:
+            return
+        pool, selector = found
+        if each.pods is None or each.pods.selector != selector:
+            if each.pods is not None:
+                each.pods.stop()
+                self._troubles.pop(each.pods, None)
+            each.pods = self._watch(PODS, _pod, selector)
+            each.pods.start()
+        if not each.pods.synced or not all(watch.answered for watch in self._said()):
+            return
+        seen = (pool, each.pods, each.pods.revision, *(watch.revision for watch in self._said()[1:]))
+        if seen == each.seen:
+            return
+        each.seen = seen
+        state, refused = await asyncio.to_thread(self._build, pool, each.pods)
+        each.state = state
+        each.pool.apply(state)
+        for detail in refused - each.refused:
+            self._metrics.degraded("kubernetes-object-refused", detail)
+        each.refused = refused
+
+    def _definition(self, each: "_Followed") -> tuple[InferencePool, str] | None:
+        """The pool and its selector; None while we do not know it. A pool that was deleted is emptied."""
+        if each.fixed is not None:
+            return each.fixed
+        if self._pools is None or not self._pools.synced:
+            return None
+        if (pool := self._pools.objects().get(each.pool.name)) is not None:
+            return pool, ",".join(f"{key}={value}" for key, value in sorted(pool.spec.selector.match_labels.items()))
+        if each.pool.ready:
+            log.warning("InferencePool %s/%s was deleted", each.pool.namespace, each.pool.name)
+            each.state, each.seen = PoolState(each.pool.name, each.pool.namespace), ()
+            each.pool.apply(each.state)
+            each.pool.ready = False
+        return None
+
+    def _build(self, pool: InferencePool, pods: Watch[Pod]) -> tuple[PoolState, set[str]]:
+        """The pool's state, and what is wrong with some of its Pods."""
+        endpoints, refused = _endpoints(pods.objects(), [port.number for port in pool.spec.target_ports])
+        objectives = preferred((g, each) for g, w in self._objectives.items() for each in w.objects().values())
+        rewrites = preferred((g, each) for g, w in self._rewrites.items() for each in w.objects().values())
+        return state_of(pool, endpoints, objectives, rewrites), refused
+
+    def changed(self) -> None:
+        """`Listener`: look again, soon."""
+        if not self._woken:
+            self._woken = True
+            self._on_loop(self._changed.set)
+
+    def trouble(self, watch: Watch[Any], reason: str, detail: str) -> None:
+        """`Listener`: a watch is in trouble, or out of it."""
+        self._on_loop(self._note_trouble, watch, reason, detail)
+
+    def refused(self, detail: str) -> None:
+        """`Listener`: an object is not what we expect."""
+        self._on_loop(self._metrics.degraded, "kubernetes-object-refused", detail)
+
+    def _on_loop(self, call: Callable[..., object], *args: object) -> None:
+        # A watch may have one last thing to say when the loop is gone; then nobody is there who would want to know.
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call, *args)
+
+    def _note_newcomers(self) -> None:
+        """Say so once where a label selector matches more pools than it did at the start."""
+        if isinstance(self._wanted, Labelled) and self._pools is not None:
+            newcomers = self._pools.objects().keys() - {pool.name for pool in self.pools} - self._newcomers
+            for name in sorted(newcomers):
+                self._newcomers.add(name)
+                self._metrics.degraded("pool-not-served", f"InferencePool {name!r} is new; a restart will serve it")
+
+    def _note_trouble(self, watch: Watch[Any], reason: str, detail: str) -> None:
+        if watch not in self._watches():  # stopped since
+            return
+        away = "kubernetes-away" in self._troubles.values()
+        if reason:
+            self._troubles[watch] = reason
+        else:
+            self._troubles.pop(watch, None)
+        if reason and not (away and reason == "kubernetes-away"):  # one server, one word about it
+            self._metrics.degraded(reason, detail)
+        if away and "kubernetes-away" not in self._troubles.values():
+            log.info("the Kubernetes API server is back")
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A pool, the watch of its Pods, and what of them was applied last."""
+
+    pool: Pool
+    fixed: tuple[InferencePool, str] | None = None
+    """What would be in its InferencePool, and its Pods' selector, where there is no such object."""
+    pods: Watch[Pod] | None = None
+    seen: tuple[object, ...] = ()
+    refused: set[str] = field(default_factory=set)
+    state: PoolState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = PoolState(self.pool.name, self.pool.namespace)
+
+
+class _Listed(msgspec.Struct):
+    metadata: Metadata
+
+
+class _List(msgspec.Struct):
+    items: list[_Listed]
+
+
+def _names_of(wanted: Named | Labelled | Selected, namespace: str, source: Source) -> tuple[str, ...]:
+    if isinstance(wanted, Named):
+        return wanted.names
+    if isinstance(wanted, Selected):
+        return (wanted.name,)
+    try:
+        listed = msgspec.json.decode(source.page(POOLS, namespace, wanted.selector, ""), type=_List)
+    except (ApiError, msgspec.MsgspecError) as error:
+        raise ConfigError("", f"cannot list InferencePools in namespace {namespace!r}: {error}") from None
+    if not listed.items:
+        what = f"no InferencePool in namespace {namespace!r} has labels {wanted.selector!r}"
+        raise ConfigError("", f"{what}; expected at least one at the start")
+    return tuple(sorted(each.metadata.name for each in listed.items))
+
+
+def _join(watches: list[Watch[Any]]) -> None:
+    end = time.monotonic() + _END
+    for watch in watches:
+        watch.join(max(0.0, end - time.monotonic()))
+
+
+def _pool_of(wanted: Selected, namespace: str) -> InferencePool:
+    ports = [TargetPort(number) for number in wanted.ports]
+    return InferencePool(Metadata(wanted.name, namespace), PoolSpec(Selector({}), ports))
+
+
+def _endpoints(pods: Mapping[str, Pod], ports: list[int]) -> tuple[list[Endpoint], set[str]]:
+    """The endpoints of these Pods, by name, and what is wrong with some.
+
+    An address two Pods have is the younger's: the other's network is gone, and its status not yet.
+    """
+    found: dict[str, Endpoint] = {}
+    refused: set[str] = set()
+    for pod in sorted(pods.values(), key=lambda pod: (created(pod.metadata), pod.metadata.name)):
+        try:
+            found.update((each.address, each) for each in endpoints_of_pod(pod, ports))
+        except ValueError as error:
+            expected = "expected an IP in status.podIP and ports in active-ports"
+            refused.add(f"pods {pod.metadata.namespace}/{pod.metadata.name}: {error}; {expected}")
+    return sorted(found.values(), key=lambda each: each.name), refused
+
+
+def _pod(raw: bytes) -> Pod:
+    return msgspec.json.decode(raw, type=Pod)
+
+
+def _reader(shape: type[T]) -> Callable[[bytes], T]:
+    """Reads objects of which a newer API server may say more than we know."""
+    known = inspect.type_info(shape)
+
+    return lambda raw: msgspec.convert(_pruned(msgspec.json.decode(raw), known), shape)
+
+
+def _pruned(content: Any, known: inspect.Type) -> Any:
+    """The content without the fields its type does not have, as the API server itself prunes."""
+    match known:
+        case inspect.StructType(fields=fields) if isinstance(content, dict):
+            return {f.encode_name: _pruned(content[f.encode_name], f.type) for f in fields if f.encode_name in content}
+        case inspect.ListType(item_type=item) if isinstance(content, list):
+            return [_pruned(each, item) for each in content]
+        case inspect.UnionType(types=types):
+            shapes: Iterable[inspect.Type] = (each for each in types if isinstance(each, inspect.StructType))
+            return next((_pruned(content, each) for each in shapes), content)
+        case _:
+            return content
