@@ -16,7 +16,10 @@ AI_GATEWAY = "Envoy AI Gateway, annotation processing-body-mode: buffered"
 
 
 async def through_shim(target: Target, body: bytes) -> None:
-    """As the NGINX shim asks: new connection, one body message, half-close, read to the end. Raises Failed."""
+    """As the NGINX shim asks: new connection, one body message, half-close, read to the end. Raises Failed.
+
+    It names no path, and EPPs that guess take such a body for a completion's, which it therefore is.
+    """
     headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **target.options.headers}
     async with target.connect() as channel, talk(target, channel) as one:
         await one.send(wire.request_headers(headers, config=None, raw=False), wire.request_body(body, end=True))
@@ -29,13 +32,13 @@ async def through_shim(target: Target, body: bytes) -> None:
 async def shim(target: Target) -> None:
     """Canonical header names in `value`, no pseudo-headers, no protocol_config; three times, a connection each."""
     for _ in range(3):
-        await through_shim(target, wire.chat(target.options.model))
+        await through_shim(target, wire.completion(target.options.model))
 
 
 @GROUP.case("SHOULD", "NGINX: a body beyond 4 MiB in one message", f"{SHIM}; gRPC's default limit is 4 MiB")
 async def shim_large(target: Target) -> None:
     """The same with a body of 5 MiB."""
-    await through_shim(target, wire.long_chat(target.options.model, 5 << 20))
+    await through_shim(target, wire.completion(target.options.model, 5 << 20))
 
 
 @GROUP.case("MUST", "agentgateway: the end comes alone, answers have no trailers", AGENT)

@@ -30,6 +30,8 @@ async def relay(host: str, port: int) -> AsyncIterator[int]:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_copy(reader, to_writer))
                 both.create_task(_copy(to_reader, writer))
+        except asyncio.CancelledError:
+            pass  # the loop ends; asyncio would report a cancelled connection as an error
         finally:
             to_writer.transport.abort()
             writer.transport.abort()

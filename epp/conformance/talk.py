@@ -134,12 +134,12 @@ class Talk:
             sizes = sum(map(len, pieces))
             headers = self.headers(length=sizes) if pieces else self.headers("GET", "/v1/models")
         await self.send(wire.request_headers(headers, end=not pieces, context=context, config=config))
-        await self.send_body(pieces)
+        await self.send_body(pieces, context)
 
-    async def send_body(self, pieces: Sequence[bytes]) -> None:
+    async def send_body(self, pieces: Sequence[bytes], context: pb.Metadata | None = None) -> None:
         """All of it, the last piece with the end."""
         for number, piece in enumerate(pieces, 1):
-            await self.send(wire.request_body(piece, end=number == len(pieces)))
+            await self.send(wire.request_body(piece, end=number == len(pieces), context=context))
 
     async def outcome(self, *, body: bool = True) -> Forwarded | Refused:
         """What the EPP makes of a whole request; `body`: it has one, without trailers."""

@@ -30,6 +30,12 @@ def chat(model: str, text: str = "Say hello.") -> bytes:
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def completion(model: str, size: int = 0) -> bytes:
+    """A completion's body, with a prompt that fills it up to `size` bytes."""
+    body = json.dumps({"model": model, "prompt": ""}, separators=(",", ":")).encode()
+    return body[:-2] + b"hello " * max(1, (size - len(body)) // 6) + b'"}'
+
+
 def long_chat(model: str, size: int) -> bytes:
     """The same with a prompt of text that repeats nothing, of `size` bytes in all."""
     words = " ".join(str(number) for number in range(size // 4))
@@ -62,8 +68,9 @@ def request_headers(
     return Message(request_headers=what, protocol_config=config, metadata_context=context)
 
 
-def request_body(body: bytes, *, end: bool = False) -> Message:
-    return Message(request_body=pb.HttpBody(body=body, end_of_stream=end))
+def request_body(body: bytes, *, end: bool = False, context: pb.Metadata | None = None) -> Message:
+    """Envoy repeats the metadata context in each message, and some EPPs look at the last alone."""
+    return Message(request_body=pb.HttpBody(body=body, end_of_stream=end), metadata_context=context)
 
 
 def request_trailers() -> Message:

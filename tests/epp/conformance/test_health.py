@@ -7,19 +7,19 @@ from tests.support.bent_doors import Bend, Status, bent, failing
 
 class NotServing(Bend):
     @staticmethod
-    def health(service: str) -> "Status.ServingStatus":
+    def health(service: str) -> object:
         return Status.NOT_SERVING
 
 
 class KnowsOneName(Bend):
     @staticmethod
-    def health(service: str) -> "Status.ServingStatus":
+    def health(service: str) -> object:
         return Status.SERVING if service == "inference-extension" else Status.SERVICE_UNKNOWN
 
 
 class KnowsNotTheCharts(Bend):
     @staticmethod
-    def health(service: str) -> "Status.ServingStatus":
+    def health(service: str) -> object:
         return Status.SERVICE_UNKNOWN if service == "inference-extension" else Status.SERVING
 
 

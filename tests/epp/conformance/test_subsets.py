@@ -10,9 +10,25 @@ from tests.support.bent_doors import Bend, Broken, Reply, Request, bent, failing
 
 class Ignores(Bend):
     def asked(self, message: Request) -> Iterable[Request]:
-        if message.HasField("request_headers"):
-            message.ClearField("metadata_context")
+        message.ClearField("metadata_context")
         yield message
+
+
+class ReadsLastMessageOnly(Bend):
+    """As an EPP does that takes the metadata of each message for the request's."""
+
+    def __init__(self) -> None:
+        self.headers: Request | None = None
+
+    def asked(self, message: Request) -> Iterable[Request]:
+        if message.HasField("request_headers") and not message.request_headers.end_of_stream:
+            self.headers = message
+        elif self.headers is not None and message.request_body.end_of_stream:
+            self.headers.metadata_context.CopyFrom(message.metadata_context)
+            yield from (self.headers, message)
+            self.headers = None
+        else:
+            yield message
 
 
 class IgnoresWithoutBody(Bend):
@@ -43,7 +59,7 @@ class WantsPorts(Bend):
     def asked(self, message: Request) -> Iterable[Request]:
         if (hint := subset_of(message)) is not None:
             for value in hint.list_value.values:
-                if value.string_value == b"::1":
+                if value.string_value == b"127.0.0.11":
                     value.string_value = b"192.0.2.1:1"
         yield message
 
@@ -89,13 +105,18 @@ class Says429(Bend):
         (ReadsListsOnly, {"3.9"}),
         (WantsPorts, {"3.10"}),
         (TakesEmptyForAbsent, {"3.4", "3.7"}),
-        (KnowsNoIpv6, {"3.8", "3.10"}),
+        (KnowsNoIpv6, {"3.8"}),
         (FailsInsteadOf503, {"3.3", "3.4", "3.5", "3.7", "5.7", "5.8"}),
         (Says429, {"3.3", "3.4", "3.5", "3.7"}),
     ],
 )
 async def test_a_bent_subset_is_noticed(bend: type[Bend], fail: set[str]) -> None:
     assert await failing(bend) == fail
+
+
+async def test_an_epp_that_takes_the_last_messages_metadata_is_given_what_envoy_gives() -> None:
+    cases = frozenset({"2.2", "3.1", "3.2", "3.3", "3.4", "3.7", "5.7"})
+    assert await failing(ReadsLastMessageOnly, cases) == set()
 
 
 async def test_what_needs_endpoints_is_skipped_without_them() -> None:

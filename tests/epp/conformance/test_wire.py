@@ -10,6 +10,8 @@ def test_bodies_have_the_size_asked_for() -> None:
     body = wire.long_chat("m", 100_000)
     assert len(body) == 100_000
     assert json.loads(body)["model"] == "m"
+    assert json.loads(wire.completion("m"))["prompt"] == "hello "
+    assert 99_990 < len(wire.completion("m", 100_000)) <= 100_000
 
 
 def test_headers_go_into_the_field_asked_for() -> None:
@@ -33,7 +35,9 @@ def test_answers_carry_status_and_who_served() -> None:
 
 
 def test_the_other_messages_say_what_they_are() -> None:
-    assert wire.request_body(b"x", end=True).request_body.end_of_stream
+    restricted = wire.request_body(b"x", end=True, context=wire.subset_list(["10.0.0.1:80"]))
+    assert restricted.request_body.end_of_stream
+    assert messages.subset(restricted) == ("10.0.0.1:80",)
     assert wire.answer_body(b"x").response_body.body == b"x"
     assert wire.request_trailers().HasField("request_trailers")
     assert wire.answer_trailers().HasField("response_trailers")
