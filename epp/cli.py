@@ -1,4 +1,4 @@
-"""`warmpath`: up · serve · check · render. Flags to settings, nothing else."""
+"""`warmpath`: up · serve · check · render · conformance. Flags to settings, nothing else."""
 
 import asyncio
 import signal
@@ -202,6 +202,28 @@ def up(**flags: Any) -> None:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:
         sys.exit(128 + signal.SIGTERM)
+
+
+@warmpath.command()
+@click.option("--target", required=True, help="HOST:PORT of the endpoint picker's ext_proc service.")
+@click.option("--tls", is_flag=True, help="Speak TLS, whatever certificate the target shows.")
+@click.option("--endpoint", "endpoints", multiple=True, help="IP:PORT of one of its pool's endpoints; repeat for all.")
+@click.option("--model", default="conformance", show_default=True, help="Model to ask for.")
+@click.option("--header", "headers", multiple=True, help="NAME=VALUE to send with every request.")
+@click.option("--health", help="HOST:PORT of its health service, in plain text.")
+@click.option("--timeout", default=5.0, show_default=True, help="Seconds a reply may take.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def conformance(as_json: bool, **flags: Any) -> None:
+    """Try an endpoint picker, of whoever's making, against the protocol.
+
+    Exits 0 if no MUST is broken, 1 if one is, 2 if nobody answers.
+    """
+    from epp.conformance.command import main, options
+
+    try:
+        sys.exit(main(options(**flags), as_json=as_json))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def main() -> None:

@@ -100,11 +100,19 @@ class Parser:
 def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
     """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
     if raw.method != "POST":
-        return None
+        return None if raw.method or raw.path else _by_body(raw.body)
     if (decoder := _BY_PATH.get(raw.path)) is not None:
         return decoder
     path = raw.path.partition("?")[0].rstrip("/")
     for suffix, decoder in _FORMATS:
         if path.endswith(suffix):
             return decoder
+    return None
+
+
+def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
+    """The format where a gateway tells neither method nor path, as NGINX Gateway Fabric's shim: by what it must have."""
+    for field, path in ((b'"messages"', "/v1/chat/completions"), (b'"prompt"', "/v1/completions")):
+        if field in body:
+            return _BY_PATH[path]
     return None

@@ -12,6 +12,7 @@ from grpc import aio
 from epp import protocol
 from epp.errors import EppError
 from epp.extproc.server import Door, Settings
+from epp.extproc.server import Route as AnyRoute
 from epp.extproc.stream import AnswerChunk, Answered
 from epp.parsing.request import RawRequest
 from epp.telemetry.metrics import Metrics
@@ -107,7 +108,9 @@ class Route:
 
 
 @asynccontextmanager
-async def door(route: Route, settings: Settings | None = None, metrics: Metrics | None = None) -> AsyncIterator[Door]:
+async def door(
+    route: AnyRoute, settings: Settings | None = None, metrics: Metrics | None = None
+) -> AsyncIterator[Door]:
     made = Door(route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
     await made.start()
     made.set_ready(True)

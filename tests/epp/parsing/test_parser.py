@@ -146,3 +146,12 @@ def test_a_mutated_body_is_read_or_refused_never_anything_else(data: st.DataObje
 def test_random_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         parse(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "api"),
+    [(CHAT, "chat"), ({"model": "m", "prompt": "p"}, "completions"), ({"model": "m"}, "other"), (b"", "other")],
+)
+def test_without_method_and_path_the_body_tells_the_format(body: Any, api: Api) -> None:
+    request, _ = parse(body, path="", method="")
+    assert request.api == api
