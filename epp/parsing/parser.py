@@ -111,7 +111,7 @@ def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
 
 
 def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
-    """The format where a gateway tells neither method nor path, as NGINX Gateway Fabric's shim: by what it must have."""
+    """The format where a gateway (NGINX Gateway Fabric) tells neither method nor path: by a field it must have."""
     for field, path in ((b'"messages"', "/v1/chat/completions"), (b'"prompt"', "/v1/completions")):
         if field in body:
             return _BY_PATH[path]
