@@ -90,12 +90,13 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
         note: _Note = request.notes[self]
-        chain, holders = note.chain, self.index.holders
+        chain, per_token, tokens, holders = note.chain, note.bytes_per_token, request.tokens, self.index.holders
         total = bytes_at(len(chain)) // SHORT
         matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
         for depth, mask in self.index.match(chain):
             size = bytes_at(depth)
-            match = PrefixMatch(min(round(size / note.bytes_per_token), request.tokens), size // SHORT, total)
+            held = round(size / per_token)
+            match = PrefixMatch(held if held < tokens else tokens, size // SHORT, total)
             for endpoint in holders(mask):
                 matches[endpoint] = match
         return matches

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from epp.plugin import Endpoint
 
 _REMEMBERED = 256
-"""Bounds `_holders`: masks seen lately, each with a tuple of at most as many endpoints as the pool has."""
+"""Bounds `_holders`: so many masks seen lately, each with its endpoints, beside those of the first eight endpoints."""
 _FEW = 6
-"""Up to so many bits a mask is taken apart faster than it is looked up and kept."""
+"""In a large pool most masks of so few bits are never seen again: taking them apart costs less than keeping them."""
 
 
 class PrefixIndex:
@@ -31,7 +31,7 @@ class PrefixIndex:
         self._masks: dict[int, int] = {}
         self._slots: list[Endpoint | None] = []
         self._free: list[int] = []
-        self._holders: dict[int, tuple[Endpoint, ...]] = {}
+        self._holders: dict[int, Sequence[Endpoint]] = {}
 
     def __len__(self) -> int:
         """Distinct blocks known."""
@@ -80,20 +80,16 @@ class PrefixIndex:
                 low = high
                 high += stride
                 stride += stride
-            at = self._end(chain, mask, low, min(high - 1, total))
-            found.append((at, mask))
+            high = high - 1 if high <= total else total
+            while low < high:
+                middle = (low + high) >> 1
+                if get(chain[middle], 0) == mask:
+                    low = middle + 1
+                else:
+                    high = middle
+            found.append((low, mask))
+            at = low
         return found
-
-    def _end(self, chain: Sequence[int], mask: int, low: int, high: int) -> int:
-        """First position in low..high whose mask is not `mask`; `high` if there is none before it."""
-        get = self._masks.get
-        while low < high:
-            middle = (low + high) >> 1
-            if get(chain[middle], 0) == mask:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
     def depth(self, chain: Sequence[int], bit: int) -> int:
         """Blocks of `chain` that the owner of `bit` holds."""
@@ -108,13 +104,14 @@ class PrefixIndex:
 
     def holders(self, mask: int) -> Sequence[Endpoint]:
         """The endpoints of a mask."""
-        if mask.bit_count() <= _FEW:
-            return self._taken_apart(mask)
-        if (known := self._holders.get(mask)) is None:
-            if len(self._holders) >= _REMEMBERED:
+        if (known := self._holders.get(mask)) is not None:
+            return known
+        endpoints = self._taken_apart(mask)
+        if mask < _REMEMBERED or len(endpoints) > _FEW:
+            if len(self._holders) >= 2 * _REMEMBERED:
                 self._holders.clear()
-            known = self._holders[mask] = tuple(self._taken_apart(mask))
-        return known
+            self._holders[mask] = endpoints
+        return endpoints
 
     def _taken_apart(self, mask: int) -> list[Endpoint]:
         endpoints = []

@@ -70,6 +70,7 @@ def test_a_bit_is_recycled_without_its_former_owners_holdings() -> None:
     chain = list(range(8))
     index, endpoints = filled(chain, [8] * 20)
     assert set(index.holders((1 << 20) - 1)) == set(endpoints)
+    assert set(index.holders(0b1100)) == set(endpoints[2:4])
     index.drop(chain, 1 << 3)
     index.leave(1 << 3)
     newcomer = endpoint(99)
@@ -77,6 +78,7 @@ def test_a_bit_is_recycled_without_its_former_owners_holdings() -> None:
     assert newcomer not in depths_found(index, chain)
     index.add(chain[:2], 1 << 3)
     assert set(index.holders((1 << 20) - 1)) == {*endpoints, newcomer} - {endpoints[3]}
+    assert set(index.holders(0b1100)) == {endpoints[2], newcomer}
 
 
 def test_the_memory_it_reports_is_the_memory_it_takes() -> None:
