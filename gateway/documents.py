@@ -90,7 +90,7 @@ def expectation(got: str, names: Sequence[str]) -> str:
 def read(paths: Sequence[Path]) -> list[Document]:
     """The documents of files, and of the `*.yaml`, `*.yml`, `*.json` in directories (not below), in name order.
 
-    Empty documents are left out, a `List` is unrolled. ResourceError for what is missing, too big or no YAML.
+    Empty documents are left out, `List` and `PodList` are unrolled. ResourceError: missing, too big, no YAML.
     """
     return [document for path in paths for file in _files(path) for document in _documents(file)]
 
@@ -114,13 +114,27 @@ def _documents(file: Path) -> Iterator[Document]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ResourceError(str(file), "", f"is not valid YAML: {' '.join(str(error).split())}") from None
     for number, content in enumerate(contents, 1):
-        many = isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list)
+        many = (
+            isinstance(content, dict)
+            and content.get("kind") in ("List", "PodList")
+            and isinstance(content.get("items"), list)
+        )
         for item in content["items"] if many else [content]:
             if item is None:
                 continue
             if not isinstance(item, dict):
                 raise ResourceError(str(file), f"document {number}", f"got {_short(item)}; expected a mapping")
             yield Document(str(file), number, item)
+
+
+def _items(content: Any) -> list[Any]:
+    if (
+        isinstance(content, dict)
+        and content.get("kind") in ("List", "PodList")
+        and isinstance(content.get("items"), list)
+    ):
+        return content["items"]
+    return [content]
 
 
 def _at(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
