@@ -128,12 +128,10 @@ def _documents(file: Path) -> Iterator[Document]:
 
 
 def _items(content: Any) -> list[Any]:
-    if (
-        isinstance(content, dict)
-        and content.get("kind") in ("List", "PodList")
-        and isinstance(content.get("items"), list)
-    ):
-        return content["items"]
+    if isinstance(content, dict) and content.get("kind") in ("List", "PodList"):
+        match content.get("items"):
+            case list() as items:
+                return items
     return [content]
 
 
