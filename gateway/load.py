@@ -60,6 +60,8 @@ def load(paths: Sequence[Path]) -> Resources:
 
 def _sort_in(document: Document, found: dict[str, Placed]) -> None:
     kind = document.kind
+    if kind is None and "endpoints" not in document.content:
+        raise document.error("kind", f"missing; expected {', '.join(sorted(KINDS))}, or a list under `endpoints`")
     if kind is None:
         file = document.shape(EndpointsFile)
         check(document, file)
@@ -137,7 +139,7 @@ def _check_parent(
 
 
 def _unknown(what: str, name: str, ids: Iterable[str]) -> str:
-    known = sorted(ids)
+    known = sorted(each.rpartition("/")[2] for each in ids)
     if not known:
-        return f"no {what} in these files; there is none at all"
-    return f"no {what} in these files; {expectation(name, [each.rpartition('/')[2] for each in known])}"
+        return f"no {what} in these files; they have none at all"
+    return f"no {what} in these files; {expectation(name, known, there='they have')}"

@@ -26,7 +26,7 @@ def test_other_kinds_of_a_cluster_are_passed_over_and_unknown_ones_refused(tmp_p
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: sim}]", "name: sin}]", "no InferencePool sin in these files; supported: sim; did you mean sim?"),
+        ("name: sim}]", "name: sin}]", "no InferencePool sin in these files; they have: sim"),
         ("parentRefs: [{name: gate}]", "parentRefs: [{name: gat}]", "no Gateway default/gat in these files"),
         ("[{name: gate}]", "[{name: gate, sectionName: htp}]", "spec.parentRefs[0].sectionName: no listener htp"),
         ("[{name: gate}]", "[{name: gate, port: 81}]", "spec.parentRefs[0].port: no such listener with port 81"),
@@ -63,6 +63,7 @@ def test_a_route_of_another_namespace_needs_leave(tmp_path: Path) -> None:
         ((GATEWAY, GATEWAY.replace("name: gate", "name: two")), "are those of Gateway default/gate listener http"),
         (("endpoints: [{name: a, address: pod-a, port: 1}]",), "endpoints[0].address: got 'pod-a'; expected an IPv4"),
         (("endpoints: [{name: a, address: 127.0.0.1, port: '0'}]",), "endpoints[0].port: got '0'"),
+        (("endpoint: []",), "kind: missing; expected Gateway, HTTPRoute, InferencePool, or a list under `endpoints`"),
         (("endpoints: [{name: a, adress: 127.0.0.1, port: 1}]",), "did you mean address?"),
     ],
 )

@@ -126,6 +126,13 @@ class Rig:
     async def use(self, rules: Sequence[Mapping[str, Any]]) -> None:
         await self.envoy.update(render(self, routed(self.port, rules)))
 
+    async def healthy(self, pool: str, count: int) -> None:
+        """Return when Envoy finds `count` pickers of a pool healthy; a starved machine can miss its first check."""
+        gauge = f"cluster.epp.default.{pool}.membership_healthy"
+        async with asyncio.timeout(30):
+            while (await self.envoy.stats(f"^{gauge}$"))[gauge] != count:
+                await asyncio.sleep(0.02)
+
     async def use_documents(self, gateway: str) -> None:
         """`gateway`: YAML of Gateways and HTTPRoutes."""
         await self.envoy.update(render(self, gateway))
@@ -200,4 +207,6 @@ async def rig(
         made.envoy = await stack.enter_async_context(
             running_envoy(render(made, routed(port, rules)), directory=folder / "envoy", concurrency=concurrency)
         )
+        for pool in "ab":
+            await made.healthy(pool, replicas)
         yield made
