@@ -15,8 +15,11 @@ from gateway.errors import ResourceError
 T = TypeVar("T")
 
 MAX_FILE: Final = 16 * 1024 * 1024
+MANY: Final = 12
+"""Names that one sentence cannot list."""
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_WORDS: Final = {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number"}
 _STEP: Final = re.compile(r"\.?([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
@@ -77,20 +80,22 @@ class Document(msgspec.Struct, frozen=True):
         if what.startswith("Invalid enum value"):
             return self.error(path, f"{value} is not supported; {expectation(str(value), get_args(kind))}")
         if what.startswith(("Expected", "Invalid", "Object")):
-            return self.error(path, f"got {_short(value)}; {what[0].lower()}{what[1:]}")
+            plain = re.sub(r"`(\w+)`(, got .*)?", lambda type: _WORDS.get(type[1], type[0]), what)
+            return self.error(path, f"got {_short(value)}; {plain[0].lower()}{plain[1:]}")
         return self.error(path, what)
 
 
-def expectation(got: str, names: Sequence[str]) -> str:
-    """`supported: a, b; did you mean a?`"""
-    near = get_close_matches(got, names, 1)
-    return f"supported: {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
+def expectation(got: str, names: Sequence[str], *, there: str = "supported") -> str:
+    """`supported: a, b; did you mean a?`, without the names where there are many and one is near."""
+    near = get_close_matches(got, names, 1) if len(names) > 1 else []
+    hint = [f"did you mean {near[0]}?"] if near else []
+    return "; ".join(hint if hint and len(names) > MANY else [f"{there}: {', '.join(names)}", *hint])
 
 
 def read(paths: Sequence[Path]) -> list[Document]:
     """The documents of files, and of the `*.yaml`, `*.yml`, `*.json` in directories (not below), in name order.
 
-    Empty documents are left out, a `List` is unrolled. ResourceError for what is missing, too big or no YAML.
+    Empty documents are left out, `List` and `PodList` are unrolled. ResourceError: missing, too big, no YAML.
     """
     return [document for path in paths for file in _files(path) for document in _documents(file)]
 
@@ -98,7 +103,9 @@ def read(paths: Sequence[Path]) -> list[Document]:
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
         inside = sorted(each for each in path.iterdir() if each.suffix in ENDINGS and each.is_file())
-        return [each for each in inside if each.stem != "kustomization"]
+        if not (files := [each for each in inside if each.stem != "kustomization"]):
+            raise ResourceError(str(path), "", f"no {', '.join(ENDINGS)} file in here (directories below are not read)")
+        return files
     if not path.exists():
         raise ResourceError(str(path), "", "no such file or directory")
     return [path]
@@ -111,16 +118,41 @@ def _documents(file: Path) -> Iterator[Document]:
         contents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_Loader))
     except OSError as error:
         raise ResourceError(str(file), "", f"cannot be read: {error.strerror}") from None
+    except yaml.MarkedYAMLError as error:
+        raise ResourceError(str(file), _place(error), f"not valid YAML: {_problem(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ResourceError(str(file), "", f"is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ResourceError(str(file), "", f"not valid YAML: {' '.join(str(error).split())}") from None
     for number, content in enumerate(contents, 1):
-        many = isinstance(content, dict) and content.get("kind") == "List" and isinstance(content.get("items"), list)
+        many = (
+            isinstance(content, dict)
+            and content.get("kind") in ("List", "PodList")
+            and isinstance(content.get("items"), list)
+        )
         for item in content["items"] if many else [content]:
             if item is None:
                 continue
             if not isinstance(item, dict):
                 raise ResourceError(str(file), f"document {number}", f"got {_short(item)}; expected a mapping")
             yield Document(str(file), number, item)
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    if error.problem and "'\\t'" in error.problem:
+        return "a tab indents this line; YAML wants spaces"
+    return " ".join(filter(None, (error.context, error.problem)))
+
+
+def _items(content: Any) -> list[Any]:
+    if isinstance(content, dict) and content.get("kind") in ("List", "PodList"):
+        match content.get("items"):
+            case list() as items:
+                return items
+    return [content]
 
 
 def _at(kind: Any, value: Any, path: str) -> tuple[Any, Any]:

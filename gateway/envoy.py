@@ -36,7 +36,10 @@ LOG = "envoy.log"
 BINARY_VARIABLE = "WARMPATH_ENVOY"
 _POLL_S = 0.02
 _TERM_S = 5.0
+_ADMIN_S = 5.0
 _LAST_LINES = 8
+_LOG_PREFIX = re.compile(r"^(\[[^\]]*\] ?)+(error initializing configuration '[^']*': )?", re.M)
+_WARMING = ("cluster_manager.warming_clusters", "listener_manager.total_listeners_warming")
 
 
 def find_envoy() -> Path:
@@ -95,7 +98,7 @@ async def validate(config: Config, *, timeout_s: float = 30.0) -> str | None:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    return None if process.returncode == 0 else output.decode(errors="replace").strip()
+    return None if process.returncode == 0 else _LOG_PREFIX.sub("", output.decode(errors="replace").strip())
 
 
 class Envoy:
@@ -126,8 +129,9 @@ class Envoy:
         try:
             async with self._http.request(method, f"http://envoy{path}") as response:
                 text = await response.text()
-        except aiohttp.ClientError as error:
-            raise EnvoyError(f"Envoy's admin interface does not answer: {error}{self._last_words()}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or f"nothing came within {_ADMIN_S:g} s"
+            raise EnvoyError(f"Envoy's admin interface does not answer: {why}{self._last_words()}") from error
         if response.status != 200:
             raise EnvoyError(f"Envoy's admin interface answered {response.status} to {path}: {text.strip()}")
         return text
@@ -145,7 +149,8 @@ class Envoy:
         old, new = self._rendering, rendering
         only_endpoints = (old.listeners, old.routes, old.clusters) == (new.listeners, new.routes, new.clusters)
         if not only_endpoints and (error := await validate(new)):
-            raise EnvoyError(f"Envoy refuses this configuration and keeps the one it has: {error}")
+            kept = " and keeps the one it has" if old.listeners else ""
+            raise EnvoyError(f"Envoy refuses this configuration{kept}: {error}")
         try:
             async with asyncio.timeout(timeout_s):
                 await self._publish(new.endpoint_files() | new.cluster_file(also=old.clusters))
@@ -166,8 +171,8 @@ class Envoy:
             _replace(self.directory / name, file.text)
         wanted = {file.stat: file.version for file in files.values()}
         while True:
-            used = await self.stats(r"version_text$|warming_clusters$")
-            if not used["cluster_manager.warming_clusters"] and all(
+            used = await self.stats(rf"version_text$|{'|'.join(_WARMING)}")
+            if not any(used[gauge] for gauge in _WARMING) and all(
                 used.get(stat) == version for stat, version in wanted.items()
             ):
                 return
@@ -268,7 +273,7 @@ async def running_envoy(
                 stdout=log,
                 stderr=log,
             )
-        timeout = aiohttp.ClientTimeout(total=5)
+        timeout = aiohttp.ClientTimeout(total=_ADMIN_S)
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket)), timeout=timeout) as http:
             envoy = Envoy(process, home, http)
             drain = 0.0

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.documents import Document, expectation, read
+from gateway.endpoints import EndpointsFile, Pod, check, check_members, selected
 from gateway.matching import allows, intersect, parent_id, refers
-from gateway.resources import Endpoint, EndpointsFile, Gateway, HTTPRoute, InferencePool, ParentRef
+from gateway.resources import Gateway, HTTPRoute, InferencePool, ParentRef
 
 KINDS: Final[Mapping[str, type[Any]]] = {"Gateway": Gateway, "HTTPRoute": HTTPRoute, "InferencePool": InferencePool}
 
@@ -16,7 +16,7 @@ IRRELEVANT: Final = frozenset(
     """
     ClusterRole ClusterRoleBinding ConfigMap CronJob CustomResourceDefinition DaemonSet Deployment EndpointPickerConfig
     Endpoints EndpointSlice GatewayClass HorizontalPodAutoscaler InferenceModelRewrite InferenceObjective Job
-    LimitRange Namespace NetworkPolicy PersistentVolume PersistentVolumeClaim Pod PodDisruptionBudget PodMonitor
+    LimitRange Namespace NetworkPolicy PersistentVolume PersistentVolumeClaim PodDisruptionBudget PodMonitor
     PriorityClass PrometheusRule ReplicaSet ResourceQuota Role RoleBinding ScaledObject Secret Service ServiceAccount
     ServiceMonitor StatefulSet StorageClass
     """.split()  # noqa: SIM905 - a list of forty names in quotes is harder to read
@@ -40,7 +40,7 @@ Placed = list[tuple[Document, Any]]
 
 def load(paths: Sequence[Path]) -> Resources:
     """Read every document under `paths` (see `documents.read`). ResourceError for what is wrong or not supported."""
-    found: dict[str, Placed] = {kind: [] for kind in (*KINDS, "endpoints")}
+    found: dict[str, Placed] = {kind: [] for kind in (*KINDS, "Pod", "endpoints")}
     for document in read(paths):
         _sort_in(document, found)
     for kind in KINDS:
@@ -48,37 +48,31 @@ def load(paths: Sequence[Path]) -> Resources:
     _check_listeners(found["Gateway"])
     for document, route in found["HTTPRoute"]:
         _check_route(document, route, found)
-    entries = [(document, entry) for document, file in found["endpoints"] for entry in file.endpoints]
     pools = [pool for _, pool in found["InferencePool"]]
+    check_members(pools, found["endpoints"])
     return Resources(
         gateways=tuple(gateway for _, gateway in found["Gateway"]),
         routes=tuple(route for _, route in found["HTTPRoute"]),
         pools=tuple(pools),
-        endpoints={pool.metadata.id: _selected(pool, entries) for pool in pools},
+        endpoints={pool.metadata.id: selected(pool, found["endpoints"], found["Pod"]) for pool in pools},
     )
 
 
 def _sort_in(document: Document, found: dict[str, Placed]) -> None:
     kind = document.kind
+    if kind is None and "endpoints" not in document.content:
+        raise document.error("kind", f"missing; expected {', '.join(sorted(KINDS))}, or a list under `endpoints`")
     if kind is None:
-        shape = document.shape(EndpointsFile)
-        for index, endpoint in enumerate(shape.endpoints):
-            _check_endpoint(document, f"endpoints[{index}]", endpoint)
-        found["endpoints"].append((document, shape))
+        file = document.shape(EndpointsFile)
+        check(document, file)
+        found["endpoints"].append((document, file))
+    elif kind == "Pod":
+        if document.content.get("apiVersion") == "v1":
+            found[kind].append((document, document.shape(Pod)))
     elif kind in KINDS:
         found[kind].append((document, document.shape(KINDS[kind])))
     elif kind not in IRRELEVANT:
         raise document.error("kind", f"{kind} is not supported; {expectation(kind, sorted(KINDS))}")
-
-
-def _check_endpoint(document: Document, path: str, endpoint: Endpoint) -> None:
-    try:
-        ip_address(endpoint.address)
-    except ValueError:
-        expected = "expected an IPv4 or IPv6 address (names are not resolved)"
-        raise document.error(f"{path}.address", f"got {endpoint.address!r}; {expected}") from None
-    if not 1 <= int(endpoint.port) <= 65535:
-        raise document.error(f"{path}.port", f"got {endpoint.port!r}; expected a port, 1 to 65535")
 
 
 def _check_unique(objects: Placed) -> None:
@@ -145,26 +139,7 @@ def _check_parent(
 
 
 def _unknown(what: str, name: str, ids: Iterable[str]) -> str:
-    known = sorted(ids)
+    known = sorted(each.rpartition("/")[2] for each in ids)
     if not known:
-        return f"no {what} in these files; there is none at all"
-    return f"no {what} in these files; {expectation(name, [each.rpartition('/')[2] for each in known])}"
-
-
-def _selected(pool: InferencePool, entries: Placed) -> tuple[str, ...]:
-    labels = pool.spec.selector.match_labels.items()
-    chosen: dict[str, str] = {}
-    for document, entry in entries:
-        if entry.namespace != pool.metadata.namespace or not labels <= entry.labels.items():
-            continue
-        address = join(entry.address, int(entry.port))
-        if address in chosen:
-            raise document.error("endpoints", f"{entry.name} has the address of {chosen[address]}, {address}")
-        chosen[address] = entry.name
-    return tuple(chosen)
-
-
-def join(address: str, port: int) -> str:
-    """`ip:port`, IPv6 in brackets and in its short form."""
-    ip = ip_address(address)
-    return f"[{ip.compressed}]:{port}" if ip.version == 6 else f"{ip}:{port}"
+        return f"no {what} in these files; they have none at all"
+    return f"no {what} in these files; {expectation(name, known, there='they have')}"

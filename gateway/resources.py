@@ -302,23 +302,6 @@ class InferencePool(Strict, frozen=True):
     status: Any = None
 
 
-# --- Endpoints ----------------------------------------------------------------------------------------------------
-
-
-class Endpoint(Strict, frozen=True):
-    """An entry of an endpoints file, in the shape of llm-d's file discovery."""
-
-    name: Name
-    address: str
-    port: Port | Annotated[str, Meta(pattern=r"^[0-9]{1,5}$")]
-    namespace: Name = "default"
-    labels: dict[str, str] = field(default_factory=dict)
-
-
-class EndpointsFile(Strict, frozen=True):
-    endpoints: tuple[Endpoint, ...]
-
-
 def _only_of_type(shape: Any, fields: dict[str, str]) -> None:
     """Exactly the field that belongs to `shape.type` is given. ValueError otherwise."""
     names = {each.name: each.encode_name for each in msgspec.structs.fields(type(shape))}

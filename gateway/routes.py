@@ -106,8 +106,9 @@ def _string(match: NamedMatch) -> StringMatcher:
 def _action(rule: Rule, entry: Entry) -> RouteAction:
     """Without a time limit unless the rule has one: answers stream for minutes.
 
-    A limit counts from the picker's decision on. Envoy cannot cut the picker's own time: the answer it would give
-    instead has to pass the ext_proc filter too, which waits for the picker. So pickers have deadlines of their own.
+    A limit counts from when the picker has decided and the request has come whole: the timer is the router's, which
+    stands behind the picker. `max_stream_duration` counts from the start, but its 504 would be shown to the picker as
+    an answer first, and wait for one that hangs. So a picker's time is for the picker itself to limit.
     """
     per_try = duration(rule.timeouts.backend_request)
     action = RouteAction(

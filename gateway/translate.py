@@ -60,11 +60,13 @@ def translate(resources: Resources, pickers: Mapping[str, Sequence[str]], option
     """The Envoy configuration of `resources`.
 
     `pickers`: `ip:port` of each pool's endpoint picker replicas, by `namespace/name` of the pool. GatewayError if a
-    pool has none there, or there is nothing to listen on.
+    pool has none there, or there is nothing to listen on or nowhere to go.
     """
     options = options or Options()
     if not resources.gateways:
         raise GatewayError("there is no Gateway, so nothing to listen on; expected a document of kind Gateway")
+    if not resources.routes:
+        raise GatewayError("there is no HTTPRoute, so every request would be answered 404; expected one to a pool")
     pools = {pool.metadata.id: pool for pool in resources.pools}
     if lacking := [pool_id for pool_id in pools if not pickers.get(pool_id)]:
         name = pools[lacking[0]].spec.endpoint_picker_ref.name

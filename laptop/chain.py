@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway.envoy import Envoy, running_envoy
 from gateway.errors import GatewayError
 from gateway.load import Resources, load
+from gateway.resources import InferencePool
 from gateway.translate import Options as TranslateOptions
 from gateway.translate import translate
 from gateway.wiring import Wiring
@@ -30,6 +31,8 @@ READY_SECONDS = 60.0
 DRAIN_LINGER = 1.0
 """Seconds in which our Envoy surely asks a replica for its health and leaves it."""
 ENDPOINTS = "endpoints.yaml"
+LABELS = {"app": "sim"}
+"""Of every simulated pod."""
 SOURCE = Path(__file__).parents[1]
 MANIFESTS = next(
     path for path in (Path(__file__).parent / "manifests", SOURCE / "manifests" / "laptop") if path.is_dir()
@@ -236,6 +239,7 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
     `directory` gets the endpoints file and the logs of all processes.
     """
     async with AsyncExitStack() as stack:
+        _check_selected(load([shape.manifests]).pools)
         pods = _pods(shape.pods, directory / ENDPOINTS)
         resources = _at_port(load([directory / ENDPOINTS, shape.manifests]), shape.port)
         _check_free(resources)
@@ -264,7 +268,7 @@ def _pods(count: int, file: Path) -> list[Pod]:
     """Pods on free ports, written down as endpoints with the label `app: sim`."""
     names = (f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count))
     pods = [Pod(name, port) for name, port in zip(names, free_ports(count), strict=True)]
-    entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": {"app": "sim"}} for pod in pods]
+    entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": LABELS} for pod in pods]
     file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
     return pods
 
@@ -290,5 +294,16 @@ def _at_port(resources: Resources, port: int | None) -> Resources:
 def _check_free(resources: Resources) -> None:
     for gateway in resources.gateways:
         for listener in gateway.spec.listeners:
-            if not is_free(listener.port):
+            try:
+                free = is_free(listener.port)
+            except PermissionError:
+                raise ChainError(f"only root may listen on port {listener.port}; choose another with --port") from None
+            if not free:
                 raise ChainError(f"port {listener.port} is in use by another program; choose another with --port")
+
+
+def _check_selected(pools: Sequence[InferencePool]) -> None:
+    if pools and not any(p.spec.selector.match_labels == LABELS and p.metadata.namespace == "default" for p in pools):
+        got = ", ".join(f"{pool.metadata.id}: {dict(pool.spec.selector.match_labels)}" for pool in pools)
+        what = f"no InferencePool selects the simulated pods ({got})"
+        raise ChainError(f"{what}; expected matchLabels {LABELS} in namespace default")

@@ -8,11 +8,13 @@ LOWEST, HIGHEST = 20_000, 32_000
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server can listen on `host:port` now."""
+    """Whether a server can listen on `host:port` now. PermissionError where only root may."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except PermissionError:
+            raise
         except OSError:
             return False
         return True

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.documents import MAX_FILE, read
+from gateway.documents import MAX_FILE, expectation, read
 from gateway.errors import ResourceError
 
 
@@ -21,11 +21,12 @@ def test_directories_files_lists_and_json_are_read_in_name_order(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "is not valid YAML: "),
+        ("a: [", "line 1, column 5: not valid YAML: while parsing a flow node"),
         ("a: 1\nb: 2\na: 3\n", "key 'a' twice"),
+        ("a:\n\tb: 1\n", "line 2, column 1: not valid YAML: a tab indents this line; YAML wants spaces"),
         ("- 1\n", "document 1: got [1]; expected a mapping"),
         ("a: &a [*a]\n---\n7\n", "document 2: got 7"),
-        ("\x00", "is not valid YAML"),
+        ("\x00", "not valid YAML"),
     ],
 )
 def test_odd_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -46,5 +47,18 @@ def test_missing_huge_and_binary_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=f"expected at most {MAX_FILE}"):
         read([big])
     big.write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(ResourceError, match="is not valid YAML"):
+    with pytest.raises(ResourceError, match="not valid YAML"):
         read([big])
+
+
+def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "gateway.yaml").write_text("kind: Gateway")
+    with pytest.raises(ResourceError, match=r"no \.yaml, \.yml, \.json file in here \(directories below"):
+        read([tmp_path])
+
+
+def test_names_that_are_many_are_not_listed_beside_a_near_one() -> None:
+    assert expectation("nam", ["name", "port"]) == "supported: name, port; did you mean name?"
+    assert expectation("nam", ["name", *"abcdefghijkl"]) == "did you mean name?"
+    assert expectation("x1", ["v1"], there="they have") == "they have: v1"

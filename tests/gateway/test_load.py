@@ -3,21 +3,8 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ResourceError
-from gateway.load import join, load
+from gateway.load import load
 from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
-
-ENDPOINTS = """
-endpoints:
-- {name: one, address: 127.0.0.1, port: "8001", labels: {app: sim, more: "1"}}
-- {name: two, address: "::1", port: 8002, labels: {app: sim}}
-- {name: other, address: 127.0.0.1, port: 8003, labels: {app: other}}
-- {name: elsewhere, address: 127.0.0.1, port: 8004, namespace: far, labels: {app: sim}}
-"""
-
-
-def test_a_pool_has_the_endpoints_its_selector_matches_in_its_namespace(tmp_path: Path) -> None:
-    resources = load([write(tmp_path, GATEWAY, ROUTE, POOL, ENDPOINTS)])
-    assert resources.endpoints == {"default/sim": ("127.0.0.1:8001", "[::1]:8002")}
 
 
 def test_the_laptops_manifests_load() -> None:
@@ -28,18 +15,18 @@ def test_the_laptops_manifests_load() -> None:
 
 
 def test_other_kinds_of_a_cluster_are_passed_over_and_unknown_ones_refused(tmp_path: Path) -> None:
-    pod = "kind: Pod\napiVersion: v1\nmetadata: {name: p}\nspec: {anything: 1}"
-    assert load([write(tmp_path, GATEWAY, ROUTE, POOL, pod)]).routes
+    job = "kind: Job\napiVersion: batch/v1\nmetadata: {name: p}\nspec: {anything: 1}"
+    assert load([write(tmp_path, GATEWAY, ROUTE, POOL, job)]).routes
     with pytest.raises(
         ResourceError, match="GRPCRoute default/p: kind: GRPCRoute is not supported; supported: Gateway"
     ):
-        load([write(tmp_path, pod.replace("Pod", "GRPCRoute"))])
+        load([write(tmp_path, job.replace("Job", "GRPCRoute"))])
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("name: sim}]", "name: sin}]", "no InferencePool sin in these files; supported: sim; did you mean sim?"),
+        ("name: sim}]", "name: sin}]", "no InferencePool sin in these files; they have: sim"),
         ("parentRefs: [{name: gate}]", "parentRefs: [{name: gat}]", "no Gateway default/gat in these files"),
         ("[{name: gate}]", "[{name: gate, sectionName: htp}]", "spec.parentRefs[0].sectionName: no listener htp"),
         ("[{name: gate}]", "[{name: gate, port: 81}]", "spec.parentRefs[0].port: no such listener with port 81"),
@@ -76,16 +63,11 @@ def test_a_route_of_another_namespace_needs_leave(tmp_path: Path) -> None:
         ((GATEWAY, GATEWAY.replace("name: gate", "name: two")), "are those of Gateway default/gate listener http"),
         (("endpoints: [{name: a, address: pod-a, port: 1}]",), "endpoints[0].address: got 'pod-a'; expected an IPv4"),
         (("endpoints: [{name: a, address: 127.0.0.1, port: '0'}]",), "endpoints[0].port: got '0'"),
+        (("endpoint: []",), "kind: missing; expected Gateway, HTTPRoute, InferencePool, or a list under `endpoints`"),
         (("endpoints: [{name: a, adress: 127.0.0.1, port: 1}]",), "did you mean address?"),
-        ((POOL, ENDPOINTS.replace("8002", "8001").replace("::1", "127.0.0.1")), "two has the address of one"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, documents: tuple[str, ...], message: str) -> None:
     with pytest.raises(ResourceError) as caught:
         load([write(tmp_path, *documents)])
     assert message in str(caught.value)
-
-
-def test_addresses_have_one_form() -> None:
-    assert join("127.0.0.1", 80) == "127.0.0.1:80"
-    assert join("0:0:0:0:0:0:0:1", 80) == "[::1]:80"

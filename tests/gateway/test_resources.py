@@ -64,7 +64,7 @@ REFUSED: list[tuple[str, str, Any, str]] = [
     ("HTTPRoute", "spec.parentRefs", [], "spec.parentRefs: got []"),
     ("HTTPRoute", "apiVersion", "gateway.networking.k8s.io/v1beta1", "networking.k8s.io/v1beta1 is"),
     ("HTTPRoute", "metadata.nmae", "x", "metadata.nmae: not supported"),
-    ("HTTPRoute", "metadata.name", 7, "metadata.name: got 7; expected `str`"),
+    ("HTTPRoute", "metadata.name", 7, "metadata.name: got 7; expected text"),
     ("Gateway", "spec.listeners.0.protocol", "HTTPS", "spec.listeners[0].protocol: HTTPS is not supported"),
     ("Gateway", "spec.listeners.0.tls", {}, "spec.listeners[0].tls: not supported"),
     ("Gateway", "spec.listeners.0.port", 70000, "spec.listeners[0].port: got 70000"),

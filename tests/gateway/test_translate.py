@@ -63,6 +63,8 @@ def test_a_pool_needs_its_picker_and_a_gateway_must_be(tmp_path: Path) -> None:
         translate(resources, {})
     with pytest.raises(GatewayError, match="there is no Gateway"):
         translate(Resources(), {})
+    with pytest.raises(GatewayError, match="there is no HTTPRoute, so every request would be answered 404"):
+        translate(load([write(tmp_path, GATEWAY, POOL)]), {"default/sim": ["127.0.0.1:9002"]})
 
 
 def test_the_address_to_listen_on_is_an_option(tmp_path: Path) -> None:

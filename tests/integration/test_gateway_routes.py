@@ -184,9 +184,7 @@ async def test_without_a_picker_the_failure_mode_decides(tmp_path: Path, failure
         assert await chain.served() == "a-0"
         [door] = chain.doors["a"]
         await door.drain(0)
-        healthy = "cluster.epp.default.a.membership_healthy"
-        while (await chain.envoy.stats(f"^{healthy}$"))[healthy]:
-            await asyncio.sleep(0.02)
+        await chain.healthy("a", 0)
         for size in (0, 30, 100_000):
             status, _, said = await chain.ask(data=b"x" * size)
             if failure_mode == "FailOpen":

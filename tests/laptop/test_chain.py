@@ -1,5 +1,6 @@
 """Start and end of the chain; what it does in between is in tests/integration."""
 
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -90,3 +91,23 @@ async def test_wrong_manifests_are_told_by_the_gateway(tmp_path: Path) -> None:
 
 def test_the_manifests_of_the_laptop_are_there() -> None:
     assert {file.name for file in MANIFESTS.glob("*.yaml")} == {"gateway.yaml", "pool.yaml", "route.yaml"}
+
+
+async def test_pools_that_no_simulated_pod_is_in_are_refused(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, manifests)
+    pool = manifests / "pool.yaml"
+    pool.write_text(pool.read_text().replace("app: sim", "app: vllm"))
+    with pytest.raises(ChainError, match="no InferencePool selects the simulated pods .*expected matchLabels"):
+        async with running_chain(replace(SMALL, manifests=manifests), tmp_path):
+            pass
+
+
+async def test_a_port_for_root_alone_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(port: int) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr("laptop.chain.is_free", forbidden)
+    with pytest.raises(ChainError, match="only root may listen on port 80; choose another with --port"):
+        async with running_chain(replace(SMALL, port=80), tmp_path):
+            pass

@@ -11,13 +11,16 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from epp.extproc.server import Door
+from epp.extproc.server import Door, Settings
+from gateway.endpoints import join
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import Options, translate
 from gateway.xds import Rendering
 from laptop.ports import free_ports
 from tests.support.ext_proc_door import Route, door
+
+FIRST_EVENT, LAST_EVENT = b"data: 1\n\n", b"data: [DONE]\n\n"
 
 
 @dataclass
@@ -30,25 +33,38 @@ class Upstream:
     asked: int = 0
     silent: asyncio.Event | None = None
     """Set when an answer may go."""
+    streams: bool = False
+    """Its answer begins with an event before it is silent."""
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         body = await request.read()
+        if self.streams:
+            return await self._stream(request)
         if self.silent is not None:
             await self.silent.wait()
         said = {"name": self.name, "path": request.raw_path, "size": len(body), "headers": dict(request.headers)}
         return web.json_response(said, status=self.status, headers={"x-pod": self.name})
 
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(FIRST_EVENT)
+        if self.silent is not None:
+            await self.silent.wait()
+        await response.write(LAST_EVENT)
+        return response
+
 
 @asynccontextmanager
-async def upstream(name: str) -> AsyncIterator[Upstream]:
-    [port] = free_ports(1)
-    made = Upstream(name, f"127.0.0.1:{port}")
+async def upstream(name: str, host: str = "127.0.0.1") -> AsyncIterator[Upstream]:
+    [port] = free_ports(1, host)
+    made = Upstream(name, join(host, port))
     server = web.Application(client_max_size=1 << 26)
     server.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(server)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await web.TCPSite(runner, host, port).start()
     try:
         yield made
     finally:
@@ -78,6 +94,7 @@ metadata: {{name: {name}}}
 spec:
   selector: {{matchLabels: {{pool: {name}}}}}
   targetPorts: [{{number: 8000}}]
+  appProtocol: {app_protocol}
   endpointPickerRef: {{name: {name}-epp, port: {{number: 9002}}, failureMode: {failure_mode}}}
 """
 
@@ -100,12 +117,25 @@ class Rig:
     doors: Mapping[str, Sequence[Door]]
     options: Options
     failure_mode: str
+    app_protocol: str
+    host: str
     session: aiohttp.ClientSession
     envoy: Envoy = field(init=False)
     members: dict[str, list[str]] = field(default_factory=lambda: {pool: [f"{pool}-0", f"{pool}-1"] for pool in "ab"})
 
     async def use(self, rules: Sequence[Mapping[str, Any]]) -> None:
-        await self.envoy.update(render(self, rules))
+        await self.envoy.update(render(self, routed(self.port, rules)))
+
+    async def healthy(self, pool: str, count: int) -> None:
+        """Return when Envoy finds `count` pickers of a pool healthy; a starved machine can miss its first check."""
+        gauge = f"cluster.epp.default.{pool}.membership_healthy"
+        async with asyncio.timeout(30):
+            while (await self.envoy.stats(f"^{gauge}$"))[gauge] != count:
+                await asyncio.sleep(0.02)
+
+    async def use_documents(self, gateway: str) -> None:
+        """`gateway`: YAML of Gateways and HTTPRoutes."""
+        await self.envoy.update(render(self, gateway))
 
     async def ask(self, path: str = "/", method: str = "POST", **more: Any) -> tuple[int, Mapping[str, str], Any]:
         """Status, headers and JSON (or text) of the answer."""
@@ -127,17 +157,23 @@ class Rig:
         return str(said["name"])
 
 
-def render(rig: Rig, rules: Sequence[Mapping[str, Any]]) -> Rendering:
-    text = GATEWAY.format(port=rig.port, rules=json.dumps(list(rules)))
-    text += "".join(POOL.format(name=pool, failure_mode=rig.failure_mode) for pool in "ab")
+def routed(port: int, rules: Sequence[Mapping[str, Any]]) -> str:
+    return GATEWAY.format(port=port, rules=json.dumps(list(rules)))
+
+
+def render(rig: Rig, gateway: str) -> Rendering:
+    options = {"failure_mode": rig.failure_mode, "app_protocol": rig.app_protocol}
+    text = gateway + "".join(POOL.format(name=pool, **options) for pool in "ab")
     entries = []
     for pool, names in rig.members.items():
         for name in names:
             host, _, port = rig.upstreams[name].address.rpartition(":")
-            entries.append({"name": name, "address": host, "port": port, "labels": {"pool": pool}})
+            entries.append({"name": name, "address": host.strip("[]"), "port": port, "labels": {"pool": pool}})
     (rig.folder / "gateway.yaml").write_text(text)
     (rig.folder / "endpoints.yaml").write_text(json.dumps({"endpoints": entries}))
-    pickers = {f"default/{pool}": [f"127.0.0.1:{each.ports[0]}" for each in doors] for pool, doors in rig.doors.items()}
+    pickers = {
+        f"default/{pool}": [join(rig.host, each.ports[0]) for each in doors] for pool, doors in rig.doors.items()
+    }
     return translate(load([rig.folder]), pickers, rig.options)
 
 
@@ -148,19 +184,29 @@ async def rig(
     *,
     options: Options | None = None,
     failure_mode: str = "FailClose",
+    app_protocol: str = "http",
+    host: str = "127.0.0.1",
     replicas: int = 1,
+    concurrency: int = 1,
 ) -> AsyncIterator[Rig]:
-    """The whole chain; `replicas`: endpoint pickers of each pool."""
+    """The whole chain; `host` of upstreams and pickers, `replicas`: endpoint pickers of each pool."""
     async with AsyncExitStack() as stack:
         names = [f"{pool}-{index}" for pool in "ab" for index in range(2)]
-        upstreams = {name: await stack.enter_async_context(upstream(name)) for name in names}
+        upstreams = {name: await stack.enter_async_context(upstream(name, host)) for name in names}
         pickers = {pool: Route(upstreams[f"{pool}-0"].address) for pool in "ab"}
+        listen = Settings(listen=(join(host, 0),), health=(join(host, 0),))
         doors = {
-            pool: [await stack.enter_async_context(door(picker)) for _ in range(replicas)]
+            pool: [await stack.enter_async_context(door(picker, listen)) for _ in range(replicas)]
             for pool, picker in pickers.items()
         }
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         [port] = free_ports(1)
-        made = Rig(folder, port, upstreams, pickers, doors, options or Options(), failure_mode, session)
-        made.envoy = await stack.enter_async_context(running_envoy(render(made, rules), directory=folder / "envoy"))
+        made = Rig(
+            folder, port, upstreams, pickers, doors, options or Options(), failure_mode, app_protocol, host, session
+        )
+        made.envoy = await stack.enter_async_context(
+            running_envoy(render(made, routed(port, rules)), directory=folder / "envoy", concurrency=concurrency)
+        )
+        for pool in "ab":
+            await made.healthy(pool, replicas)
         yield made
