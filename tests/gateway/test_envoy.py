@@ -247,3 +247,15 @@ def test_files_have_the_version_of_their_content() -> None:
     one, two = versions(saying(80, "one")), versions(saying(80, "two"))
     assert one == versions(saying(80, "one"))
     assert {name for name in one if one[name] != two[name]} == {xds.rds("talk")}
+
+
+async def test_an_envoy_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.envoy._ADMIN_S", 1.0)
+    [port] = free_ports(1)
+    async with running_envoy(saying(port, "hi").static(), drain_s=0) as envoy:
+        os.kill(envoy.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(EnvoyError, match=r"admin interface does not answer: nothing came within 1 s"):
+                await envoy.admin("/ready")
+        finally:
+            os.kill(envoy.pid, signal.SIGCONT)

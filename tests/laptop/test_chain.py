@@ -98,7 +98,7 @@ async def test_pools_that_no_simulated_pod_is_in_are_refused(tmp_path: Path) -> 
     shutil.copytree(MANIFESTS, manifests)
     pool = manifests / "pool.yaml"
     pool.write_text(pool.read_text().replace("app: sim", "app: vllm"))
-    with pytest.raises(ChainError, match="no InferencePool selects the simulated pods .*expected matchLabels"):
+    with pytest.raises(ChainError, match=r"no InferencePool selects the simulated pods .*expected matchLabels"):
         async with running_chain(replace(SMALL, manifests=manifests), tmp_path):
             pass
 
