@@ -122,7 +122,7 @@ async def _envoy_knows(chain: Laptop, pod: Pod) -> bool:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("kind: HTTPRoute\nspec: [", "is not valid YAML"),
+        ("kind: HTTPRoute\nspec: [", "not valid YAML"),
         ("endpoints: [{name: x, address: nowhere, port: 1}]", "expected an IPv4 or IPv6 address"),
         (
             "apiVersion: inference.networking.k8s.io/v1\nkind: InferencePool\nmetadata: {name: new}\nspec:\n"
