@@ -58,3 +58,5 @@ OBJECTIVE_GROUPS: Final = ("llm-d.ai", "inference.networking.x-k8s.io")
 CONFIG_VERSIONS: Final = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 ROLE_LABEL: Final = "llm-d.ai/role"
 ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
+ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
+"""Pod annotation: which of the pool's target ports this pod serves, separated by commas; the first wins."""

@@ -7,6 +7,8 @@ source. A user's plugin needs no line here: `type: module.Class` or an entry poi
 from collections.abc import Mapping
 from typing import Any, Final
 
+from epp import protocol
+
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _PICKERS: Final = "epp.scheduling.pickers"
@@ -52,14 +54,12 @@ ALIASES: Final = {
 }
 """Older type name -> the one above or below."""
 
-_ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
-
 BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "openai-parser": {},
     "anthropic-parser": {},
     "passthrough-parser": {},
     "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
-    "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": _ENGINE_LABELS},
+    "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
     "token-producer": {"backend": ("estimate",)},
     "fcfs-ordering-policy": {},
     "global-strict-fairness-policy": {},

@@ -6,17 +6,15 @@ served, as Envoy passes over what its own cluster does not have. Sources: llm-d'
 
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, field
 
+from epp import protocol
 from gateway.documents import Document
 from gateway.errors import ResourceError
 from gateway.resources import InferencePool, Port, Strict
-
-ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
-"""Annotation: which of the pool's target ports a Pod serves, separated by commas. The first one there counts."""
 
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -148,7 +146,7 @@ def _serving(pod: Pod, ports: Sequence[int]) -> list[tuple[str, str]]:
 
 
 def _active_ports(annotations: Mapping[str, str]) -> set[int] | None:
-    for name in ACTIVE_PORTS:
+    for name in protocol.ACTIVE_PORTS:
         if (value := annotations.get(name)) is not None:
             return {int(port) for port in value.split(",") if port.strip()}
     return None

@@ -1,22 +1,18 @@
 """While the chain runs: its files are followed, and pods and replicas that end by themselves are done without."""
 
 import asyncio
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-from epp.errors import ConfigError
-from epp.pool.yamlfiles import files_in
+from epp.pool.yamlfiles import stamp_of
 from gateway.errors import GatewayError
 from laptop.chain import Chain, ChainError
 
 INTERVAL = 0.2
 SETTLED = 3
 """A change of files counts once it has stood for this many intervals: writers need their time."""
-
-Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 async def watch(chain: Chain, tell: Callable[[str], None]) -> None:
@@ -25,7 +21,7 @@ async def watch(chain: Chain, tell: Callable[[str], None]) -> None:
     A pod that ends leaves the endpoints file, as a pod that is not ready leaves a pool in a cluster; a replica that
     ends leaves Envoy's configuration. Files that are wrong are refused, and what was before stays.
     """
-    applied = last = stamp(chain)
+    applied = last = stamp_of(chain.files)
     same = 0
     while True:
         await asyncio.sleep(INTERVAL)
@@ -33,24 +29,12 @@ async def watch(chain: Chain, tell: Callable[[str], None]) -> None:
             await _without(chain, name, sentence, tell)
         if (status := chain.envoy.status) is not None:
             raise ChainError(f"Envoy ended with status {status}")
-        now = stamp(chain)
+        now = stamp_of(chain.files)
         same = same + 1 if now == last else 0
         last = now
         if same >= SETTLED and now != applied:
             applied = now
             await _apply(chain, tell)
-
-
-def stamp(chain: Chain) -> Stamp:
-    """What changes when the content of a file of the chain does."""
-    found = []
-    try:
-        for path in files_in(chain.files):
-            status = os.stat(path)
-            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
-    except (ConfigError, OSError) as error:
-        found.append((str(error), 0, 0, 0))
-    return tuple(found)
 
 
 async def _without(chain: Chain, name: str, sentence: str, tell: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ Sources: GIE `api/v1` (InferencePool), `apix/v1alpha2` (InferenceObjective, Infe
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,9 +14,6 @@ from msgspec import Meta
 from epp import protocol
 from epp.pool.endpoint import Endpoint
 from epp.pool.store import PoolState, Rewrite, Target, address_of
-
-ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
-"""Pod annotation: which of the pool's target ports this pod serves, separated by commas."""
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -215,7 +212,7 @@ def created(meta: Metadata) -> str:
 
 
 def _active_ports(annotations: Mapping[str, str]) -> set[int] | None:
-    for name in ACTIVE_PORTS:
+    for name in protocol.ACTIVE_PORTS:
         if (value := annotations.get(name)) is not None:
             return {int(port) for port in value.split(",") if port.strip()}
     return None

@@ -5,7 +5,6 @@ Every other kind is skipped, so the files may be a gateway's whole manifests.
 """
 
 import asyncio
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from epp.errors import ConfigError
 from epp.pool.manifests import pools_of
 from epp.pool.store import Pool, PoolState
-from epp.pool.yamlfiles import Document, files_in, read_documents
+from epp.pool.yamlfiles import Document, files_in, read_documents, stamp_of
 from epp.telemetry.metrics import Metrics
 
 
@@ -53,7 +52,7 @@ class StaticPools:
         self._pool_name = pool_name
         self._metrics = metrics
         self._interval = interval
-        self._applied = self._signature()
+        self._applied = stamp_of(self._paths)
         self.states = load(self._paths, pool_name)
         self.pools = [Pool(state.name, state.namespace, random=random) for state in self.states]
         """In the order of the files; `states` has the same order."""
@@ -64,7 +63,7 @@ class StaticPools:
         last = self._applied
         while True:
             await asyncio.sleep(self._interval)
-            now = await asyncio.to_thread(self._signature)
+            now = await asyncio.to_thread(stamp_of, self._paths)
             if now == last != self._applied:
                 self._applied = now
                 await self._refresh()
@@ -87,17 +86,6 @@ class StaticPools:
         self.states = states
         for pool, state in zip(self.pools, states, strict=True):
             pool.apply(state)
-
-    def _signature(self) -> tuple[tuple[str, int, int, int], ...]:
-        """What changes when a file's content does: name, inode, size and time of change of each."""
-        found = []
-        try:
-            for path in files_in(self._paths):
-                stat = os.stat(path)
-                found.append((str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns))
-        except (ConfigError, OSError) as error:
-            found.append((str(error), 0, 0, 0))
-        return tuple(found)
 
 
 def _id(state: PoolState) -> str:

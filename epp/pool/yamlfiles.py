@@ -13,6 +13,8 @@ from epp.errors import ConfigError
 
 T = TypeVar("T")
 
+Stamp = tuple[tuple[str, int, int, int], ...]
+
 MAX_FILE: Final = 16 * 1024 * 1024
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -127,3 +129,15 @@ def _field_names(shape: Any, seen: frozenset[Any] = frozenset()) -> list[str]:
             if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in seen:
                 names += _field_names(part, seen | {part})
     return names
+
+
+def stamp_of(paths: Sequence[Path]) -> Stamp:
+    """What changes when the content of a file under `paths` does: name, inode, size and time of change of each."""
+    found = []
+    try:
+        for path in files_in(paths):
+            status = path.stat()
+            found.append((str(path), status.st_ino, status.st_size, status.st_mtime_ns))
+    except (ConfigError, OSError) as error:
+        found.append((str(error), 0, 0, 0))
+    return tuple(found)

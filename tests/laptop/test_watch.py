@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from epp.pool.yamlfiles import stamp_of
 from gateway.errors import GatewayError
 from laptop.chain import Chain, ChainError, Pod
-from laptop.watch import stamp, watch
+from laptop.watch import watch
 from tests.support.waiting import until
 
 
@@ -93,9 +94,9 @@ async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake) -
 
 
 def test_a_stamp_changes_with_content_and_when_a_file_is_gone(fake: Fake) -> None:
-    first = stamp(chain(fake))
-    assert stamp(chain(fake)) == first
+    first = stamp_of(chain(fake).files)
+    assert stamp_of(chain(fake).files) == first
     fake.endpoints_file.write_text("endpoints: []\n")
-    second = stamp(chain(fake))
+    second = stamp_of(chain(fake).files)
     fake.endpoints_file.unlink()
-    assert len({first, second, stamp(chain(fake))}) == 3
+    assert len({first, second, stamp_of(chain(fake).files)}) == 3
