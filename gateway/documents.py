@@ -122,6 +122,8 @@ def _documents(file: Path) -> Iterator[Document]:
         raise ResourceError(str(file), _place(error), f"not valid YAML: {_problem(error)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ResourceError(str(file), "", f"not valid YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
+        raise ResourceError(str(file), "", "not valid YAML: a value that its tag does not fit, like !!int ''") from None
     for number, content in enumerate(contents, 1):
         many = (
             isinstance(content, dict)

@@ -87,6 +87,8 @@ def read_documents(path: Path) -> list[Document]:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(str(path), f"not valid YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
+        raise ConfigError(str(path), "not valid YAML: a value that its tag does not fit, like !!int ''") from None
     return list(_unrolled(path, contents))
 
 

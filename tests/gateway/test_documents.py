@@ -27,6 +27,8 @@ def test_directories_files_lists_and_json_are_read_in_name_order(tmp_path: Path)
         ("- 1\n", "document 1: got [1]; expected a mapping"),
         ("a: &a [*a]\n---\n7\n", "document 2: got 7"),
         ("\x00", "not valid YAML"),
+        ("!!int '': a", "not valid YAML: a value that its tag does not fit"),
+        ("a: !!bool maybe", "not valid YAML: a value that its tag does not fit"),
     ],
 )
 def test_odd_files_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:

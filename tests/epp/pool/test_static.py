@@ -97,6 +97,9 @@ def test_a_mutated_file_is_a_description_or_a_configuration_error(data: st.DataO
         "? {a: b}\n: c",
         "endpoints:\n- &a {name: *a, address: 1.1.1.1, port: 1}",
         "endpoints: &a\n- labels: {x: *a}",
+        "!!int '': a",
+        "a: !!bool maybe",
+        "a: !!timestamp soon",
     ],
 )
 def test_yaml_of_odd_make_is_refused(tmp_path: Path, text: str) -> None:
