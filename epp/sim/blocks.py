@@ -4,7 +4,8 @@ Source of the rules: vLLM's `v1/core/block_pool.py` and `kv_cache_manager.py` (0
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 
 class Blocks:
@@ -17,6 +18,8 @@ class Blocks:
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.on_evicted: Callable[[int], None] | None = None
+        """Told the hash of each cached block that is overwritten, once for each of its copies."""
         self._references = [0] * count
         self._hash_of: list[int | None] = [None] * count
         self._by_hash: dict[int, int] = {}
@@ -44,6 +47,17 @@ class Blocks:
             found.append(block)
         return found
 
+    def depth(self, hashes: Sequence[int], limit: int) -> int:
+        """Length of the longest cached prefix of `hashes[:limit]`: a prompt's tail is evicted before its head."""
+        by_hash, low, high = self._by_hash, 0, min(limit, len(hashes))
+        while low < high:
+            middle = (low + high) >> 1
+            if hashes[middle] in by_hash:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def fits(self, found: Sequence[int], fresh: int) -> bool:
         """Whether `fresh` new blocks could be allocated after taking `found`."""
         references = self._references
@@ -59,14 +73,17 @@ class Blocks:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks from the head of the free queue; their old content is forgotten. The caller checked room."""
-        free, references, hash_of = self._free, self._references, self._hash_of
-        taken = []
-        for _ in range(count):
-            block, _none = free.popitem(last=False)
-            if hash_of[block] is not None:
-                self._evict(block)
+        free, references, hash_of, by_hash = self._free, self._references, self._hash_of, self._by_hash
+        taken = [*islice(free, count)]
+        for block in taken:
+            del free[block]
             references[block] = 1
-            taken.append(block)
+            if (value := hash_of[block]) is not None:
+                if value in self._twins or self.on_evicted is not None:
+                    self._evict(block)
+                else:  # nearly always: nobody else has it, and nobody wants to know
+                    hash_of[block] = None
+                    del by_hash[value]
         return taken
 
     def remember(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
@@ -98,6 +115,8 @@ class Blocks:
         value = self._hash_of[block]
         assert value is not None
         self._hash_of[block] = None
+        if self.on_evicted is not None:
+            self.on_evicted(value)
         twins = self._twins.get(value)
         if twins is None:
             del self._by_hash[value]

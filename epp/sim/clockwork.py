@@ -1,11 +1,11 @@
 """Runs an engine in real time: one task steps it, sleeps out each step, and tells those who wait for tokens."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from epp.sim.engine import Engine, Job, Step
+from epp.sim.engine import Change, Engine, Job, Step
 from epp.sim.metrics import Histograms
 
 CATCH_UP = 0.25
@@ -23,6 +23,8 @@ class Order(NamedTuple):
     """Tokens."""
     reason: str = "stop"
     """Why it will end there, for the metrics."""
+    about: Any = None
+    """What `Job.about` is to be."""
 
 
 class Live:
@@ -51,6 +53,8 @@ class Clockwork:
         self.engine = engine
         self.slow = 1.0
         """Factor on all step times, for faults."""
+        self.on_changes: Callable[[Sequence[Change]], None] | None = None
+        """Told what became of the prefix cache at the end of a step that changed it, just before its tokens come."""
         self._pace = pace
         self._histograms = histograms
         self._lives: dict[str, Live] = {}
@@ -70,7 +74,13 @@ class Clockwork:
         try:
             for order in orders:
                 job = self.engine.add(
-                    order.id, order.hashes, prompt=order.prompt, output=order.output, now=now, adapter=adapter
+                    order.id,
+                    order.hashes,
+                    prompt=order.prompt,
+                    output=order.output,
+                    now=now,
+                    adapter=adapter,
+                    about=order.about,
                 )
                 self._lives[order.id] = live = Live(job, order.reason, wake)
                 lives.append(live)
@@ -100,6 +110,8 @@ class Clockwork:
                 at = loop.time()
 
     def _deliver(self, step: Step, at: float) -> None:
+        if self.on_changes is not None and (changes := self.engine.changes()):
+            self.on_changes(changes)
         for job in step.tokens:
             live = self._lives.get(job.id)
             if live is None:  # aborted while the step ran

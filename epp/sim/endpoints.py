@@ -14,6 +14,7 @@ from epp.sim.clockwork import Clockwork
 from epp.sim.faults import Faults, bad_page, hits
 from epp.sim.generation import DROP_AFTER, Generation, Handler, Identity
 from epp.sim.metrics import Page
+from epp.sim.publisher import Publisher
 from epp.sim.replies import cut, error_reply, json_reply, printable
 from epp.sim.shapes import ChatShape, CompletionShape, MessagesShape, ResponsesShape
 
@@ -21,13 +22,23 @@ VERSION = "0.32.0"
 """The vLLM release whose wire formats and metrics are followed."""
 MAX_BODY = 64 << 20
 """Bytes."""
+_SPARED = frozenset({"/metrics", "/kv_event_sources"})
+"""Paths that requests' faults do not hit."""
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 class Endpoints:
     """All handlers of one pod. `wall` gives Unix seconds, for `created` fields only."""
 
-    def __init__(self, identity: Identity, clockwork: Clockwork, page: Page, wall: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        clockwork: Clockwork,
+        page: Page,
+        wall: Callable[[], float],
+        publisher: Publisher | None = None,
+    ) -> None:
+        self._publisher = publisher
         self._identity = identity
         self._clockwork = clockwork
         self._page = page
@@ -59,6 +70,7 @@ class Endpoints:
         get("/version", self._version)
         get("/load", self._show_load)
         get("/metrics", self._metrics)
+        get("/kv_event_sources", self._kv_event_sources)
         get("/admin/faults", self._show_faults)
         post("/admin/faults", self._set_faults)
         app.router.add_delete("/admin/faults", self._clear_faults)
@@ -71,7 +83,7 @@ class Endpoints:
         """Count, apply faults, and turn every refusal into vLLM's error shape."""
         self._load += 1
         try:
-            if request.path != "/metrics" and not request.path.startswith("/admin/"):
+            if request.path not in _SPARED and not request.path.startswith("/admin/"):
                 await self._misbehave(request)
             return await handler(request)
         except Refused as refused:
@@ -156,6 +168,9 @@ class Endpoints:
     async def _show_load(self, request: web.Request) -> web.Response:
         return json_reply({"server_load": self._load - 1})
 
+    async def _kv_event_sources(self, request: web.Request) -> web.Response:
+        return json_reply(self._publisher.sources() if self._publisher is not None else {})
+
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         kind = self._faults.metrics
         if kind == "normal":
@@ -187,4 +202,6 @@ class Endpoints:
     def _put(self, faults: Faults) -> web.Response:
         self._faults = faults
         self._clockwork.slow = faults.slow
+        if self._publisher is not None:
+            self._publisher.muted = faults.mute
         return json_reply(msgspec.to_builtins(faults))

@@ -12,6 +12,7 @@ cover are computed and stored but can never be hit.
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from epp.sim.blocks import Blocks
 
@@ -118,6 +119,8 @@ class Job:
     generated: int = 0
     """Tokens generated so far."""
     preemptions: int = 0
+    about: Any = None
+    """Whatever the caller wants to find again with it."""
     computed: int = 0
     """Tokens whose KV is in `blocks`."""
     blocks: list[int] = field(default_factory=list)
@@ -140,6 +143,27 @@ class Step:
     """Jobs that decoded; the other `tokens` ended a prefill."""
     prefill: int
     """Tokens prefilled."""
+
+
+class Stored(NamedTuple):
+    """Blocks `start` to `end` of a job's chain were cached."""
+
+    job: Job
+    start: int
+    end: int
+
+
+class Evicted(NamedTuple):
+    """A cached block was overwritten: one copy of this hash is gone."""
+
+    hash: int
+
+
+class Cleared(NamedTuple):
+    """The whole prefix cache was emptied."""
+
+
+Change = Stored | Evicted | Cleared
 
 
 class NeverFits(ValueError):
@@ -171,6 +195,24 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
+        self._changes: list[Change] | None = None
+
+    def watch(self) -> None:
+        """Write down from now on what becomes of the prefix cache; `changes` has it."""
+        self._changes = []
+        self._kv.on_evicted = lambda value: self._changed(Evicted(value))
+
+    def changes(self) -> list[Change]:
+        """What became of the prefix cache since this was asked last, in order; [] where nobody watches."""
+        changes = self._changes
+        if not changes:
+            return []
+        self._changes = []
+        return changes
+
+    def _changed(self, change: Change) -> None:
+        if self._changes is not None:
+            self._changes.append(change)
 
     @property
     def running(self) -> Sequence[Job]:
@@ -191,14 +233,26 @@ class Engine:
         """Share of blocks referenced by requests, 0..1 (cached but unreferenced ones are free)."""
         return 1 - self._kv.free / self._kv.count
 
+    def cached_blocks(self, hashes: Sequence[int], limit: int) -> int:
+        """How many of the first `limit` blocks of a chain are in the prefix cache."""
+        return self._kv.depth(hashes, limit)
+
     def add(
-        self, request_id: str, hashes: Sequence[int], *, prompt: int, output: int, now: float, adapter: str = ""
+        self,
+        request_id: str,
+        hashes: Sequence[int],
+        *,
+        prompt: int,
+        output: int,
+        now: float,
+        adapter: str = "",
+        about: Any = None,
     ) -> Job:
         """Queue a request of `prompt` tokens that will generate `output` (at least 1) tokens.
 
         `hashes` is the chain of the full blocks of prompt and answer (as far as known; what differs by salt or adapter
-        must differ in its hashes). `adapter` is only remembered. Raises NeverFits, and ValueError for an id that is
-        already live or a length under 1.
+        must differ in its hashes). `adapter` and `about` are only remembered. Raises NeverFits, and ValueError for an
+        id that is already live or a length under 1.
         """
         if request_id in self._jobs:
             raise ValueError(f"request {request_id!r} is already in the engine")
@@ -208,7 +262,7 @@ class Engine:
             raise NeverFits(
                 f"{prompt} prompt and {output} generated tokens do not fit in {self.parameters.capacity} tokens of KV"
             )
-        job = Job(request_id, prompt, output, hashes, now, adapter)
+        job = Job(request_id, prompt, output, hashes, now, adapter, about=about)
         self._jobs[request_id] = job
         self._waiting.append(job)
         return job
@@ -227,7 +281,10 @@ class Engine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes. False, and nothing done, while any request holds blocks (as in vLLM)."""
-        return self._kv.forget()
+        done = self._kv.forget()
+        if done:
+            self._changed(Cleared())
+        return done
 
     def step(self, now: float) -> Step | None:
         """Run one step that starts at `now`; None if there is nothing to do.
@@ -241,6 +298,78 @@ class Engine:
         if not batch.jobs:
             return None
         return self._advance(batch, now)
+
+    def leap(self, now: float, limit: int = 512) -> list[float]:
+        """When the next steps would end if nothing happened but decoding; empty unless there are at least two of them.
+
+        No request gets its first or last token in them, none is admitted or preempted. Nothing is done yet: `leapt`
+        does some of them or all, with results equal to as many calls of `step` with nothing added in between. `limit`
+        bounds their number.
+        """
+        running, parameters = self._running, self.parameters
+        decodes, size = len(running), parameters.block_size
+        if not decodes or decodes > parameters.max_batched_tokens:
+            return []
+        count, context = limit, 0
+        for job in running:
+            if not job.generated or job.computed + 1 != job.prompt + job.generated:
+                return []
+            context += job.computed
+            count = min(count, job.output - job.generated - 1)
+        free = self._kv.free
+        while count > 1 and sum(-(-(job.computed + count) // size) - len(job.blocks) for job in running) > free:
+            count //= 2
+        if count < 2 or self._might_admit():
+            return []
+        fixed = parameters.base + parameters.per_decode * decodes
+        each, ends = parameters.per_context_token, []
+        for read in range(context, context + count * decodes, decodes):
+            now += fixed + each * read
+            ends.append(now)
+        return ends
+
+    def leapt(self, steps: int) -> None:
+        """Do the first `steps` of what `leap` told, nothing having been added or aborted since."""
+        size, running = self.parameters.block_size, self._running
+        crossings: list[tuple[int, int, bool]] = []
+        for index, job in enumerate(running):
+            crossings += [(at, index, False) for at in range(len(job.blocks) * size - job.computed, steps, size)]
+            left = len(job.hashes) - job.computed // size
+            ends = range(size - 1 - job.computed % size, steps, size)
+            crossings += [(at, index, True) for at in ends[: max(0, left)]]
+        crossings.sort()
+        for at, index, full in crossings:
+            job = running[index]
+            if full:
+                block = (job.computed + at) // size
+                self._kv.remember(job.blocks[block : block + 1], job.hashes[block : block + 1])
+                self._changed(Stored(job, block, block + 1))
+            else:
+                job.blocks += self._kv.allocate(1)
+        for job in running:
+            job.computed += steps
+            job.generated += steps
+        self.totals.generation_tokens += steps * len(running)
+
+    def _might_admit(self) -> bool:
+        """Whether the first in line could be admitted in one of the next steps, if all running jobs only decode.
+
+        They only take memory, so what does not fit now will not fit then; unless they compute blocks that it begins
+        with.
+        """
+        size, running = self.parameters.block_size, self._running
+        if not self._waiting or len(running) >= self.parameters.max_running:
+            return False
+        job = self._waiting[0]
+        total, hashes = job.prompt + job.generated, job.hashes
+        found = self._kv.match(hashes, (total - 1) // size)
+        if self._kv.fits(found, -(-total // size) - len(found)):
+            return True
+        for other in running:
+            full = other.computed // size
+            if full < min(len(hashes), len(other.hashes)) and hashes[full] == other.hashes[full]:
+                return True
+        return False
 
     def _schedule_running(self, batch: "_Batch") -> None:
         """Give each running job its next tokens in order of admission: decodes one, unfinished prefills a chunk."""
@@ -305,6 +434,8 @@ class Engine:
         now_full = job.computed // block_size
         if now_full > full:
             self._kv.remember(job.blocks[full:now_full], job.hashes[full:now_full])
+            if (end := min(now_full, len(job.hashes))) > full:
+                self._changed(Stored(job, full, end))
 
     def _advance(self, batch: "_Batch", now: float) -> Step:
         duration = batch.seconds(self.parameters)

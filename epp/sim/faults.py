@@ -32,6 +32,8 @@ class Faults(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of the requests that `status`, `hang`, `refuse` and `drop_after` hit, by seeded chance."""
     slow: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     """Factor on the time of every engine step."""
+    mute: bool = False
+    """KV events are counted and kept, but not sent: subscribers see a gap when it ends."""
     metrics: MetricsFault = "normal"
     """`huge`: a valid page of 32 MiB. `endless`: valid lines for ever. `binary`: bytes that are no text. `half`: the
     connection is cut in the middle of the page. `hang`: no answer. `off`: 404."""

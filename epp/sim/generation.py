@@ -4,6 +4,7 @@ import base64
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -38,6 +39,14 @@ class Identity:
     max_model_len: int
     """Most tokens of prompt and answer together."""
     adapters: Adapters = field(default_factory=Adapters)
+
+
+class Said(NamedTuple):
+    """What a sequence is, beyond its hashes."""
+
+    tokens: Tokens
+    """Prompt and answer."""
+    salt: str
 
 
 class Generation:
@@ -121,6 +130,7 @@ class Generation:
                 tokens.count(prompt),
                 tokens.count(generated),
                 reason,
+                Said(prompt + generated, salt or ""),
             )
             for index, (prompt, (generated, reason)) in enumerate(zip(prompts, outputs, strict=True))
         ]

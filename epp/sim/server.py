@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
@@ -19,11 +20,12 @@ from aiohttp import web
 
 from epp.sim.clockwork import Clockwork
 from epp.sim.endpoints import Endpoints
-from epp.sim.engine import H100_8B, LAPTOP, Engine, EngineParameters
+from epp.sim.engine import LAPTOP, Engine, EngineParameters
 from epp.sim.generation import Identity
 from epp.sim.metrics import Adapters, Page
+from epp.sim.presets import PRESETS
+from epp.sim.publisher import KvEventsConfig, Publisher, events_of, kv_events_from
 
-PRESETS = {"laptop": LAPTOP, "h100-8b": H100_8B}
 GRACE = 0.3
 """Seconds that answers in progress get at shutdown before they are cut; cutting may take as long again."""
 
@@ -47,12 +49,13 @@ class SimulatedPod:
         max_model_len: int | None = None,
         lora: Sequence[str] = (),
         lora_slots: int = 1,
+        kv_events: KvEventsConfig | None = None,
     ) -> None:
         """`port` 0 picks a free one. `time_scale` 10 makes ten seconds of the engine's time pass in one.
 
         `max_model_len` is in tokens; the whole KV memory where it is None or larger than that. `lora` names the
         adapters served beside `model`; `lora_slots` is only reported. Pods with equal `seed`, `model` and `lora`
-        give equal answers.
+        give equal answers. `kv_events`: where it publishes what becomes of its cache, if it does.
         """
         if time_scale <= 0:
             raise ValueError(f"time_scale: {time_scale}, expected more than 0")
@@ -64,7 +67,13 @@ class SimulatedPod:
         page = Page(self.engine, model, adapters, _wall)
         self._clockwork = Clockwork(self.engine, page.histograms, 1 / time_scale)
         identity = Identity(name, model, seed, parameters, longest, adapters)
-        self._endpoints = Endpoints(identity, self._clockwork, page, _wall)
+        self._publisher: Publisher | None = None
+        if kv_events is not None and kv_events.enable_kv_cache_events:
+            self._publisher = Publisher(host, kv_events, _wall)
+            self.engine.watch()
+            publish, size = self._publisher.publish, parameters.block_size
+            self._clockwork.on_changes = lambda changes: publish(events_of(changes, size))
+        self._endpoints = Endpoints(identity, self._clockwork, page, _wall, self._publisher)
 
     @property
     def address(self) -> str:
@@ -80,13 +89,16 @@ class SimulatedPod:
         self._runner = web.AppRunner(
             self._endpoints.application(), handler_cancellation=True, access_log=None, shutdown_timeout=GRACE
         )
-        await self._runner.setup()
-        try:
-            site = web.TCPSite(self._runner, self._host, self._port)
-            await site.start()
-        except OSError:
-            await self._runner.cleanup()
-            raise
+        async with AsyncExitStack() as stack:
+            if self._publisher is not None:
+                await stack.enter_async_context(self._publisher)
+            await self._runner.setup()
+            try:
+                await web.TCPSite(self._runner, self._host, self._port).start()
+            except OSError:
+                await self._runner.cleanup()
+                raise
+            self._stack = stack.pop_all()
         self._port = self._runner.addresses[0][1]
         self._tasks = await asyncio.TaskGroup().__aenter__()
         self._task = self._tasks.create_task(self._clockwork.run())
@@ -97,7 +109,10 @@ class SimulatedPod:
     ) -> None:
         await self._runner.cleanup()
         self._task.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            await self._tasks.__aexit__(kind, error, trace)
+        finally:
+            await self._stack.aclose()
 
 
 def _wall() -> float:
@@ -133,6 +148,7 @@ async def _serve(pod: SimulatedPod) -> None:
     type=click.FloatRange(0, 1000, min_open=True),
     help="10 = ten times faster than the preset.",
 )
+@click.option("--kv-events-config", help="Publish KV events over zmq: vLLM's flag, JSON; port 0 takes a free one.")
 def main(
     host: str,
     port: int,
@@ -146,9 +162,14 @@ def main(
     block_size: int | None,
     max_model_len: int | None,
     time_scale: float,
+    kv_events_config: str | None,
 ) -> None:
     """Serve one simulated vLLM pod until SIGTERM or Ctrl-C."""
-    parameters = PRESETS[preset]
+    parameters = PRESETS[preset].parameters
+    try:
+        events = kv_events_from(kv_events_config) if kv_events_config else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--kv-events-config") from None
     pod = SimulatedPod(
         host=host,
         port=port,
@@ -162,6 +183,7 @@ def main(
         max_model_len=max_model_len,
         lora=lora,
         lora_slots=max_loras,
+        kv_events=events,
     )
     try:
         uvloop.run(_serve(pod))

@@ -10,13 +10,17 @@ MARK = "@" * 16
 """Stands where each request gets 16 characters of its own: what follows it was never seen before by anybody."""
 WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from"
 
-Api = Literal["chat", "completions"]
-PATHS: dict[Api, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Api = Literal["chat", "completions", "streamed completions"]
+PATHS: dict[Api, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "streamed completions": "/v1/completions",
+}
 
 
 def bodies(size: int, count: int, api: Api, seed: int) -> Iterator[bytes]:
     """`count` bodies of exactly `size` bytes: a quarter shared by all, half by the eight of a conversation, the rest
-    each request's own. Completions are streamed.
+    each request's own.
     """
     rng = random.Random(f"{size} {seed}")
     system = _text(rng, size // 4)
@@ -29,8 +33,9 @@ def bodies(size: int, count: int, api: Api, seed: int) -> Iterator[bytes]:
 
 
 def _body(api: Api, system: str, history: str, turn: str) -> str:
-    if api == "completions":
-        return json.dumps({"model": "bench", "stream": True, "max_tokens": 100, "prompt": system + history + turn})
+    if api != "chat":
+        streams = api == "streamed completions"
+        return json.dumps({"model": "bench", "stream": streams, "max_tokens": 100, "prompt": system + history + turn})
     half = len(history) // 2
     turns = [("system", system), ("user", history[:half]), ("assistant", history[half:]), ("user", turn)]
     messages = [{"role": role, "content": content} for role, content in turns]

@@ -27,7 +27,7 @@ def echoing(destination: str) -> Process:
         request: list[bytes] = []
         asked = answered = False
         while isinstance(data := await context.read(), bytes):
-            message = messages.ProcessingRequest.FromString(data)
+            message = messages.decode(data)
             kind = message.WhichOneof("request")
             if kind == "request_body" and not asked:
                 request.append(message.request_body.body)

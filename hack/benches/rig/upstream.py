@@ -1,4 +1,6 @@
-"""A model server that streams: every request is answered by `CHUNKS` server-sent events, `PAUSE_S` apart."""
+"""A slow model server: an answer of `CHUNKS` server-sent events, `PAUSE_S` apart; or one piece, as late, where the
+request does not ask for a stream.
+"""
 
 import argparse
 import asyncio
@@ -14,6 +16,8 @@ EVENT = b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+WHOLE = b'{"object":"text_completion","choices":[{"index":0,"text":"%s"}]}' % (TEXT * CHUNKS)
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(WHOLE), WHOLE)
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -34,8 +38,15 @@ class Streaming(asyncio.Protocol):
         wanted = int(length[1]) if length else 0
         if len(body) >= wanted:
             self._received = body[wanted:]
-            self._transport.write(HEAD)
-            self._next(CHUNKS)
+            if b'"stream": true' in body[:wanted]:
+                self._transport.write(HEAD)
+                self._next(CHUNKS)
+            else:
+                self._loop.call_later(CHUNKS * PAUSE_S, self._whole)
+
+    def _whole(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(PLAIN)
 
     def _next(self, left: int) -> None:
         if self._transport.is_closing():

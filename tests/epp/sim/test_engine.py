@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.sim.engine import H100_8B, LAPTOP, Engine, EngineParameters, Job, NeverFits, Step
+from epp.sim.engine import H100_8B, LAPTOP, Engine, EngineParameters, Job, NeverFits, Step, Stored
 
 SMALL = EngineParameters(
     block_size=4,
@@ -297,3 +297,94 @@ def test_books_balance_and_nobody_is_lost(
 ) -> None:
     fitting = [arrival for arrival in arrivals if arrival[2] + arrival[3] <= parameters.capacity]
     assert drive(parameters, fitting, aborted) == drive(parameters, fitting, aborted), "equal calls, equal results"
+
+
+# --- leaps ------------------------------------------------------------------------------------------------------------
+
+
+def played(parameters: EngineParameters, arrivals: list[Arrival], *, leaping: bool) -> tuple[list[object], int]:
+    """What becomes of traffic, by steps or by leaps where they are possible; and the steps that were leapt over."""
+    engine = Engine(parameters)
+    engine.watch()
+    ends: list[float] = []
+    jobs: list[Job] = []
+    now, due, leapt, queue = 0.0, 0, 0, list(enumerate(arrivals))
+    while queue or engine.running or engine.waiting:
+        while queue and (due >= queue[0][1][0] or not (engine.running or engine.waiting)):
+            number, (_gap, document, length, output) = queue.pop(0)
+            due = 0
+            jobs.append(engine.add(str(number), prompt(document, 90), prompt=length, output=output, now=now))
+        ahead = engine.leap(now) if leaping else []
+        if queue:
+            ahead = ahead[: queue[0][1][0] - due]
+        if ahead:
+            for half in (len(ahead) // 2, len(ahead) - len(ahead) // 2):
+                engine.leapt(half)
+                engine.check()
+            ends += ahead
+            now, due, leapt = ends[-1], due + len(ahead), leapt + len(ahead)
+            continue
+        step = engine.step(now)
+        assert step is not None
+        now, due = step.ends_at, due + 1
+        ends.append(now)
+    served = [(job.id, job.cached, job.first_token_at, job.ended_at, job.preemptions) for job in jobs]
+    kept = [engine.cached_blocks(prompt(document, 90), 22) for document in range(4)]
+    changes = [
+        (change.job.id, change.start, change.end) if isinstance(change, Stored) else change
+        for change in engine.changes()
+    ]
+    return [ends, served, kept, engine.totals, changes], leapt
+
+
+LONG_ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 12), st.integers(0, 3), st.integers(1, 30), st.integers(1, 40)), max_size=15
+)
+LARGE = [replace(SMALL, blocks=80), replace(SMALL, blocks=24), replace(SMALL, blocks=40, max_running=2)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(LARGE), LONG_ARRIVALS)
+def test_leaping_changes_nothing_that_can_be_seen(parameters: EngineParameters, arrivals: list[Arrival]) -> None:
+    fitting = [arrival for arrival in arrivals if arrival[2] + arrival[3] <= parameters.capacity]
+    stepped, _ = played(parameters, fitting, leaping=False)
+    leapt, _ = played(parameters, fitting, leaping=True)
+    assert leapt == stepped
+
+
+def test_a_leap_ends_before_anything_but_decoding_happens() -> None:
+    arrivals: list[Arrival] = [(0, 1, 8, 40), (0, 2, 8, 30)]
+    _, leapt = played(LARGE[0], arrivals, leaping=True)
+    assert leapt == 28 + 9, "all but the first step and each last token"
+    engine = Engine(SMALL)
+    engine.add("a", [], prompt=8, output=10, now=0.0)
+    assert engine.leap(0.0) == [], "nothing has been prefilled"
+    engine.step(0.0)
+    assert len(engine.leap(1.0)) == 8
+    engine.add("b", [], prompt=8, output=10, now=0.0)
+    assert engine.leap(1.0) == [], "somebody would be admitted"
+
+
+def test_a_leap_does_not_pass_over_one_who_waits_for_blocks_being_computed() -> None:
+    """The first in line does not fit, but begins with the answer that is being generated."""
+    engine = Engine(replace(SMALL, blocks=8))
+    engine.add("a", prompt(1, 32), prompt=4, output=20, now=0.0)
+    engine.step(0.0)
+    assert engine.leap(0.0)
+    engine.add("b", prompt(1, 32), prompt=31, output=1, now=0.0)
+    engine.step(0.0)
+    assert [job.id for job in engine.waiting] == ["b"]
+    assert engine.leap(0.0) == []
+    engine.abort("b")
+    engine.add("c", prompt(2, 32), prompt=31, output=1, now=0.0)
+    assert engine.leap(0.0), "a stranger who does not fit is no reason to look at every step"
+
+
+@pytest.mark.parametrize("known", [0, 4, 6])
+def test_cached_blocks_counts_what_a_prompt_would_find(known: int) -> None:
+    engine = Engine(SMALL)
+    if known:
+        served(engine, prompt(1, 4 * known), prompt=4 * known + 1)
+    assert engine.cached_blocks(prompt(1, 40), 10) == known
+    assert engine.cached_blocks(prompt(1, 40), 3) == min(known, 3)
+    assert engine.cached_blocks(prompt(2, 40), 10) == 0

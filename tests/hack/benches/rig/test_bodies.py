@@ -8,7 +8,7 @@ from hack.benches.rig.load import SCRIPT
 
 
 @pytest.mark.parametrize("size", [2 << 10, 32 << 10, 256 << 10])
-@pytest.mark.parametrize("api", ["chat", "completions"])
+@pytest.mark.parametrize("api", ["chat", "completions", "streamed completions"])
 def test_bodies_have_the_size_asked_for_and_are_conversations(size: int, api: bodies.Api) -> None:
     made = list(bodies.bodies(size, 16, api, 1))
     assert {len(body) for body in made} == {size}

@@ -5,7 +5,7 @@ import pytest
 from hack.benches.rig import report
 from hack.benches.rig.report import ALONE, Sample, variant
 
-SCENARIOS = [*report.TARGETS, "100 SSE chunks"]
+SCENARIOS = [*report.TARGETS, report.STREAMED, report.LATE]
 
 
 def a_round(speed: float, epp: float = 480.0) -> dict[tuple[str, str], Sample]:
@@ -50,3 +50,11 @@ def test_targets_are_met_or_missed_by_name() -> None:
         "MISSED: epp : bare door at 32 KB",
         "MISSED: epp : bare door at 32 KB",
     ]
+
+
+def test_a_streamed_answer_is_compared_with_one_as_late() -> None:
+    dear = a_round(1.0)
+    for door in report.DOORS:
+        dear[report.STREAMED, variant(door, "lean")] = Sample(528.0, 90.0, 600.0, 600.0, 2000.0)
+    lines = report.verdicts(report.summary([dear], SCENARIOS))
+    assert "MISSED: epp, lean: an answer of 100 chunks costs 1.10 of a plain one as late (at most 1.05)" in lines

@@ -1,0 +1,128 @@
+"""`warmpath replay`: flags to a plan, results to a table, JSON and a page."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from epp.decode import short
+from epp.errors import ConfigError
+from epp.sim import presets
+from epp.sim.replay.figures import Slo
+from epp.sim.replay.generators import Arrivals
+from epp.sim.replay.page import page
+from epp.sim.replay.play import Conditions, Failure
+from epp.sim.replay.policies import policy
+from epp.sim.replay.runs import Plan, Rate, Results, Source, compare, with_oracle
+from epp.sim.replay.table import table
+
+_WIDEST = 400
+"""Columns of a terminal that no table needs."""
+DEFAULTS = ("prefix-aware", "least-load", "round-robin")
+
+
+def plan(
+    *,
+    trace: str,
+    requests: int | None,
+    arrivals: Arrivals,
+    pods: str,
+    policies: Sequence[str],
+    oracle: bool,
+    load: float | None,
+    rate: float | None,
+    times: float | None,
+    seed: int,
+    runs: int,
+    workers: int,
+    slo_ttft: float,
+    slo_tpot: float,
+    scrape: float,
+    event_lag: float,
+    replicas: int,
+    exchange: float | None,
+    lean: bool,
+    foreign: float,
+    fail: Sequence[str],
+) -> Plan:
+    """The plan that the flags describe. Raises ConfigError."""
+    rates = [Rate(kind, value) for kind, value in (("load", load), ("rate", rate), ("times", times)) if value]
+    if len(rates) > 1:
+        raise ConfigError("rate", "expected one of --load, --rate and --times")
+    found = tuple(policy(each) for each in policies or DEFAULTS)
+    if len({each.name for each in found}) < len(found):
+        raise ConfigError("policy", "two policies have one name; expected each once")
+    is_file = Path(trace).suffix in (".jsonl", ".gz", ".json")
+    return Plan(
+        Source(trace, requests, arrivals),
+        tuple(presets.pods(pods)),
+        with_oracle(found) if oracle else found,
+        Conditions(
+            scrape=scrape,
+            event_lag=event_lag,
+            replicas=replicas,
+            exchange=exchange,
+            sees_answer=not lean,
+            foreign=foreign,
+            failures=tuple(_failure(each) for each in fail),
+        ),
+        rates[0] if rates else Rate() if is_file else Rate("load", 0.8),
+        Slo(slo_ttft, slo_tpot),
+        tuple(range(seed, seed + runs)),
+        workers,
+    )
+
+
+def _failure(text: str) -> Failure:
+    """`POD@AT+SECONDS`: the third pod dies at 60 s and is back after 30 is `3@60+30`."""
+    try:
+        pod, _, times = text.partition("@")
+        at, _, seconds = times.partition("+")
+        failure = Failure(int(pod) - 1, float(at), float(seconds))
+    except ValueError:
+        failure = None
+    if failure is None or failure.at < 0 or failure.seconds <= 0:
+        raise ConfigError("fail", f"expected POD@AT+SECONDS, as in 3@60+30, got {short(text)}")
+    return failure
+
+
+def main(plan: Plan, *, as_json: bool, html: Path | None) -> int:
+    """Run it and show it. Raises ConfigError."""
+    if html is not None and not html.absolute().parent.is_dir():
+        raise ConfigError(str(html), "there is no such directory")
+    console = Console(stderr=True)
+    results = _with_bar(plan, console)
+    if html is not None:
+        html.write_text(page(plan, results), encoding="utf-8")
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n")
+    else:
+        shown = table(plan, results)
+        terminal = Console().width
+        Console(width=max(terminal, Console(width=_WIDEST).measure(shown).maximum)).print(shown)
+    return 0
+
+
+def _with_bar(plan: Plan, console: Console) -> Results:
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def progress(what: str, ended: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        if ended == total or not ended % 50:
+            bar.update(tasks[what], completed=ended)
+
+    with bar:
+        return compare(plan, progress)

@@ -1,0 +1,111 @@
+"""`oracle`: the default's formula on what is really in the pods, instead of what a picker can know of them.
+
+It shows how much of a policy's waiting comes from not knowing. It is no upper bound in the strict sense: a better
+formula could beat it. Like the default it counts a prefill in progress as a whole until its first token: the rest of a
+prompt shares its last step with whoever comes next, so that the time a prefill has had says little of the time it
+still takes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from epp.plugin import Cost, Endpoint, Request, Response
+from epp.sim.engine import EngineParameters
+from epp.sim.replay.pod import Pod
+from epp.sim.replay.replica import SeesPods
+from epp.sim.replay.trace import Ask
+
+_G = 2.0
+_S = 0.03
+_WEIGHT = 0.02
+
+
+@dataclass(eq=False)
+class Oracle(Cost, SeesPods):
+    """`expected-ttft` with every account true: the pod's own queue, cache, memory and speed."""
+
+    terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "memory")
+
+    residence: float = 10.0
+    """Seconds a request stays at a pod, until the first have been seen."""
+
+    _sent: dict[Endpoint, "OrderedDict[str, tuple[Ask, int]]"] = field(default_factory=dict, init=False, repr=False)
+    """By endpoint, in order: requests in flight there, and the tokens they will have to compute."""
+
+    def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
+        ask: Ask = request.notes[Ask]
+        now = self.clock()
+        rows = []
+        chains: dict[int, list[int]] = {}
+        for endpoint in endpoints:
+            pod = self.pods[endpoint]
+            parameters = pod.kind.parameters
+            size = parameters.block_size
+            if size not in chains:
+                chains[size] = ask.chain(size)
+            u = self._uncached(ask, chains[size], endpoint, now)
+            rows.append(self._row(pod, parameters, endpoint, u, ask.tokens, now))
+            request.notes[self, endpoint] = u
+        return rows
+
+    def _row(
+        self, pod: Pod, parameters: EngineParameters, endpoint: Endpoint, u: int, n: int, now: float
+    ) -> tuple[float, ...]:
+        engine = pod.look(now)
+        pending, needed, decodes, context = 0.0, u, 0, 0
+        sent = self._sent.get(endpoint, OrderedDict())
+        for job in engine.waiting:
+            own = sent[job.id][1] if job.id in sent else job.prompt
+            pending += _work(parameters, own, job.prompt)
+            needed += own
+        for job in engine.running:
+            if job.first_token_at is not None and job.first_token_at <= now:
+                decodes += 1
+                context += job.computed
+            else:
+                pending += _work(parameters, job.prompt - job.cached, job.prompt)
+        work = _work(parameters, u, n)
+        stall = _S * decodes * work
+        step = parameters.base + parameters.per_decode * decodes + parameters.per_context_token * context
+        crowd = step / (parameters.linear * parameters.max_batched_tokens)
+        over = needed - engine.free_blocks * parameters.block_size
+        memory = over / parameters.capacity * self.residence if over > 0 else 0.0
+        shared = (_G - 1) * work
+        return pending, work, shared, stall, crowd * (pending + work + shared + stall), memory
+
+    def _uncached(self, ask: Ask, chain: Sequence[int], endpoint: Endpoint, now: float) -> int:
+        """Tokens it would have to compute there: what is neither cached nor in the prompt of one in flight."""
+        pod = self.pods[endpoint]
+        size = pod.kind.parameters.block_size
+        cached = pod.look(now).cached_blocks(chain, (ask.tokens - 1) // size) * size
+        ids = {piece.id for piece in ask.prompt}
+        for other, _ in self._sent.get(endpoint, {}).values():
+            if other.prompt[0].id in ids:
+                cached = max(cached, _common(ask, other))
+        return ask.tokens - min(cached, (ask.tokens - 1) // size * size)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        u = request.notes.get((self, endpoint), request.tokens)
+        self._sent.setdefault(endpoint, OrderedDict())[request.id] = (request.notes[Ask], u)
+        request.notes[self] = self.clock()
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self._sent[endpoint].pop(request.id, None)
+        if response.complete:
+            self.residence += _WEIGHT * (self.clock() - request.notes[self] - self.residence)
+
+
+def _work(parameters: EngineParameters, u: int, n: int) -> float:
+    return parameters.linear * u + parameters.attention * u * (n - 0.5 * u)
+
+
+def _common(one: Ask, other: Ask) -> int:
+    """Tokens both prompts begin with."""
+    tokens = 0
+    for mine, its in zip(one.prompt, other.prompt, strict=False):
+        if mine.id != its.id:
+            break
+        tokens += min(mine.tokens, its.tokens)
+    return tokens

@@ -1,0 +1,181 @@
+"""What is replayed: requests with their times and what their prompts share. Pure data, and the Mooncake reader.
+
+A prompt is a path of pieces. A piece's number stands for its text and everything before it, so prompts share exactly
+the pieces that their paths begin with alike; what the text is does not matter to anybody.
+"""
+
+import gzip
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Final, NamedTuple
+
+import msgspec
+
+from epp.errors import ConfigError
+
+MOONCAKE_BLOCK: Final = 512
+"""Tokens per hash id of a Mooncake trace."""
+MOONCAKE_TICK: Final = 3.0
+"""Seconds: the clock of the published Mooncake traces ticks so slowly that requests come in herds."""
+BYTES_PER_TOKEN: Final = 4
+_BLOCKS: Final = 1 << 24
+"""More than the engine blocks of any prompt."""
+
+
+class Piece(NamedTuple):
+    """A part of a prompt."""
+
+    id: int
+    """Unique for its text and all that comes before it."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a trace. Its number is its place in the trace."""
+
+    at: float
+    """Seconds from the start of the trace; for one that comes after others, see `pause`."""
+    prompt: tuple[Piece, ...]
+    output: int
+    """Tokens its answer has."""
+    answer: int = 0
+    """Piece that the answer becomes when a later prompt contains it; 0 = none does."""
+    after: tuple[int, ...] = ()
+    """Requests that must have ended before this one is sent."""
+    pause: float = 0.0
+    """Seconds between the end of the last of those and this one."""
+    session: str = ""
+    """Whose conversation it belongs to (the header `x-session-id`)."""
+
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return sum(piece.tokens for piece in self.prompt)
+
+    def bytes(self) -> bytes:
+        """A prompt's text, as long and as much alike as the pieces say, four bytes a token."""
+        return b"".join(map(_bytes, self.prompt))
+
+    def ids(self) -> "array[int]":
+        """The token ids of its prompt and, where a later prompt contains it, of its answer."""
+        answer = _bytes(Piece(self.answer, self.output)) if self.answer else b""
+        return array("I", self.bytes() + answer)
+
+    def chain(self, block_size: int) -> list[int]:
+        """Hashes of the engine's full blocks of the prompt and of an answer that somebody will build upon."""
+        hashes: list[int] = []
+        start = 0
+        for id, tokens in (*self.prompt, Piece(self.answer, self.output)) if self.answer else self.prompt:
+            first, start = start // block_size, start + tokens
+            base = id * _BLOCKS
+            hashes += range(base + first, base + start // block_size)
+        return hashes
+
+
+def _bytes(piece: Piece) -> bytes:
+    return (piece.id.to_bytes(8, "little") * -(-piece.tokens // 2))[: piece.tokens * BYTES_PER_TOKEN]
+
+
+class Trace(NamedTuple):
+    """Requests in the order of their numbers, and what to call them."""
+
+    name: str
+    asks: Sequence[Ask]
+
+    def scaled(self, factor: float) -> "Trace":
+        """The same requests, new ones coming `factor` times as fast; pauses within a conversation stay."""
+        return Trace(self.name, [replace(ask, at=ask.at / factor) for ask in self.asks])
+
+    @property
+    def rate(self) -> float:
+        """Requests a second, answers to earlier ones counted when their first was sent."""
+        last = max((ask.at for ask in self.asks), default=0.0)
+        return len(self.asks) / last if last else 0.0
+
+    def cached_bound(self) -> float:
+        """Share of prompt tokens that one cache without end would hold: no pool of pods can reach more."""
+        seen: set[int] = set()
+        held = total = 0
+        for ask in self.asks:
+            total += ask.tokens
+            known = 0
+            for piece in ask.prompt:
+                if piece.id not in seen:
+                    break
+                known += piece.tokens
+            held += min(known, ask.tokens - 1)
+            seen.update(piece.id for piece in ask.prompt)
+            seen.add(ask.answer)
+        return held / total if total else 0.0
+
+
+class _Line(msgspec.Struct):
+    timestamp: float
+    """Milliseconds."""
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def read_mooncake(path: Path, *, seed: int = 0, limit: int | None = None) -> Trace:
+    """A trace in Mooncake's JSON lines, plain or gzipped (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
+
+    Requests of one tick are spread over it, in order; a trace whose times are finer is taken as it is. `limit` takes
+    only so many. Raises ConfigError with the line.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            lines = list(_lines(file, path, limit))
+    except (OSError, EOFError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from error
+    if not lines:
+        raise ConfigError(str(path), "expected at least one request, got none")
+    lines.sort(key=lambda line: line.timestamp)
+    times = _spread([line.timestamp / 1000 for line in lines], Random(f"ticks {seed}"))
+    start = times[0]
+    return Trace(
+        path.name.removesuffix(".gz").removesuffix(".jsonl"),
+        [Ask(at - start, _pieces(line), max(1, line.output_length)) for at, line in zip(times, lines, strict=True)],
+    )
+
+
+def _lines(file: Iterable[bytes], path: Path, limit: int | None) -> Iterator[_Line]:
+    decode = msgspec.json.Decoder(_Line).decode
+    for number, raw in enumerate(file, 1):
+        if limit is not None and number > limit:
+            return
+        if not raw.strip():
+            continue
+        try:
+            line = decode(raw)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path}:{number}", f"no line of a Mooncake trace: {error}") from error
+        blocks = -(-line.input_length // MOONCAKE_BLOCK)
+        if line.input_length < 1 or len(line.hash_ids) != blocks:
+            raise ConfigError(
+                f"{path}:{number}",
+                f"expected a hash id for each {MOONCAKE_BLOCK} tokens of input_length, {blocks} for "
+                f"{line.input_length}, got {len(line.hash_ids)}",
+            )
+        yield line
+
+
+def _pieces(line: _Line) -> tuple[Piece, ...]:
+    rest = line.input_length - MOONCAKE_BLOCK * (len(line.hash_ids) - 1)
+    pieces = [Piece(id + 1, MOONCAKE_BLOCK) for id in line.hash_ids]  # 0 stands for no piece
+    pieces[-1] = Piece(line.hash_ids[-1] + 1, rest)
+    return tuple(pieces)
+
+
+def _spread(times: list[float], chance: Random) -> list[float]:
+    """Times of one tick spread over it at random; kept where the clock ticks faster."""
+    distinct = sorted(set(times))
+    if len(distinct) > 1 and min(b - a for a, b in pairwise(distinct)) < 0.8 * MOONCAKE_TICK:
+        return times
+    return sorted(at + chance.uniform(0, MOONCAKE_TICK) for at in times)

@@ -1,0 +1,82 @@
+"""Ours against round-robin on shared documents of 8k and 64k tokens, seven pods of 70B: the table of docs/replay.md.
+
+Virtual time: the figures do not depend on the machine. Prints Markdown.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import click
+
+from epp.sim.presets import pods
+from epp.sim.replay.figures import Figures, Slo, spread
+from epp.sim.replay.play import Conditions
+from epp.sim.replay.policies import policy
+from epp.sim.replay.runs import Plan, Rate, Results, Source, compare
+from epp.sim.replay.table import by_policy
+
+PODS: Final = "7*8xh100-70b"
+OURS: Final = "prefix-aware"
+BASE: Final = "round-robin"
+LOADS: Final = (0.4, 0.7, 0.9)
+
+
+class Case(NamedTuple):
+    workload: str
+    requests: int
+
+
+CASES: Final = (Case("documents-8k", 3000), Case("documents-64k", 1000))
+ROWS: Final[Sequence[tuple[str, Callable[[Figures], float], str]]] = (
+    ("TTFT p50, s", lambda f: f.ttft_p50, ".3f"),
+    ("TTFT p90, s", lambda f: f.ttft_p90, ".2f"),
+    ("generated tokens/s", lambda f: f.tokens_per_second, ",.0f"),
+    ("$ per 1,000 tokens", lambda f: f.cost, ".4f"),
+    ("hit rate, %", lambda f: 100 * f.hit_rate, ".1f"),
+)
+
+
+def rows(case: Case, load: float, results: Results) -> list[str]:
+    """Markdown rows of one case: ours, round-robin, and the change from the one to the other."""
+    runs = by_policy(results)
+    lines = []
+    for name, figure, form in ROWS:
+        ours, base = (spread([figure(run) for run in runs[which]]) for which in (OURS, BASE))
+        change = spread(
+            [100 * (figure(a) / figure(b) - 1) for a, b in zip(runs[OURS], runs[BASE], strict=True) if figure(b)]
+        )
+        lines.append(
+            f"| {case.workload}, {load:.0%} | {name} | {ours.mean:{form}} | {base.mean:{form}} "
+            f"| {change.mean:+.0f} % ± {change.deviation:.0f} |"
+        )
+    bound = spread([100 * run.hit_bound for run in runs[OURS]])
+    lines.append(f"| {case.workload}, {load:.0%} | bound of the hit rate, % | {bound.mean:.1f} | {bound.mean:.1f} | |")
+    return lines
+
+
+@click.command()
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--share", default=1.0, show_default=True, help="Of the requests, for a quick look.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1))
+def main(seeds: int, share: float, workers: int) -> None:
+    """Print the table."""
+    print("| workload, load | figure | prefix-aware | round-robin | change |")
+    print("|---|---|---|---|---|")
+    for case in CASES:
+        for load in LOADS:
+            plan = Plan(
+                Source(case.workload, max(1, round(case.requests * share)), "steady"),
+                tuple(pods(PODS)),
+                (policy(OURS), policy(BASE)),
+                Conditions(),
+                Rate("load", load),
+                Slo(),
+                tuple(range(seeds)),
+                workers,
+            )
+            for line in rows(case, load, compare(plan, lambda what, ended, total: None)):
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

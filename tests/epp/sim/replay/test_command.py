@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from epp.cli import warmpath
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(warmpath, ["replay", *(str(each) for each in arguments)])
+
+
+def demo(*arguments: object) -> Result:
+    return call("demo", "--pods", "3*laptop", "--times", 1, *arguments)
+
+
+def test_the_table_compares_the_default_policies() -> None:
+    result = demo()
+    assert result.exit_code == 0, result.output
+    for name in ("prefix-aware", "least-load", "round-robin", "oracle", "regret"):
+        assert name in result.output
+
+
+def test_json_has_everything() -> None:
+    result = demo("--json", "--policy", "round-robin", "--no-oracle", "--runs", 2)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert [run["seed"] for run in found["runs"]] == [0, 1]
+    assert found["runs"][0]["requests"] == 107
+    assert len(found["runs"][0]["curve"]) == 101
+
+
+def test_a_page_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert demo("--html", file, "--policy", "round-robin").exit_code == 0
+    assert file.read_text().startswith("<!doctype html>")
+
+
+def test_a_scorer_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "scorers_for_replay.py").write_text(
+        "from epp.plugin import Scorer\n\n\nclass Mine(Scorer):\n"
+        "    def score(self, request, endpoints):\n        return [1.0] + [0.0] * (len(endpoints) - 1)\n"
+    )
+    result = demo("--policy", f"{tmp_path}/scorers_for_replay.py:Mine", "--json", "--no-oracle")
+    assert json.loads(result.stdout)["runs"][0]["shares"] == [1.0, 0.0, 0.0]
+
+
+def test_all_conditions_at_once() -> None:
+    result = demo(
+        "--replicas", 2, "--exchange", 0.01, "--lean", "--foreign", 0.2, "--fail", "2@3+2", "--scrape", 0.5,
+        "--seed", 5, "--slo-ttft", 1, "--slo-tpot", 0.1, "--json", "--policy", "prefix-aware", "--no-oracle",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    run = json.loads(result.stdout)["runs"][0]
+    assert run["seed"] == 5
+    assert run["requests"] < 107
+    assert run["failed"] + run["retried"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--load", 0.5, "--rate", 2), "rate: expected one of --load, --rate and --times"),
+        (("--pods", "3*laptob"), "did you mean 'laptop'"),
+        (("--policy", "oracle", "--policy", "oracle"), "policy: two policies have one name"),
+        (("--policy", "fastest"), "policy: expected a strategy"),
+        (("--html", "/nowhere/page.html"), "/nowhere/page.html: there is no such directory"),
+        (("--fail", "3"), "fail: expected POD@AT+SECONDS, as in 3@60+30, got '3'"),
+        (("--fail", "1@2+0"), "fail: expected POD@AT+SECONDS"),
+        (("--fail", "10@2+1"), "fail: there are 8 pods, so no pod-10"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(arguments: tuple[object, ...], told: str) -> None:
+    result = call("demo", *arguments)
+    assert result.exit_code == 1
+    assert told in result.output
+    assert "Traceback" not in result.output
+
+
+def test_no_such_trace() -> None:
+    result = call("nothing.jsonl")
+    assert result.exit_code == 1
+    assert "there is no file or workload 'nothing.jsonl'" in result.output

@@ -1,0 +1,45 @@
+from io import StringIO
+
+from rich.console import Console
+
+from epp.sim.replay.policies import policy
+from epp.sim.replay.runs import Rate, Source, compare, with_oracle
+from epp.sim.replay.table import COLUMNS, by_policy, table, title
+from tests.epp.sim.replay.test_runs import plan
+
+
+def shown(seeds: tuple[int, ...] = (0,), *, oracle: bool = True) -> str:
+    made = plan(seeds=seeds)
+    if oracle:
+        made = made.__class__(**{**made.__dict__, "policies": with_oracle(made.policies)})
+    console = Console(width=250, record=True, file=StringIO())
+    console.print(table(made, compare(made, lambda *told: None)))
+    return console.export_text()
+
+
+def test_a_row_for_each_policy_and_regret_against_the_oracle() -> None:
+    lines = shown().splitlines()
+    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
+    assert set(rows) >= {"prefix-aware", "round-robin", "oracle"}
+    assert len(rows["round-robin"]) == 1 + len(COLUMNS) + 1
+    assert len(rows["oracle"]) == 1 + len(COLUMNS), "it has nothing to regret"
+    assert int(rows["round-robin"][-1]) > 0
+    assert "regret" not in shown(oracle=False)
+
+
+def test_several_runs_show_their_spread() -> None:
+    text = shown((0, 1))
+    assert "±" in text
+    assert "2 runs (± standard deviation)" in text
+    assert "±" not in shown()
+
+
+def test_the_title_says_what_was_played() -> None:
+    made = plan(Source("independent", 300), kinds="2*laptop,laptop@0.5", rate=Rate("load", 0.5))
+    results = compare(made, lambda *told: None)
+    text = title(made, results)
+    assert text.startswith("independent: 300 requests, ")
+    assert "(50 % of " in text
+    assert "on 2 laptop + 1 laptop@0.5, seed 0" in text
+    assert list(by_policy(results)) == ["prefix-aware", "round-robin"]
+    assert policy("oracle").name == "oracle"

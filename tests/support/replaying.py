@@ -1,0 +1,46 @@
+"""Small replays for tests."""
+
+from collections.abc import Sequence
+from random import Random
+
+from epp.sim import presets
+from epp.sim.replay.play import Conditions, Play
+from epp.sim.replay.policies import policy
+from epp.sim.replay.trace import Ask, Piece, Trace
+
+
+def asks(*times: float, tokens: int = 400, output: int = 20, shared: int = 0) -> Trace:
+    """Requests at these times; the first `shared` tokens are the same in all."""
+    head = (Piece(1, shared),) if shared else ()
+    return Trace("test", [Ask(at, (*head, Piece(number + 2, tokens)), output) for number, at in enumerate(times)])
+
+
+def steady(count: int, gap: float = 0.1, *, documents: int = 4, seed: int = 0) -> Trace:
+    """Questions about a few documents, one each `gap` seconds."""
+    chance = Random(seed)
+    return Trace(
+        "steady",
+        [
+            Ask(n * gap, (Piece(1 + chance.randrange(documents), 1600), Piece(100 + n, 30)), 1 + chance.randrange(40))
+            for n in range(count)
+        ],
+    )
+
+
+def play(
+    trace: Trace,
+    *,
+    pods: str = "3*laptop",
+    name: str = "prefix-aware",
+    seed: int = 0,
+    conditions: Conditions | None = None,
+) -> Play:
+    """A finished replay."""
+    made = Play(trace, presets.pods(pods), policy(name).build, conditions or Conditions(), seed)
+    made.run()
+    return made
+
+
+def waits(made: Play) -> Sequence[float]:
+    """TTFT of each request."""
+    return [served.first - served.sent for served in made.served]
