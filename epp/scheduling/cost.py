@@ -5,21 +5,24 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     work   = lin * u + att * u * (n - u / 2)                                     seconds of prefill, attention included
     crowd  = (base + c * decodes + d * their context) / seconds of a full prefill chunk
     memory = max(0, used + u - capacity) / tokens that come free in a second
-    cost   = (1 + crowd) * (pending + work * (g + s * decodes)) + memory
+    cost   = factor * (1 + crowd) * (pending + work * (g + busy) + s * requests * (work + min(pending, work))) + memory
 
-`pending` is the work of what was sent there and has no first token yet. Everything is our own account, exact and
-instant; the engines' metrics only tell what is *not* ours. Which terms matter, and that g = 2, was found in a study of
-published policies in virtual time; the constants are priors for an 8B model on one H100 and may be wrong by three times
-on a uniform pool, because only the ratios between endpoints and `memory` depend on them.
+`pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
+there was some; `requests` are those in flight there. Everything is our own account, exact and instant; the engines'
+metrics only tell what is *not* ours. Which terms matter was found in virtual time against published policies
+(docs/policies.md); the constants are priors for an 8B model on one H100 and may be wrong by three times
+on a uniform pool, because only the ratios between endpoints and `memory` depend on them. `factor` is what is learned of
+the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`); elsewhere it is 1.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, inf
 from typing import ClassVar, Final
 
 from epp.plugin import CacheRoom, Cost, Endpoint, Load, PrefixMatch, Request, Response
+from epp.scheduling.speeds import Speed, Speeds
 
 _NS: Final = 1_000_000_000
 """Work is summed in whole nanoseconds: what is added can be taken away again without a trace."""
@@ -31,6 +34,10 @@ _HALF_LIFE: Final = 10.0
 """Seconds after which what the last scrape said of foreign traffic counts half."""
 _WEIGHT: Final = 0.02
 """Of one more request in the running means: the last fifty or so count."""
+_MEMORY: Final = 60.0
+"""Seconds over which the share of busy time is remembered."""
+_FRESH: Final = 1.0
+"""Seconds for which that share is taken as it was."""
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
 
@@ -56,11 +63,19 @@ class _Account:
     """What one endpoint was given, and what the metrics say it has beyond that."""
 
     __slots__ = (
-        "context", "decodes", "due", "foreign_decodes", "foreign_used", "foreign_waiting", "load", "peak", "pending",
-        "queue", "requests", "served_at", "since",
+        "busy", "busy_at", "busy_since", "context", "decodes", "due", "foreign_decodes", "foreign_used",
+        "foreign_waiting", "load", "peak", "pending", "queue", "requests", "served_at", "since", "speed", "watched",
     )  # fmt: skip
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, speed: Speed) -> None:
+        self.speed = speed
+        self.busy_since = now
+        """Since when it serves what is in `queue`, as far as `speed` has not observed it."""
+        self.watched = True
+        """All it did since then was seen."""
+        self.busy = 0.0
+        """Share of the last minute, the latest seconds counting most, in which somebody waited in `queue`."""
+        self.busy_at = now
         self.pending = 0
         """Nanoseconds of work of the requests in `queue`."""
         self.queue: OrderedDict[_Sent, None] = OrderedDict()
@@ -81,14 +96,24 @@ class _Account:
         self.foreign_waiting = self.foreign_decodes = self.foreign_used = 0.0
 
     def start(self, sent: _Sent) -> None:
+        if not self.queue:
+            self.remember(sent.sent)
+            self.busy_since = sent.sent
         self.queue[sent] = None
         self.pending += sent.work
         self.requests += 1
         self.peak = max(self.peak, self.requests)
         self._next()
 
+    def remember(self, now: float) -> None:
+        """Bring `busy` up to date; to be called before `queue` begins or ceases to be empty."""
+        share = 1.0 if self.queue else 0.0
+        self.busy = share + (self.busy - share) * exp((self.busy_at - now) / _MEMORY)
+        self.busy_at = now
+
     def first_token(self, sent: _Sent, at: float) -> None:
         """`sent` begins to decode. Service is in order, so those before it of whom we are not told have begun too."""
+        self.remember(at)
         begun = [sent]
         for earlier in self.queue:
             if earlier is sent:
@@ -105,12 +130,15 @@ class _Account:
     def expire(self, now: float) -> None:
         """Let those begin to decode whose modelled first token is past."""
         while self.due <= now:
+            self.watched = False
             self.first_token(next(iter(self.queue)), self.due)
 
     def end(self, sent: _Sent, now: float) -> None:
         if sent.waiting:
+            self.watched = False
             if next(iter(self.queue)) is sent:
                 self.served_at = now
+            self.remember(now)
             self._leave_queue(sent)
             self._next()
         else:
@@ -152,9 +180,9 @@ class ExpectedTtft(Cost):
 
     Terms of the bill, which sum to the cost:
       pending   prefill sent there before, still without a first token
-      own       this request's own prefill, of what is not cached there
-      shared    the same work again (g - 1 times), for those who come after and wait behind it
-      stall     what the answers being generated there lose while this prompt is prefilled
+      own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
+      shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it
+      stall     what the requests in flight there lose by this prompt's prefill, and those who come while both wait
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
       memory    waiting until running requests have freed enough KV memory
@@ -163,11 +191,12 @@ class ExpectedTtft(Cost):
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom)
     terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory")
 
-    g: float = 2.0
-    """How often a request's own work counts: once for itself, once for those behind it. At 1 shared documents are
-    copied to idle endpoints to save one request a second, and everybody waits longer (policy study)."""
-    s: float = 0.03
-    """Seconds of TTFT that a second of one stalled decode is worth (policy study)."""
+    g: float = 1.5
+    """How often a request's own work counts where nobody waited in the last minute, and once more where somebody always
+    did: once for itself, the rest for those behind it. At 1 in all, shared documents are copied to idle endpoints to
+    save one request a second, and everybody waits longer."""
+    s: float = 0.2
+    """Seconds of TTFT that a second's stall of one request in flight is worth."""
     lin: float = 1 / 20_000
     """Seconds per prefilled token. Published: 15-25 thousand tokens/s for 8B on an H100 (16 GFLOP a token)."""
     att: float = 1.65e-9
@@ -181,19 +210,35 @@ class ExpectedTtft(Cost):
     """Seconds per token of context a decode reads: 128 KiB of KV at 80 % of 3.35 TB/s."""
     chunk: int = 8192
     """Prefill tokens of a full step (vLLM's --max-num-batched-tokens on an H100)."""
+    l1_speed: float = 300_000
+    """Tokens a second that come from a node's memory to the device: 128 KiB of KV each over PCIe 5.0 x16, 63 GB/s by
+    its specification, of which three fifths are taken to be reached. An estimate; only its ratio to `lin` counts."""
+    l2_speed: float = 30_000
+    """Tokens a second from shared storage: a third of 100 Gbit/s, as much as one client's connections are taken to
+    reach. Measured on CPUs with a small model: l2 takes four to six times as long as l1 (LMCache over Redis)."""
     residence: float = 10.0
     """Seconds a request stays at an endpoint, until the first have been seen. What runs fills the memory and is gone
     after that time, so memory comes free at capacity / residence (Little's law)."""
 
+    learn_speeds: bool = True
+    """Learn how fast each endpoint is, where first tokens of streamed answers are seen."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Speeds that are known: shell pattern of an endpoint's name (`default/llama-l4-*`) to its speed, 1 as modelled,
+    0.5 half as fast. The first that matches counts, and nothing is learned of these endpoints."""
+
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("lin", "chunk", "residence"):
+        for name in ("lin", "chunk", "l1_speed", "l2_speed", "residence"):
             if (value := getattr(self, name)) <= 0:
                 raise ValueError(f"{name}: {value}, expected more than 0")
         for name in ("g", "s", "att", "base", "c", "d"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}: {value}, expected 0 or more")
+        for pattern, speed in self.speeds.items():
+            if not 0 < speed < inf:
+                raise ValueError(f"speeds: {pattern}: {speed}, expected more than 0")
+        self._speeds = Speeds(self.speeds, self.lin * self.chunk)
         self._residence = self.residence
         self._tokens = float(_MEAN_TOKENS)
         self._work = _MEAN_TOKENS * self.lin
@@ -203,11 +248,11 @@ class ExpectedTtft(Cost):
         """One row per endpoint, in the order of `terms`."""
         now, n = self.clock(), request.tokens
         matches, rooms = request.signal(PrefixMatch), request.signal(CacheRoom)
-        g, s, lin, att, c, d = self.g, self.s, self.lin, self.att, self.c, self.d
+        again, s, lin, att, c, d = self.g - 1, self.s, self.lin, self.att, self.c, self.d
         per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
-        calm = base * per_chunk
+        calm, fresh = base * per_chunk, now - _FRESH
         rows = []
-        work = shared = over = 0.0
+        work = over = 0.0
         u, last = n, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
@@ -221,33 +266,49 @@ class ExpectedTtft(Cost):
                 last = match
                 u = n - match.tokens
                 work = lin * u + att * u * (n - 0.5 * u)
-                shared = (g - 1) * work
-            pending = account.pending / _NS
-            if decodes := account.decodes:
-                stall = s * decodes * work
-                rate = (base + c * decodes + d * account.context) * per_chunk
+                if match.l1 or match.l2:
+                    work = self._least_work(n, match, work)
+            factor = account.speed.factor
+            own = factor * work
+            if account.busy_at < fresh:
+                account.remember(now)
+            shared = (again + account.busy) * own
+            if requests := account.requests:
+                pending = factor * account.pending / _NS
+                stall = s * requests * (own + (pending if pending < own else own))
             else:
-                stall, rate = 0.0, calm
-            sum_ = pending + work + shared + stall
+                pending = stall = 0.0
+            decodes = account.decodes
+            rate = (base + c * decodes + d * account.context) * per_chunk if decodes else calm
+            sum_ = pending + own + shared + stall
             foreign, over = 0.0, room.pinned + u - room.capacity
             if account.foreign_waiting or account.foreign_decodes:
-                foreign, used = self._foreign(account, now, work, sum_, rate)
+                foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
-            rows.append((pending, work, shared, stall, rate * sum_, foreign, memory))
+            rows.append((pending, own, shared, stall, rate * sum_, foreign, memory))
         return rows
+
+    def _least_work(self, n: int, match: PrefixMatch, work: float) -> float:
+        """`work`, or less of it where loading what lower tiers hold, l1 alone or both, makes up for it."""
+        load, u = 0.0, n - match.tokens
+        for tokens, speed in ((match.l1, self.l1_speed), (match.l2, self.l2_speed)):
+            u = max(0, u - tokens)
+            load += tokens / speed
+            work = min(work, load + self.lin * u + self.att * u * (n - 0.5 * u))
+        return work
 
     def _foreign(self, account: _Account, now: float, work: float, sum_: float, rate: float) -> tuple[float, float]:
         """What foreign traffic adds to the cost, and the KV tokens it uses. It fades as its scrape gets old."""
         at = account.load.at if account.load is not None else None
         weight = 0.5 ** (max(0.0, now - at) / _HALF_LIFE) if at is not None else 0.0
         decodes = weight * account.foreign_decodes
-        more = weight * account.foreign_waiting * self._work + self.s * decodes * work
+        more = weight * account.foreign_waiting * self._work * account.speed.factor + self.s * decodes * work
         busier = decodes * (self.c + self.d * self._tokens) * self._per_chunk
         return more * (1 + rate + busier) + sum_ * busier, weight * account.foreign_used
 
     def _open(self, endpoint: Endpoint, now: float) -> _Account:
-        account = self.accounts[endpoint] = _Account(now)
+        account = self.accounts[endpoint] = _Account(now, self._speeds.open(endpoint))
         return account
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
@@ -256,19 +317,35 @@ class ExpectedTtft(Cost):
         match = request.signals.get(PrefixMatch, {}).get(endpoint)
         u = n - (match.tokens if match is not None else 0)
         work = self.lin * u + self.att * u * (n - 0.5 * u)
+        if match is not None and (match.l1 or match.l2):
+            work = self._least_work(n, match, work)
         self._work += _WEIGHT * (work - self._work)
         self._tokens += _WEIGHT * (n - self._tokens)
-        crowd = (self.base + self.c * account.decodes + self.d * account.context) * self._per_chunk
+        crowd = self._step(account) * self._per_chunk
         # An answer that is not streamed comes as a whole: its first byte tells nothing of its first token.
         observed = request.sees_answer and request.stream
-        sent = _Sent(account, n, round(work * _NS), now, work * (1 + crowd), observed)
+        sent = _Sent(account, n, round(work * _NS), now, account.speed.factor * work * (1 + crowd), observed)
         request.notes.setdefault(self, {})[endpoint] = sent
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
         sent: _Sent | None = request.notes.get(self, {}).get(endpoint)
-        if sent is not None and sent.waiting:
-            sent.account.first_token(sent, self.clock())
+        if sent is None or not sent.waiting:
+            return
+        account, now = sent.account, self.clock()
+        before, step = account.pending, self._step(account)
+        account.first_token(sent, now)
+        elapsed, account.busy_since = now - account.busy_since, now
+        if self.learn_speeds and account.watched and not (account.foreign_waiting or account.foreign_decodes):
+            work = (before - account.pending) / _NS
+            # First tokens of one step come together: only the first of them tells of the step.
+            overhead = min(elapsed, (1 + work * self._per_chunk) * step)
+            self._speeds.observe(account.speed, work + overhead, elapsed, now)
+        account.watched = True
+
+    def _step(self, account: _Account) -> float:
+        """Modelled seconds of a step beside its prefill."""
+        return self.base + self.c * account.decodes + self.d * account.context
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         sent: _Sent | None = request.notes.get(self, {}).pop(endpoint, None)
@@ -278,11 +355,13 @@ class ExpectedTtft(Cost):
         if 200 <= response.status < 300:
             self._residence += _WEIGHT * (now - sent.sent - self._residence)
             if sent.waiting:
+                sent.account.watched = False
                 sent.account.first_token(sent, now)
         sent.account.end(sent, now)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.accounts.pop(endpoint, None)
+        self._speeds.close(endpoint)
 
     def statistics(self) -> Mapping[str, float]:
         accounts = self.accounts.values()
@@ -291,4 +370,13 @@ class ExpectedTtft(Cost):
             "decodes": sum(account.decodes for account in accounts),
             "foreign_requests": sum(account.foreign_waiting + account.foreign_decodes for account in accounts),
             "residence_seconds": self._residence,
+            "pool_speed": 1 / self._speeds.pool,
+            "speed_observations": self._speeds.observations,
+        }
+
+    def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
+        """`speed`: 1 as modelled, 0.5 half as fast; `speed_observations`: how many of the last it rests on."""
+        return {
+            endpoint: {"speed": 1 / account.speed.factor, "speed_observations": len(account.speed.logs)}
+            for endpoint, account in self.accounts.items()
         }

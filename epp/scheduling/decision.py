@@ -30,6 +30,29 @@ class ProfileRun(msgspec.Struct, eq=False):
     picks: Sequence[Endpoint]
 
 
+class Comparison(msgspec.Struct, frozen=True, eq=False):
+    """What the shadow profile would have done with a request. None was given to it, and no account knows of it."""
+
+    profile: str
+    agreed: bool
+    """It would have picked the same endpoint, or scored it as high as its own pick."""
+    regret: float
+    """Seconds that its pick costs more than ours by `expected-ttft`; below 0 if less."""
+    run: ProfileRun | None
+    """None: it failed, or its filters left nobody."""
+
+    def as_dict(self) -> dict[str, Any]:
+        if self.run is None:
+            return {"profile": self.profile, "failed": True}
+        return {
+            "profile": self.profile,
+            "endpoint": self.run.picks[0].name,
+            "agreed": self.agreed,
+            "regret_ms": round(self.regret * 1000, 3),
+            "run": _run_as_dict(self.run),
+        }
+
+
 class Decision(msgspec.Struct, eq=False):
     """Where a request goes and why. `at` is seconds since the epoch (for people), taken once per decision."""
 
@@ -39,6 +62,8 @@ class Decision(msgspec.Struct, eq=False):
     headers: Mapping[str, str]
     runs: list[ProfileRun]
     at: float
+    shadow: Comparison | None = None
+    """Where a shadow profile looked at this request too."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -62,6 +87,7 @@ class Decision(msgspec.Struct, eq=False):
             "address": self.endpoint.address,
             "fallbacks": [endpoint.name for endpoint in self.endpoints[1:]],
             "profiles": [_run_as_dict(run) for run in self.runs],
+            **({} if self.shadow is None else {"shadow": self.shadow.as_dict()}),
         }
 
 

@@ -53,10 +53,12 @@ class MaxScorePicker(_Picker):
     _turns: _Turns = field(default_factory=_Turns, init=False, repr=False)
 
     def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
-        first, best = max(scored, key=_score)
-        ties = [endpoint for endpoint, score in scored if score == best]
-        if len(ties) > 1:
-            first = min(ties, key=self._turns.of)
+        scores = [*map(_score, scored)]
+        best = max(scores)
+        if scores.count(best) == 1:
+            first = scored[scores.index(best)][0]
+        else:
+            first = min((endpoint for endpoint, score in scored if score == best), key=self._turns.of)
         picks = [first]
         if self.max_num_of_endpoints > 1:
             last_turn = self._turns.of

@@ -13,6 +13,7 @@ from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, Plugin, Producer, ProfileHandler, Request, Response
 from epp.scheduling.chain import Chain, OnError, failed, name_of
 from epp.scheduling.decision import Decision, ProfileRun
+from epp.scheduling.shadow import ShadowPolicy
 
 Hooks = list[tuple[str, Callable[..., Any]]]
 
@@ -24,6 +25,7 @@ class Scheduler:
     each once: those above and every other that has hooks. `wall_clock` gives seconds since the epoch (for people only);
     `on_error(plugin, exception)` is told of every failure of a plugin. `fallbacks` endpoints are named after the chosen
     one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
+    `shadow` compares some of the picks with those of another profile.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Scheduler:
         wall_clock: Callable[[], float],
         on_error: OnError,
         fallbacks: int = 0,
+        shadow: ShadowPolicy | None = None,
     ) -> None:
         self.profiles = profiles
         self.handler = handler
@@ -44,6 +47,7 @@ class Scheduler:
         self._wall_clock = wall_clock
         self._on_error = on_error
         self._named = 1 + fallbacks
+        self._shadow = shadow
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self._on_picked = _hooks(plugins, "on_picked")
@@ -52,6 +56,7 @@ class Scheduler:
         self._on_removed = _hooks(plugins, "on_removed")
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
+        self._endpoint_statistics = _hooks(plugins, "endpoint_statistics")
         self._open: dict[Decision, bool] = {}
         """Decisions whose accounts are not closed, and whether their first token was seen."""
 
@@ -92,8 +97,22 @@ class Scheduler:
         if len(chosen) < self._named and runs:
             chosen = [*chosen, *_next_best(runs[-1], chosen, self._named - len(chosen))]
         decision = Decision(request, chosen, picked.headers, runs, self._wall_clock())
+        if self._shadow is not None:  # it sees what the pick saw
+            decision.shadow = self._shadow.compare(request, endpoints, decision.endpoint)
         self._open[decision] = False
         self._call(self._on_picked, request, decision.endpoint)
+        return decision
+
+    def adopt(self, request: Request, endpoint: Endpoint) -> Decision:
+        """A peer has sent `request` to `endpoint`: put it on our accounts as if we had. It ends with `finished`."""
+        for name, kind, produce in self._producers:
+            try:
+                request.signals[kind] = produce(request, (endpoint,))
+            except Exception as error:
+                self._on_error(name, error)
+        decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
+        self._open[decision] = False
+        self._call(self._on_picked, request, endpoint)
         return decision
 
     def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
@@ -138,8 +157,15 @@ class Scheduler:
 
     def statistics(self) -> Mapping[str, Mapping[str, float]]:
         """Every plugin's figures: name of the plugin -> figure -> value. Plugins without figures are left out."""
-        figures: dict[str, Mapping[str, float]] = {}
-        for name, hook in self._statistics:
+        return self._figures(self._statistics)
+
+    def endpoint_statistics(self) -> Mapping[str, Mapping[Endpoint, Mapping[str, float]]]:
+        """The same of single endpoints: name of the plugin -> endpoint -> figure -> value."""
+        return self._figures(self._endpoint_statistics)
+
+    def _figures(self, hooks: Hooks) -> dict[str, Any]:
+        figures: dict[str, Any] = {}
+        for name, hook in hooks:
             try:
                 figures[name] = dict(hook())
             except Exception as error:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer, least
 from epp.scheduling.sessions import SessionAffinity
 
+PREFIX_PRODUCERS = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
+"""One of them is active, whichever is named."""
+
 
 class QueueScorer(Scorer):
     """`queue-scorer`: (max - waiting) / (max - min) over the candidates; 1 when all are equal. Source: GIE v1.5."""
@@ -51,9 +54,9 @@ class PrefixCacheScorer(Scorer):
             raise ValueError(f"matchLengthWeight: expected 0 to 1, got {self.match_length_weight}")
         if self.match_length_scale_tokens < 1:
             raise ValueError(f"matchLengthScaleTokens: expected 1 or more, got {self.match_length_scale_tokens}")
-        if self.prefix_match_info_producer_name not in ("", "approx-prefix-cache-producer"):
+        if self.prefix_match_info_producer_name not in ("", *PREFIX_PRODUCERS):
             raise ValueError(
-                "prefixMatchInfoProducerName: expected approx-prefix-cache-producer, "
+                f"prefixMatchInfoProducerName: expected {' or '.join(PREFIX_PRODUCERS)}, "
                 f"got {self.prefix_match_info_producer_name!r}"
             )
 
@@ -67,6 +70,10 @@ class PrefixCacheScorer(Scorer):
             weight * min(1.0, match[endpoint].tokens / scale) ** 2 + (1.0 - weight) * match[endpoint].share
             for endpoint in endpoints
         ]
+
+
+class PrecisePrefixCacheScorer(PrefixCacheScorer):
+    """`precise-prefix-cache-scorer`: the same behind a precise producer, which comes with it. Source: llm-d."""
 
 
 @dataclass(eq=False)

@@ -54,11 +54,11 @@ def only(**terms: float) -> object:
     return pytest.approx({name: terms.get(name, 0.0) for name in ExpectedTtft.terms})
 
 
-def test_an_idle_endpoint_costs_the_work_twice() -> None:
+def test_an_idle_endpoint_costs_the_work_and_half_of_it_again() -> None:
     cost, _ = round_numbers()
     (a,) = pool(1)
-    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=1.0, crowd=0.1 * 2)
-    assert bill(cost, request([a], 1000, {a: 900}), a) == only(own=0.1, shared=0.1, crowd=0.1 * 0.2)
+    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=0.5, crowd=0.1 * 1.5)
+    assert bill(cost, request([a], 1000, {a: 900}), a) == only(own=0.1, shared=0.05, crowd=0.1 * 0.15)
     assert bill(cost, request([a], 1000, {a: 1000}), a) == only()
 
 
@@ -75,15 +75,34 @@ def test_what_waits_and_what_decodes_there_is_on_the_bill() -> None:
     first, second = request([a], 500), request([a], 300)
     cost.on_picked(first, a)
     cost.on_picked(second, a)
-    assert bill(cost, request([a], 1000), a) == only(pending=0.8, own=1.0, shared=1.0, crowd=0.1 * 2.8)
-    cost.on_first_token(first, a)
-    rate = 0.1 + 0.01 + 1e-5 * 500
+    # Two in flight, 0.8 s of pending work and 1 s of its own: 0.2 * 2 * (1 + 0.8).
     assert bill(cost, request([a], 1000), a) == only(
-        pending=0.3, own=1.0, shared=1.0, stall=0.03, crowd=rate * (0.3 + 2.03)
+        pending=0.8, own=1.0, shared=0.5, stall=0.72, crowd=0.1 * (2.3 + 0.72)
     )
+    cost.on_first_token(first, a)
+    rate, stall = 0.1 + 0.01 + 1e-5 * 500, 0.2 * 2 * (1 + 0.3)
+    assert bill(cost, request([a], 1000), a) == only(
+        pending=0.3, own=1.0, shared=0.5, stall=stall, crowd=rate * (1.8 + stall)
+    )
+    assert bill(cost, request([a], 100), a)["stall"] == pytest.approx(0.2 * 2 * (0.1 + 0.1)), "what waits counts once"
     cost.on_finished(first, a, DONE)
     cost.on_finished(second, a, DONE)
-    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=1.0, crowd=0.2)
+    assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=0.5, crowd=0.15)
+
+
+def test_an_endpoint_that_was_busy_costs_more_and_is_forgiven() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    first = request([a], 500)
+    cost.on_picked(first, a)
+    shared = []
+    for _ in range(4):
+        shared.append(bill(cost, request([a], 1000), a)["shared"])
+        clock.now += 60
+    assert shared == pytest.approx([0.5 + 1 - 0.36787944**n for n in range(4)], rel=1e-4)
+    cost.on_finished(first, a, DONE)
+    clock.now += 600
+    assert bill(cost, request([a], 1000), a)["shared"] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_memory_that_is_missing_has_to_come_free_first() -> None:
@@ -99,7 +118,7 @@ def test_a_shared_document_stays_where_it_is_until_its_queue_is_as_long_as_its_c
     cost, _ = round_numbers()
     a, b = pool(2)
     held = {a: 980}
-    for waiting in range(80):
+    for waiting in range(40):
         made = request([a, b], 1000, held)
         on_a, on_b = (sum(row) for row in cost.bill(made, [a, b]))
         assert on_a < on_b, f"copied with {waiting} short requests waiting"
@@ -263,7 +282,52 @@ def test_accounts_return_to_exactly_nothing(events: list[tuple[str, int]]) -> No
     assert_nothing_left(cost)
 
 
-@pytest.mark.parametrize(("name", "value"), [("lin", 0.0), ("chunk", 0), ("residence", -1.0), ("g", -1.0), ("s", -0.1)])
+@pytest.mark.parametrize(
+    ("tiers", "own"),
+    [
+        ((0, 0), 0.8),
+        ((300, 0), 0.5 + 0.03),  # 1 ms to compute a token, 0.1 ms to load it
+        ((300, 200), 0.3 + 0.03 + 0.1),  # and 0.5 ms from storage
+        ((800, 0), 0.08),
+        ((0, 800), 0.4),
+    ],
+)
+def test_what_lower_tiers_hold_costs_what_it_takes_to_load(tiers: tuple[int, int], own: float) -> None:
+    cost, _ = round_numbers()
+    cost.l1_speed, cost.l2_speed = 10_000, 2000
+    (a,) = pool(1)
+    made = request([a], 1000)
+    made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, *tiers)}
+    assert bill(cost, made, a) == only(own=own, shared=own / 2, crowd=0.15 * own)
+    cost.on_picked(made, a)
+    assert bill(cost, request([a], 0), a)["pending"] == pytest.approx(own)
+
+
+def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
+    cost, _ = round_numbers()
+    cost.l1_speed, cost.l2_speed = 10_000, 500
+    (a,) = pool(1)
+    made = request([a], 1000)
+    made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, 300, 200)}
+    assert bill(cost, made, a)["own"] == pytest.approx(0.5 + 0.03)
+    cost.l1_speed = 100
+    assert bill(cost, made, a)["own"] == pytest.approx(0.8)
+
+
+def test_an_endpoint_that_can_load_is_preferred_to_one_that_has_to_compute() -> None:
+    cost = ExpectedTtft()
+    a, b, c = pool(3)
+    made = request([a, b, c], 8000)
+    nothing = PrefixMatch(0, 0, 500)
+    made.signals[PrefixMatch] = {a: nothing, b: PrefixMatch(0, 0, 500, 0, 7000), c: PrefixMatch(0, 0, 500, 7000, 0)}
+    costs = [sum(row) for row in cost.bill(made, [a, b, c])]
+    assert sorted(costs, reverse=True) == costs
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("lin", 0.0), ("chunk", 0), ("l1_speed", 0.0), ("l2_speed", 0.0), ("residence", -1.0), ("g", -1.0), ("s", -0.1)],
+)
 def test_parameters_without_meaning_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         ExpectedTtft(**{name: value})  # type: ignore[arg-type]

@@ -156,6 +156,20 @@ def test_a_removed_endpoint_is_told_and_its_requests_still_end() -> None:
     assert diary.lines == ["picked a", "removed a", "finished a"]
 
 
+def test_a_peers_decision_is_accounted_as_our_own() -> None:
+    a, b = pods("ab")
+    diary, load = Diary(), InFlightLoad()
+    s = scheduler(ActiveRequestScorer(), producers=[load, Broadcasts()], others=[diary])
+    adopted = s.adopt(ask("theirs", tokens=30), a)
+    assert adopted.endpoint is a
+    assert load.produce(ask(), [a, b])[a] == (1, 20), "10 of 30 tokens are held there"
+    assert s.choose(ask("ours"), [a, b]).endpoint is b
+    s.first_token(adopted)
+    s.finished(adopted, Response(status=200))
+    s.finished(adopted, Response(status=200))
+    assert diary.lines == ["picked a", "picked b", "first token a", "finished a"]
+
+
 def test_no_decision_opens_no_account() -> None:
     diary = Diary()
     s = scheduler(filters=[Drops()], others=[diary])
@@ -183,7 +197,7 @@ def test_a_hook_that_raises_breaks_nothing_and_is_reported() -> None:
 def test_plugins_without_hooks_are_never_called() -> None:
     s = scheduler(QueueScorer(), producers=[Held()], filters=[])
     hooks = (s._on_picked, s._on_first_token, s._on_finished, s._answer_headers, s._statistics, s._prepare)
-    assert hooks == ([], [], [], [], [], [])
+    assert (*hooks, s._endpoint_statistics) == ([], [], [], [], [], [], [])
     assert [name for name, _ in s._on_removed] == ["MaxScorePicker"]
 
 
