@@ -12,14 +12,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
 from epp.errors import ConfigError
 
-_CONNECT_TIMEOUT: Final = 5.0
+_CONNECT_TIMEOUT: Final = 2.0
+"""Short, so that a server that comes back is found soon, and did not only look as if it were there."""
 _READ_TIMEOUT: Final = 30.0
+_REVIEW_TIMEOUT: Final = 5.0
 _PAGE: Final = 500
 """Objects in one answer to a list."""
 _LARGEST_ANSWER: Final = 256 * 1024 * 1024
@@ -50,6 +53,32 @@ class ApiError(Exception):
         self.status = status
 
 
+class User(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who a token belongs to, as the API server tells it and wants it told."""
+
+    username: str = ""
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, tuple[str, ...]] = {}
+
+
+class _TokenStatus(msgspec.Struct):
+    authenticated: bool = False
+    user: User = User()
+
+
+class _TokenReview(msgspec.Struct):
+    status: _TokenStatus
+
+
+class _AccessStatus(msgspec.Struct):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct):
+    status: _AccessStatus
+
+
 class Stream:
     """A watch that is open: a line of JSON for each event."""
 
@@ -74,12 +103,13 @@ class Stream:
 
 
 class ApiServer:
-    """The API server our credentials name: KUBECONFIG, else the pod's service account, else ~/.kube/config.
+    """The API server our credentials name: `kubeconfig`, else the file in KUBECONFIG, else the pod's service account,
+    else ~/.kube/config.
 
     ConfigError from the constructor if there are none that can be read; it does not connect yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kubeconfig: Path | None = None) -> None:
         first = "kubernetes" not in sys.modules
         try:
             import kubernetes
@@ -87,13 +117,15 @@ class ApiServer:
             expected = "the Python package `kubernetes` is missing; expected warmpath installed with its extra `kube`"
             raise ConfigError("", expected) from None
         configuration = kubernetes.client.Configuration()
-        _load_credentials(kubernetes.config, configuration)
+        _load_credentials(kubernetes.config, configuration, kubeconfig)
         configuration.retries = False  # `pool.watch` has the patience
         configuration.connection_pool_maxsize = _CONNECTIONS
         self.host = str(configuration.host)
         client = kubernetes.client.ApiClient(configuration)
         self._pods = kubernetes.client.CoreV1Api(client).list_namespaced_pod
         self._objects = kubernetes.client.CustomObjectsApi(client).list_namespaced_custom_object
+        self._token_review = kubernetes.client.AuthenticationV1Api(client).create_token_review
+        self._access_review = kubernetes.client.AuthorizationV1Api(client).create_subject_access_review
         if first:
             # The client is a hundred thousand objects that never go. Unless they are set aside, each full collection
             # looks at all of them, and the event loop stands still for a quarter of a second.
@@ -135,6 +167,19 @@ class ApiServer:
         finally:
             response.close()
 
+    def authenticate(self, token: str) -> User | None:
+        """Whose token this is; None if it is nobody's. Needs the right to create TokenReviews."""
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
+        status = _reviewed(self._token_review, body, _TokenReview).status
+        return status.user if status.authenticated and status.user.username else None
+
+    def authorized(self, user: User, path: str) -> bool:
+        """Whether a ClusterRole lets this user get a nonResourceURL. Needs the right to create SubjectAccessReviews."""
+        asked = {"nonResourceAttributes": {"path": path, "verb": "get"}, "user": user.username}
+        asked |= {"uid": user.uid, "groups": user.groups, "extra": user.extra}
+        body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": asked}
+        return _reviewed(self._access_review, body, _AccessReview).status.allowed
+
     def _list(self, kind: Kind) -> Callable[..., Any]:
         if kind == PODS:
             return lambda namespace, **query: self._pods(namespace, _preload_content=False, **query)
@@ -143,8 +188,8 @@ class ApiServer:
         )
 
 
-def _load_credentials(config: Any, configuration: Any) -> None:
-    named = os.environ.get("KUBECONFIG")
+def _load_credentials(config: Any, configuration: Any, kubeconfig: Path | None) -> None:
+    named = str(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")
     in_cluster = not named and _SERVICE_ACCOUNT in os.environ
     try:
         if in_cluster:
@@ -155,6 +200,23 @@ def _load_credentials(config: Any, configuration: Any) -> None:
     except Exception as error:  # the client raises what its parsers do: a wrong file may end in any of them
         where = "the pod's service account" if in_cluster else named or "~/.kube/config"
         raise ConfigError("", f"no Kubernetes credentials: {where}: {_sentence(error)}; {_EXPECTED}") from None
+
+
+R = TypeVar("R")
+
+
+def _reviewed(create: Callable[..., Any], body: Any, shape: type[R]) -> R:
+    with _failures():
+        response = create(body, _preload_content=False, _request_timeout=(_CONNECT_TIMEOUT, _REVIEW_TIMEOUT))
+        try:
+            answer: bytes = response.read(_LARGEST_EVENT)
+            response.release_conn()
+        finally:
+            response.close()
+    try:
+        return msgspec.json.decode(answer, type=shape)
+    except msgspec.MsgspecError as error:
+        raise ApiError(0, f"not the review a Kubernetes API server sends: {error}") from None
 
 
 _EXPECTED: Final = "expected KUBECONFIG, a pod's service account, or ~/.kube/config"

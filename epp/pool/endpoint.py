@@ -50,6 +50,8 @@ class Endpoint:
     """`ip:port`, IPv6 in brackets: exactly what Envoy is told."""
     labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
+    node: str = ""
+    """The machine it runs on, by its name; "" where nobody tells. Endpoints of a node share the node's KV memory."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"

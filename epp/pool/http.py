@@ -1,4 +1,4 @@
-"""A GET over a kept connection, in as few steps as HTTP/1.1 takes. For pages of metrics; not a general client."""
+"""A request over a kept connection, in as few steps as HTTP/1.1 takes. For small pages; not a general client."""
 
 import asyncio
 from typing import Final, cast
@@ -10,6 +10,10 @@ _MAX_CHUNK_LINE: Final = 1024
 
 class BadAnswer(Exception):
     """An answer that is not a whole 200 within our limits. The text says what was wrong with it."""
+
+
+class TooLarge(BadAnswer):
+    """Its body is beyond our limit."""
 
 
 class AnswerReader:
@@ -128,7 +132,7 @@ class AnswerReader:
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection; one GET at a time. After any error, or where the server asks for it, it is closed."""
+    """One kept connection; one request at a time. After any error, or where the server asks for it, it is closed."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -144,8 +148,8 @@ class Connection(asyncio.Protocol):
         """Whether any byte of the last request's answer came."""
         return self._reader.begun
 
-    async def get(self, request: bytes) -> bytes:
-        """Send a whole GET request, return the answer's body. BadAnswer if there is no good one.
+    async def exchange(self, request: bytes) -> bytes:
+        """Send a whole request, return the answer's body. BadAnswer if there is no good one.
 
         A cancelled or failed call closes the connection. There is no deadline here: put one around it.
         """
@@ -193,9 +197,49 @@ class Connection(asyncio.Protocol):
             self._answer.set_exception(BadAnswer(f"{error} ({exc})") if exc else error)
 
 
+class Kept:
+    """One server, asked over a connection that is kept; one request at a time."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._connection: Connection | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection can be used again, as far as we know."""
+        return self._connection is not None and self._connection.open
+
+    async def exchange(self, request: bytes) -> bytes:
+        """Send a whole request, return the answer's body. BadAnswer or OSError if there is no good one.
+
+        That the server closed the kept connection just as we asked is no failure of it: it is asked on a new one.
+        There is no deadline here: put one around it.
+        """
+        kept = self._connection
+        if kept is not None and kept.open:
+            try:
+                return await kept.exchange(request)
+            except BadAnswer:
+                if kept.begun:
+                    raise
+        loop = asyncio.get_running_loop()
+        _, self._connection = await loop.create_connection(Connection, self._host, self._port)
+        return await self._connection.exchange(request)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of `ip:port` or `[ip]:port`."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _check_size(size: int) -> None:
     if size > MAX_BODY:
-        raise BadAnswer(f"a body of more than {MAX_BODY} bytes")
+        raise TooLarge(f"a body of more than {MAX_BODY} bytes")
 
 
 def _chunk_size(line: bytes) -> int:

@@ -48,6 +48,10 @@ REWRITES: Final = tuple(Kind(group, "v1alpha2", "inferencemodelrewrites") for gr
 
 _QUIET: Final = 0.05
 """Seconds after a change was applied until the next is: a thousand events become a few."""
+_TROUBLES: Final = frozenset(
+    {"kubernetes-away", "kubernetes-forbidden", "kubernetes-refused", "kubernetes-watch-failed"}
+)
+"""What a watch may report; each lasts until no watch reports it any more."""
 _END: Final = 2.0
 """Seconds the threads have to end in."""
 
@@ -79,8 +83,8 @@ class KubePools:
     """The pools of one namespace. Which pools there are is fixed at the start.
 
     A pool is `ready` from when its InferencePool, its Pods and everything said of it were seen, until its InferencePool
-    is deleted. While the API server is away pools stay as they were (`metrics.degraded("kubernetes-away")`, once each
-    time). ConfigError from the constructor, which asks the API server only where pools are `Labelled`.
+    is deleted. While the API server is away pools stay as they were (`metrics.degraded("kubernetes-away")`, until
+    `recovered`). ConfigError from the constructor, which asks the API server only where pools are `Labelled`.
     """
 
     def __init__(
@@ -163,6 +167,7 @@ class KubePools:
             if each.pods is not None:
                 each.pods.stop()
                 self._troubles.pop(each.pods, None)
+                self._note_recoveries()
             each.pods = self._watch(PODS, _pod, selector)
             each.pods.start()
         if not each.pods.synced or not all(watch.answered for watch in self._said()):
@@ -237,9 +242,12 @@ class KubePools:
         else:
             self._troubles.pop(watch, None)
         if reason and not (away and reason == "kubernetes-away"):  # one server, one word about it
-            self._metrics.degraded(reason, detail)
-        if away and "kubernetes-away" not in self._troubles.values():
-            log.info("the Kubernetes API server is back")
+            self._metrics.degraded(reason, detail, lasting=True)
+        self._note_recoveries()
+
+    def _note_recoveries(self) -> None:
+        for over in _TROUBLES - set(self._troubles.values()):
+            self._metrics.recovered(over)
 
 
 @dataclass(eq=False)

@@ -38,6 +38,8 @@ class EndpointEntry(Strict, frozen=True):
     port: str | int
     namespace: str = "default"
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    node: str = ""
+    """The machine it runs on, where its KV memory is shared with others there (LMCache's instance id)."""
 
 
 class EndpointsFile(Strict, frozen=True):
@@ -145,7 +147,7 @@ def _entries(document: Document, file: EndpointsFile) -> list[tuple[str, Endpoin
         except ValueError:
             expected = "expected an IPv4 or IPv6 address (names are not resolved)"
             raise document.error(f"{at}.address", f"got {entry.address!r}; {expected}") from None
-        endpoint = Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels))
+        endpoint = Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels), node=entry.node)
         found.append((f"{document.where}: {at}", endpoint, entry.namespace))
     return found
 

@@ -122,8 +122,13 @@ class PodStatus(Open, frozen=True):
     conditions: list[Condition] | None = None
 
 
+class PodSpec(Open, frozen=True):
+    node_name: str | None = None
+
+
 class Pod(Open, frozen=True):
     metadata: Metadata
+    spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
@@ -144,6 +149,7 @@ def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
             name=name if len(ports) == 1 else f"{name}-rank-{rank}",
             address=address_of(status.pod_ip, port),
             labels=dict(meta.labels or {}),
+            node=pod.spec.node_name or "",
         )
         for rank, port in enumerate(ports)
         if active is None or port in active

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
-from epp.pool.http import BadAnswer, Connection
+from epp.pool.http import BadAnswer, Kept, host_and_port
 from epp.pool.store import Pool
 from epp.telemetry.metrics import Metrics
 
@@ -38,7 +38,6 @@ class Scraper:
         self._timeout = timeout
         self._stale_after = stale_after
         self._slots = asyncio.Semaphore(concurrency)
-        self._tasks: dict[Endpoint, asyncio.Task[None]] = {}
         self._stale: set[Endpoint] = set()
 
     @property
@@ -48,26 +47,7 @@ class Scraper:
 
     async def run(self) -> None:
         """Scrape for ever, following the pool as it changes."""
-        async with asyncio.TaskGroup() as group:
-
-            def follow(endpoint: Endpoint) -> None:
-                self._tasks[endpoint] = group.create_task(self._follow(endpoint), name=f"scrape {endpoint.name}")
-
-            self._pool.on_added.append(follow)
-            self._pool.on_removed.append(self._forget)
-            try:
-                for endpoint in self._pool.endpoints:
-                    follow(endpoint)
-                await asyncio.Event().wait()
-            finally:
-                self._pool.on_added.remove(follow)
-                self._pool.on_removed.remove(self._forget)
-                self._tasks.clear()
-
-    def _forget(self, endpoint: Endpoint) -> None:
-        self._stale.discard(endpoint)
-        if (task := self._tasks.pop(endpoint, None)) is not None:
-            task.cancel()
+        await self._pool.tend("scrape", self._follow, self._stale.discard)
 
     async def _follow(self, endpoint: Endpoint) -> None:
         since = self._clock()
@@ -115,28 +95,16 @@ class Scraper:
 
 
 class Visit:
-    """One endpoint's page, over a connection that is kept between visits."""
+    """One page of an endpoint's, over a connection that is kept between visits."""
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._host, self._port = host.strip("[]"), int(port)
-        self._request = f"GET /metrics HTTP/1.1\r\nHost: {address}\r\nAccept: text/plain\r\n\r\n".encode()
-        self._connection: Connection | None = None
+    def __init__(self, address: str, path: str = "/metrics") -> None:
+        accept = "text/plain" if path == "/metrics" else "application/json"
+        self._request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\n\r\n".encode()
+        self._server = Kept(*host_and_port(address))
 
     async def page(self) -> bytes:
         """The page now. BadAnswer or OSError if there is none."""
-        kept = self._connection
-        if kept is not None and kept.open:
-            try:
-                return await kept.get(self._request)
-            except BadAnswer:
-                if kept.begun:
-                    raise
-        # New, or closed by the server just as we asked: that is no failure of the endpoint.
-        loop = asyncio.get_running_loop()
-        _, self._connection = await loop.create_connection(Connection, self._host, self._port)
-        return await self._connection.get(self._request)
+        return await self._server.exchange(self._request)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.abort()
+        self._server.close()

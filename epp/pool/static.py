@@ -7,9 +7,11 @@ Every other kind is skipped, so the files may be a gateway's whole manifests.
 import asyncio
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from epp.errors import ConfigError
+from epp.follow import INTERVAL, changes
 from epp.pool.manifests import pools_of
 from epp.pool.store import Pool, PoolState
 from epp.pool.yamlfiles import Document, files_in, read_documents, stamp_of
@@ -46,28 +48,22 @@ class StaticPools:
         metrics: Metrics,
         random: random.Random,
         *,
-        interval: float = 1.0,
+        interval: float = INTERVAL,
     ) -> None:
         self._paths = tuple(paths)
         self._pool_name = pool_name
         self._metrics = metrics
         self._interval = interval
-        self._applied = stamp_of(self._paths)
+        self._seen = stamp_of(self._paths)
         self.states = load(self._paths, pool_name)
         self.pools = [Pool(state.name, state.namespace, random=random) for state in self.states]
         """In the order of the files; `states` has the same order."""
         self._apply(self.states)
 
     async def watch(self) -> None:
-        """Follow the files, for ever. A change counts once it has stood for one interval: writers need their time."""
-        last = self._applied
-        while True:
-            await asyncio.sleep(self._interval)
-            now = await asyncio.to_thread(stamp_of, self._paths)
-            if now == last != self._applied:
-                self._applied = now
-                await self._refresh()
-            last = now
+        """Follow the files, for ever."""
+        async for _ in changes(partial(stamp_of, self._paths), self._seen, self._interval):
+            await self._refresh()
 
     async def _refresh(self) -> None:
         try:

@@ -1,9 +1,12 @@
 """`Pool`: the endpoints we pick from now, and the objectives and model rewrites that belong to them."""
 
+import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
 from itertools import accumulate
+from typing import Any
 
 import msgspec
 
@@ -48,6 +51,7 @@ class Pool:
         self.name = name
         self.namespace = namespace
         self.ready = False
+        self._first = asyncio.Event()
         self.on_added: list[Callable[[Endpoint], None]] = []
         self.on_removed: list[Callable[[Endpoint], None]] = []
         self._random = random
@@ -60,6 +64,16 @@ class Pool:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         return self._endpoints
+
+    @property
+    def is_new(self) -> bool:
+        """It has never had a state yet; `ready` may turn false later, this does not turn true again."""
+        return not self._first.is_set()
+
+    async def first_state(self, patience: float) -> None:
+        """Wait for it, at most `patience` seconds."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._first.wait(), patience)
 
     def apply(self, state: PoolState) -> None:
         """Take over everything a source says."""
@@ -82,6 +96,7 @@ class Pool:
         for endpoint in new:
             self._by_ip.setdefault(_split(endpoint.address)[0], []).append(endpoint)
         self.ready = True
+        self._first.set()
         kept = set(old).intersection(new)
         for gone in (endpoint for endpoint in old if endpoint not in kept):
             for listener in self.on_removed:
@@ -89,6 +104,31 @@ class Pool:
         for added in (endpoint for endpoint in new if endpoint not in kept):
             for listener in self.on_added:
                 listener(added)
+
+    async def tend(
+        self, what: str, work: Callable[[Endpoint], Coroutine[Any, Any, None]], left: Callable[[Endpoint], None]
+    ) -> None:
+        """For ever: a task called `what` does the `work` of each endpoint in the pool; `left` is told who goes."""
+        tasks: dict[Endpoint, asyncio.Task[None]] = {}
+        async with asyncio.TaskGroup() as group:
+
+            def begin(endpoint: Endpoint) -> None:
+                tasks[endpoint] = group.create_task(work(endpoint), name=f"{what} {endpoint.name}")
+
+            def end(endpoint: Endpoint) -> None:
+                if (task := tasks.pop(endpoint, None)) is not None:
+                    task.cancel()
+                left(endpoint)
+
+            self.on_added.append(begin)
+            self.on_removed.append(end)
+            try:
+                for endpoint in self._endpoints:
+                    begin(endpoint)
+                await asyncio.Event().wait()
+            finally:
+                self.on_added.remove(begin)
+                self.on_removed.remove(end)
 
     def candidates(self, subset: tuple[str, ...] | None) -> Sequence[Endpoint]:
         """The endpoints the gateway allows, in the pool's order; None = no restriction.
@@ -150,9 +190,9 @@ class Pool:
 
 
 def _same(old: Endpoint | None, new: Endpoint) -> Endpoint:
-    if old is not None and old.address == new.address and old.labels == new.labels:
-        return old
-    return new
+    if old is None or (old.address, old.labels, old.node) != (new.address, new.labels, new.node):
+        return new
+    return old
 
 
 def _split(address: str) -> tuple[str, str]:

@@ -22,6 +22,10 @@ _WATCH_SECONDS: Final = 60
 _BREATH: Final = 0.1
 """Seconds between a watch that ended well and the next, and the first pause after a failure."""
 _LONGEST_PAUSE: Final = 5.0
+_AWAY_PAUSE: Final = 0.75
+"""The longest between two tries to reach an API server that is away: however long it was, what changed meanwhile is
+known within a second of its return. A try that is refused costs next to nothing.
+"""
 _ABSENT_PAUSE: Final = 5.0
 """Seconds until we look again for a kind that the API server does not know."""
 
@@ -108,6 +112,7 @@ class Watch(Generic[T]):
         self._lock = threading.Lock()
         self._version = ""
         self._failures = 0
+        self._away = False
         self._trouble = ""
         self._stopped = threading.Event()
         self._stream: Stream | None = None
@@ -145,7 +150,7 @@ class Watch(Generic[T]):
                 log.exception("the watch of %s failed", self.kind)
                 self._version = ""
                 self._report("kubernetes-watch-failed", repr(error))
-                pause = self._next_pause()
+                pause = self._next_pause(_LONGEST_PAUSE)
             self._stopped.wait(pause * self._random.uniform(0.5, 1.0))
 
     def _list(self) -> None:
@@ -219,6 +224,10 @@ class Watch(Generic[T]):
         """What a failure means; returns seconds to wait."""
         if self._stopped.is_set():
             return 0.0
+        away = error.status == 0 or error.status == 429 or error.status >= 500
+        if self._away and not away:
+            self._failures = 0  # it is back, if only to say no: what it will say next is not to wait for long
+        self._away = away
         if error.status == 404:  # the kind is not installed, so there is none of it
             self._version = ""
             self._replace({})
@@ -227,18 +236,19 @@ class Watch(Generic[T]):
             return _ABSENT_PAUSE
         if error.status == 410:  # our resource version is too old for a watch
             self._version = ""
-            return self._next_pause()
+            return self._next_pause(_LONGEST_PAUSE)
         if error.status in (401, 403):
             self._report("kubernetes-forbidden", str(error))
             self._answered()
-        elif error.status == 0 or error.status == 429 or error.status >= 500:
+        elif away:
             if self._failures:  # one broken connection is nothing: the next goes on where it was
                 self._report("kubernetes-away", str(error))
+            return self._next_pause(_AWAY_PAUSE)
         else:
             self._version = ""
             self._report("kubernetes-refused", f"{self.kind} in namespace {self._namespace!r}: {error}")
             self._answered()
-        return self._next_pause()
+        return self._next_pause(_LONGEST_PAUSE)
 
     def _answered(self) -> None:
         self.answered = True
@@ -250,9 +260,9 @@ class Watch(Generic[T]):
             self._trouble = reason
             self._listener.trouble(self, reason, detail)
 
-    def _next_pause(self) -> float:
+    def _next_pause(self, longest: float) -> float:
         self._failures += 1
-        return float(min(_LONGEST_PAUSE, _BREATH * 2 ** min(self._failures, 16)))
+        return float(min(longest, _BREATH * 2 ** min(self._failures, 16)))
 
 
 def _decoded(raw: bytes | msgspec.Raw, shape: type[T]) -> T:

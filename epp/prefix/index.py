@@ -132,6 +132,15 @@ class PrefixIndex:
             masks[block] |= bit
         masks.update(dict.fromkeys(blocks[shared:], bit))
 
+    def claim(self, block: int, bit: int) -> bool:
+        """`add` for one block that may be held already: then False, and nothing is done. Trusts nobody's hashes."""
+        mask = self._masks.get(block, 0)
+        if mask & bit:
+            return False
+        self._masks[block] = mask | bit
+        self.holdings += 1
+        return True
+
     def drop(self, blocks: Sequence[int], bit: int) -> None:
         """`blocks` are no longer held by the owner of `bit`."""
         masks = self._masks

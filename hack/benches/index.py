@@ -7,26 +7,35 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from functools import partial
+
+import msgspec
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
+from epp.prefix.chains import chain_of_tokens
+from epp.prefix.enginecache import EngineCache, Shelves
+from epp.prefix.events import decode
 from epp.prefix.index import PrefixIndex
+from epp.prefix.precise import PrecisePrefixCache
 from epp.scheduling.cost import ExpectedTtft
 
 OK = Response(status=200)
 draw = random.Random(1)
 
 
-def measure(work: Callable[[], object], seconds: float = 0.1) -> tuple[float, float]:
-    """Median and best time of `work`, in microseconds."""
+def measure(
+    work: Callable[[], object], seconds: float = 0.1, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, float]:
+    """Median and best time of `work`, in microseconds of `clock`."""
     times: list[float] = []
     until = time.perf_counter() + seconds
     while len(times) < 7 or time.perf_counter() < until:
-        start = time.perf_counter()
+        start = clock()
         work()
-        times.append((time.perf_counter() - start) * 1e6)
+        times.append((clock() - start) * 1e6)
     return statistics.median(times), min(times)
 
 
@@ -127,6 +136,48 @@ def signals() -> None:
         print(f"{count:9} {prefixes:9.1f} {room:8.1f} {bill:8.1f} {bill / count:18.2f}")
 
 
+class Ids:
+    """A prompt's tokens, known at once."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = array("I", ids)
+
+    async def of(self, request: Request) -> Sequence[int]:
+        return self._ids
+
+
+def precise() -> None:
+    print("\nkv-aware, a prompt of 8,192 tokens, half of it known to all, all of it to one (us)")
+    print(f"{'endpoints':>9} {'links':>8} {'prefixes':>9} {'on_picked':>10} {'on_finished':>12}")
+    for count in (8, 64, 512):
+        cache, endpoints = PrecisePrefixCache(), pool(count)
+        ids = [draw.randrange(128_000) for _ in range(8192)]
+        cache.source = Ids(ids)
+        names = [draw.getrandbits(64) for _ in range(512)]
+        for number, endpoint in enumerate(endpoints):
+            shelf = cache.shelves.shelf(endpoint)
+            shelf.state = "live"
+            shelf.engine(0).apply(decode(message(ids, 0, names if number == 3 else names[:256], [])))
+        rows: list[tuple[float, ...]] = []
+        for _ in range(60):
+            made = Request(id="r", model="m", prompt=b"x" * 32_768, tokens=8192)
+            hashed(cache, made)
+            at = [time.perf_counter()]
+            chain_of_tokens(array("I", ids), SIZE)
+            at.append(time.perf_counter())
+            cache.produce(made, endpoints)  # once more for the links, which are made when they are needed
+            at.append(time.perf_counter())
+            made.signals[PrefixMatch] = cache.produce(made, endpoints)
+            at.append(time.perf_counter())
+            cache.on_picked(made, endpoints[0])
+            at.append(time.perf_counter())
+            cache.on_finished(made, endpoints[0], OK)
+            at.append(time.perf_counter())
+            rows.append(tuple((at[i + 1] - at[i]) * 1e6 for i in (0, 2, 3, 4)))
+        links, prefixes, pick, finish = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"{count:9} {links:8.1f} {prefixes:9.1f} {pick:10.1f} {finish:12.1f}")
+
+
 def memory() -> None:
     print("\nmemory, 64 endpoints, chats of 8 KB with a system prompt of 4 KB")
     tracemalloc.start()
@@ -146,8 +197,102 @@ def memory() -> None:
     print(f"a holding measured, {figures['bytes'] / figures['holdings']:.0f} reported")
 
 
+SIZE = 16
+"""Tokens per block of the engines whose events are read: vLLM's default."""
+
+
+def message(prompt: list[int], start: int, names: list[int], gone: list[int]) -> bytes:
+    """A step's events as vLLM 0.32 sends them: blocks stored together, removals one by one."""
+    removed = [{"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0} for name in gone]
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": names[start:],
+        "parent_block_hash": names[start - 1] if start else None,
+        "token_ids": prompt[start * SIZE : len(names) * SIZE],
+        "block_size": SIZE,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * (len(names) - start),
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    return msgspec.msgpack.encode([time.time(), [*removed, stored], 0])  # noqa: TID251
+
+
+def histories(blocks: int, each: int, evict: bool) -> list[bytes]:
+    """Messages of chats behind a system prompt: `blocks` stored in all, `each` at once; with as many removals."""
+    messages, system = [], [draw.randrange(128_000) for _ in range(4 * SIZE)]
+    names = [draw.getrandbits(64) for _ in range(4)]
+    old: list[int] = []
+    messages.append(message(system, 0, names, []))
+    for _ in range(blocks // each):
+        ids = [draw.randrange(128_000) for _ in range(each * SIZE)]
+        new = [draw.getrandbits(64) for _ in range(each)]
+        messages.append(message(system + ids, 4, names + new, old[::-1] if evict else []))
+        old = new
+    return messages
+
+
+def naively(messages: list[bytes], holders: dict[int, set[str]], joined: dict[int, int]) -> None:
+    """Events into a dict of sets: each block's key from its tokens as a tuple and the key before."""
+    for data in messages:
+        for event in msgspec.msgpack.decode(data)[1]:
+            if event["type"] == "BlockRemoved":
+                for name in event["block_hashes"]:
+                    holders[joined.pop(name)].discard("pod")
+                continue
+            key = joined.get(event["parent_block_hash"], 0)
+            for i, name in enumerate(event["block_hashes"]):
+                key = joined[name] = hash((key, tuple(event["token_ids"][i * SIZE : (i + 1) * SIZE])))
+                holders.setdefault(key, set()).add("pod")
+
+
+def events() -> None:
+    print(
+        "\nKV events of one engine, blocks of 16: thousand stored in a second of CPU time (full: and as many removed)"
+    )
+    print(f"{'blocks at once':>14} {'cache':>6} {'1000/s':>8} {'best':>8} {'naive':>8} {'ratio':>7}")
+    for each, evict in ((512, False), (64, False), (8, False), (1, False), (64, True), (8, True)):
+        messages = histories(32_768, each, evict)
+
+        def ours(messages: list[bytes] = messages) -> None:
+            cache = EngineCache(pool(1)[0], Shelves(10**7))
+            for data in messages:
+                cache.apply(decode(data))
+
+        median, best = measure(ours, 0.5, time.thread_time)
+        theirs, _ = measure(partial(naively, messages, {}, {}), 0.5, time.thread_time)
+        print(
+            f"{each:14} {'full' if evict else 'empty':>6} {32_768e3 / median:8.0f} {32_768e3 / best:8.0f}"
+            f" {32_768e3 / theirs:8.0f} {theirs / median:7.2f}"
+        )
+    ids = [draw.randrange(128_000) for _ in range(65_536)]
+    median, _ = measure(partial(chain_of_tokens, ids, SIZE))
+    print(f"a prompt of 65,536 tokens to its 4,096 links: {median:.0f} us")
+
+
+def holding() -> None:
+    print("\nmemory of what events say, 16 engines with 8,192 blocks each, chats behind one system prompt")
+    histories_ = [histories(8192, 64, evict=False) for _ in range(16)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    shelves = Shelves(10**7)
+    caches = [EngineCache(endpoint, shelves) for endpoint in pool(16)]
+    for cache, messages in zip(caches, histories_, strict=True):
+        for data in messages:
+            cache.apply(decode(data))
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    print(f"{shelves.budget.used} blocks: {taken / shelves.budget.used:.0f} bytes each measured, ", end="")
+    print(f"{shelves.bytes / shelves.budget.used:.0f} reported")
+
+
 if __name__ == "__main__":
     match()
+    events()
+    holding()
     requests()
     signals()
+    precise()
     memory()

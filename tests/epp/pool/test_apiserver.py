@@ -10,7 +10,7 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.pool import apiserver
-from epp.pool.apiserver import PODS, ApiError, ApiServer, Kind, Stream
+from epp.pool.apiserver import PODS, ApiError, ApiServer, Kind, Stream, User
 from tests.support.api_server import FakeApiServer, pod, use
 
 
@@ -145,3 +145,28 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ConfigError, match="extra `kube`"):
         ApiServer()
+
+
+async def test_a_token_is_somebodys_or_nobodys(fake: FakeApiServer) -> None:
+    fake.tokens["t"], fake.rights = "ann", {("ann", "/metrics")}
+    api = ApiServer()
+    user = await asyncio.to_thread(api.authenticate, "t")
+    assert user == User("ann", "", ("g",), {"k": ("v",)})
+    assert await asyncio.to_thread(api.authenticate, "forged") is None
+    assert await asyncio.to_thread(api.authorized, user, "/metrics")
+    assert not await asyncio.to_thread(api.authorized, user, "/config")
+
+
+@pytest.mark.parametrize("status", [401, 403, 500])
+async def test_a_review_that_is_refused_lets_nobody_in(fake: FakeApiServer, status: int) -> None:
+    fake.answers["tokenreviews"] = status
+    with pytest.raises(ApiError, match="tokenreviews: no") as error:
+        await asyncio.to_thread(ApiServer().authenticate, "t")
+    assert error.value.status == status
+
+
+async def test_a_kubeconfig_may_be_named(fake: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
+    assert ApiServer(tmp_path / "kubeconfig").host == fake.host
+    with pytest.raises(ConfigError, match="nowhere"):
+        ApiServer(tmp_path / "nowhere")

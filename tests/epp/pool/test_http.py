@@ -157,7 +157,7 @@ async def used_again() -> None:
         await reader.read()
 
     async with connected(serve) as connection:
-        assert [await connection.get(b"GET / HTTP/1.1\r\n\r\n") for _ in range(3)] == [b"0", b"1", b"2"]
+        assert [await connection.exchange(b"GET / HTTP/1.1\r\n\r\n") for _ in range(3)] == [b"0", b"1", b"2"]
         assert connection.open
 
 
@@ -173,10 +173,10 @@ async def test_a_failed_or_cancelled_get_closes_the_connection() -> None:
     async with connected(serve) as connection:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await connection.get(b"GET / HTTP/1.1\r\n\r\n")
+                await connection.exchange(b"GET / HTTP/1.1\r\n\r\n")
         assert not connection.open
         with pytest.raises(BadAnswer, match="is closed"):
-            await connection.get(b"GET / HTTP/1.1\r\n\r\n")
+            await connection.exchange(b"GET / HTTP/1.1\r\n\r\n")
 
 
 async def test_bytes_nobody_asked_for_close_the_connection() -> None:

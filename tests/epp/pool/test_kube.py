@@ -41,6 +41,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(module, "_BREATH", 0.005)
     monkeypatch.setattr(module, "_ABSENT_PAUSE", 0.01)
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "_AWAY_PAUSE", 0.02)
     monkeypatch.setattr("epp.pool.kube._QUIET", 0.001)
     fake = FakeApiServer()
     fake.installed |= ALL
@@ -233,9 +234,10 @@ async def test_while_the_server_is_away_pools_stay_and_it_is_told_once(fake: Fak
         await until(lambda: all(watch._failures > 2 for watch in pools._watches()))
         assert addresses(found) == ["10.0.0.1:8000"]
         assert metrics.reasons() == ["kubernetes-away"]
+        assert metrics.going_on() == {"kubernetes-away"}
         fake.answers.clear()
         await fake.put("pods", "b", pod("10.0.0.2"))
-        await until(lambda: len(found.endpoints) == 2 and not pools._troubles)
+        await until(lambda: len(found.endpoints) == 2 and not metrics.going_on())
         fake.answers[""] = 503
         await fake.drop()
         await until(lambda: len(metrics.degradations) == 2)
@@ -247,7 +249,11 @@ async def test_what_we_may_not_see_is_told_and_does_not_hold_up_the_pool(fake: F
     metrics = RecordedMetrics()
     async with following(Named(("p",)), metrics) as pools:
         await until(lambda: pools.pools[0].ready and len(metrics.degradations) == 2)
-    assert metrics.reasons() == ["kubernetes-forbidden"] * 2
+        assert metrics.reasons() == ["kubernetes-forbidden"] * 2
+        assert metrics.going_on() == {"kubernetes-forbidden"}
+        fake.answers.pop(OBJECTIVE)
+        fake.answers.pop(REWRITE)
+        await until(lambda: not metrics.going_on())
 
 
 async def test_pools_by_label_are_those_of_the_start(fake: FakeApiServer) -> None:

@@ -35,7 +35,7 @@ status: {podIP: 10.0.0.3, conditions: [{type: Ready, status: "True"}]}
 """
 ENDPOINTS = """
 endpoints:
-- {name: a, address: 10.0.1.1, port: "8000", namespace: ns, labels: {app: llama}}
+- {name: a, address: 10.0.1.1, port: "8000", namespace: ns, labels: {app: llama}, node: n1}
 - {name: b, address: "2001:DB8::1", port: 9000, namespace: ns, labels: {app: llama}}
 """
 
@@ -79,6 +79,7 @@ def test_an_endpoints_file_alone_is_one_pool() -> None:
         ("ns/b", "[2001:db8::1]:9000"),
     ]
     assert state.endpoints[0].labels == {"app": "llama"}
+    assert [each.node for each in state.endpoints] == ["n1", ""]
     assert load("endpoints: []")[0] == PoolState("default")
 
 

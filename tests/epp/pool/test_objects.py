@@ -40,6 +40,13 @@ def test_a_ready_pod_is_an_endpoint_for_each_port() -> None:
     ]
 
 
+def test_an_endpoint_is_on_its_pods_node() -> None:
+    raw: dict[str, Any] = msgspec.to_builtins(pod(), str_keys=True)
+    scheduled = msgspec.convert({**raw, "spec": {"nodeName": "node-1", "containers": []}}, Pod)
+    assert [each.node for each in endpoints_of_pod(scheduled, [8000, 8001])] == ["node-1", "node-1"]
+    assert [each.node for each in endpoints_of_pod(pod(), [8000])] == [""]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

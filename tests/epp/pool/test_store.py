@@ -100,9 +100,11 @@ def test_an_address_is_found_however_it_is_spelt() -> None:
 def test_an_empty_answer_is_explained() -> None:
     pool = Pool("p", "ns", random=random.Random(1))
     assert pool.why_empty(None) == "pool ns/p is not loaded yet"
+    assert pool.is_new
     assert not pool.ready
     pool.replace([])
     assert pool.ready
+    assert not pool.is_new
     assert pool.why_empty(None) == "pool ns/p has no ready endpoint"
     pool.replace([endpoint("e0", "10.0.0.1:8000")])
     assert "subset is empty: it allows none of the 1 endpoints of pool ns/p" in pool.why_empty(())

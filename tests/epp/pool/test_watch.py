@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from epp.pool import watch as module
-from epp.pool.apiserver import PODS, ApiServer
+from epp.pool.apiserver import PODS, ApiError, ApiServer, Kind
 from epp.pool.watch import Watch
 from tests.support.api_server import FakeApiServer, pod, use
 from tests.support.waiting import until
@@ -55,6 +55,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(module, "_BREATH", 0.005)
     monkeypatch.setattr(module, "_ABSENT_PAUSE", 0.01)
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "_AWAY_PAUSE", 0.02)
     fake = FakeApiServer()
     async with fake.running():
         use(fake.host, tmp_path, monkeypatch)
@@ -191,7 +192,7 @@ async def test_what_we_ask_wrongly_is_said(fake: FakeApiServer) -> None:
 
 async def test_while_the_server_is_away_all_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BREATH", 0.005)
-    monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(module, "_AWAY_PAUSE", 0.02)
     fake, heard = FakeApiServer(), Heard()
     await fake.put("pods", "a", pod("1"))
     async with fake.running():
@@ -209,6 +210,53 @@ async def test_while_the_server_is_away_all_stays(tmp_path: Path, monkeypatch: p
         watch.stop()
         await asyncio.to_thread(watch.join, 5)
     assert [reason for reason, _ in heard.troubles] == ["kubernetes-away", ""]
+
+
+class Pauses:
+    """Instead of a watch's `_stopped`: notes for how long the watch would have paused, and stops it in the end."""
+
+    def __init__(self, pauses: int) -> None:
+        self.seen: list[float] = []
+        self._left = pauses
+
+    def is_set(self) -> bool:
+        return len(self.seen) >= self._left
+
+    def wait(self, seconds: float) -> None:
+        self.seen.append(seconds)
+
+
+class Refusing:
+    """An API server that fails with these statuses, in turn, the last for ever."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = list(statuses)
+
+    def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes:
+        raise ApiError(self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0], "no")
+
+    def stream(self, *_: object) -> Any:
+        raise AssertionError("nothing was listed")
+
+
+def pauses(count: int, *statuses: int) -> list[float]:
+    watch = Watch(Refusing(*statuses), PODS, "ns", read, Heard(), random.Random(1))
+    watch._stopped = pauses = Pauses(count)  # type: ignore[assignment]
+    watch._run()
+    return pauses.seen
+
+
+@pytest.mark.parametrize("status", [0, 429, 500, 503])
+def test_a_server_that_is_away_is_tried_again_within_a_second_for_ever(status: int) -> None:
+    seen = pauses(1000, status)
+    assert max(seen) < 1.0
+    assert min(seen[10:]) > 0.3  # and not all the time
+
+
+def test_a_server_that_says_no_is_left_in_peace_but_not_as_soon_as_it_is_back() -> None:
+    assert max(pauses(20, 403)) > 2.0
+    for status in (403, 410):
+        assert pauses(101, *[0] * 100, status)[-1] < 0.5
 
 
 async def test_an_object_we_cannot_read_leaves_what_we_had(fake: FakeApiServer) -> None:

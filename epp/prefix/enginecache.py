@@ -1,0 +1,326 @@
+"""`EngineCache`: what one engine (one data-parallel rank) holds in its tiers, by its own word. Pure.
+
+The engine's hashes and ours are joined by the token ids in the events: a prompt is looked up by our links, an event
+names blocks by the engine's hashes, and whoever stores a block says both. So no hash seed or algorithm has to agree.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from xxhash import xxh3_64_intdigest
+
+from epp.plugin import Endpoint
+from epp.prefix.chains import WIDTH, mixed, root_of
+from epp.prefix.events import (
+    LOW,
+    WHOLE_PROMPT,
+    AllBlocksCleared,
+    Batch,
+    BlockRemoved,
+    BlockStored,
+    Event,
+    Hash,
+    Medium,
+    key_of,
+    medium_of,
+)
+from epp.prefix.holdings import NOBODY, ROW_BYTES, Budget, Holdings
+from epp.prefix.index import PrefixIndex
+
+_EARLY: Final = 1024
+"""Blocks of a tier that wait for the one before them; beyond, the first to come are forgotten."""
+_ADAPTERS: Final = 4096
+_GROUPS: Final = 64
+_SIZES: Final = 16
+
+
+State = Literal["off", "connecting", "replaying", "live", "lost"]
+"""Of an endpoint's events: it publishes none; never heard yet; catching up; heard; was heard and is not."""
+
+
+class Shelves:
+    """What all engines' caches of a pool have together: an index for each tier, bounds, and a shelf per endpoint.
+
+    `limit`: blocks remembered, summed over engines and tiers, at 250 to 450 bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.indexes: Mapping[Medium, PrefixIndex] = {
+            "device": PrefixIndex(limit),
+            "l1": PrefixIndex(limit),
+            "storage": PrefixIndex(limit),
+        }
+        self.sizes: Mapping[Medium, set[int]] = {"device": set(), "l1": set(), "storage": set()}
+        """Tokens a block that any engine ever had in a tier."""
+        self.budget = Budget(limit)
+        self.adapters: set[str] = set()
+        """LoRA adapters that blocks were stored for; no others can have any."""
+        self.counts = {"stored": 0, "removed": 0, "cleared": 0, "malformed": 0, "ignored": 0, "unresolved": 0}
+        """Blocks stored and removed, caches cleared; events that could not be read, were not for us (kinds of cache
+        that hold no whole prefixes, unknown media), or built upon blocks we do not know."""
+        self.faults: dict[str, int] = {}
+        """What went wrong with the messages, see `epp.prefix.feed`; and replays."""
+        self.on_emptied: Callable[[Endpoint], None] = lambda endpoint: None
+        """Told of an endpoint whose device cache is empty: it was cleared, or is another process's."""
+        self._shelves: dict[Endpoint, Shelf] = {}
+
+    def shelf(self, endpoint: Endpoint) -> "Shelf":
+        """What is known of an endpoint; made where it is new."""
+        shelf = self._shelves.get(endpoint)
+        if shelf is None:
+            shelf = self._shelves[endpoint] = Shelf(endpoint, self)
+        return shelf
+
+    @property
+    def heard(self) -> bool:
+        """Whether any endpoint's events are heard."""
+        return any(shelf.state == "live" for shelf in self._shelves.values())
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """The endpoint left the pool."""
+        if (shelf := self._shelves.pop(endpoint, None)) is not None:
+            for engine in shelf.engines.values():
+                engine.leave()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all that engines said."""
+        return self.budget.used * ROW_BYTES + sum(index.bytes for index in self.indexes.values())
+
+
+class Shelf:
+    """What one endpoint's engines said: one cache for each data-parallel rank, and how well we hear them."""
+
+    def __init__(self, endpoint: Endpoint, shelves: Shelves) -> None:
+        self.engines: dict[int, EngineCache] = {}
+        self.state: State = "connecting"
+        self.size = 0
+        """Tokens a block on the device, as it said last; 0 while unknown."""
+        self.heard_at: float | None = None
+        """When the last batch came."""
+        self.lag = 0.0
+        """Seconds from the engine's timestamp of that batch to our having it, on two clocks."""
+        self.awaited: float | None = None
+        """Since when it owes us events: it computed blocks and has said nothing."""
+        self._endpoint = endpoint
+        self._shelves = shelves
+
+    def engine(self, rank: int) -> "EngineCache":
+        engine = self.engines.get(rank)
+        if engine is None:
+            engine = self.engines[rank] = EngineCache(self._endpoint, self._shelves)
+        return engine
+
+    def heard(self, at: float, lag: float) -> None:
+        self.heard_at, self.lag, self.awaited = at, lag, None
+
+    def lost(self) -> None:
+        """The line broke, or never came about."""
+        if self.state in ("live", "replaying"):
+            self.state = "lost"
+
+
+class EngineCache:
+    def __init__(self, endpoint: Endpoint, shelves: Shelves) -> None:
+        self.endpoint = endpoint
+        self.tiers: dict[Medium, Holdings] = {}
+        """Those in which anything was ever stored."""
+        self._shelves = shelves
+        self._group: int | None = None
+        self._other_groups: set[int] = set()
+        self._early: dict[Medium, _Early] = {}
+        self._left = False
+
+    def apply(self, batch: Batch) -> None:
+        """Take over what a batch says. Nothing in it is ever fatal; what makes no sense is counted and left out."""
+        if self._left:
+            return
+        self._shelves.counts["malformed"] += batch.malformed
+        for event in batch.events:
+            try:
+                self._apply(event)
+            except (OverflowError, TypeError, ValueError):  # of token ids, or of extra keys nobody can write down
+                self._shelves.counts["malformed"] += 1
+
+    def clear(self, *, emptied: bool) -> None:
+        """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one."""
+        if emptied:
+            self._shelves.on_emptied(self.endpoint)
+        for tier in self.tiers.values():
+            tier.clear()
+        self._early.clear()
+        self._group = None
+        self._other_groups.clear()
+
+    def leave(self) -> None:
+        """The engine is gone for good; what it still says is not listened to."""
+        self._left = True
+        for tier in self.tiers.values():
+            tier.leave()
+        self.tiers.clear()
+
+    def _apply(self, event: Event) -> None:
+        counts = self._shelves.counts
+        if isinstance(event, AllBlocksCleared):
+            counts["cleared"] += 1
+            if (device := self.tiers.get("device")) is not None:
+                device.clear()
+            self._early.pop("device", None)
+            self._shelves.on_emptied(self.endpoint)
+            return
+        medium = medium_of(event.medium)
+        if medium is None or not self._ours(event):
+            counts["ignored"] += 1
+        elif isinstance(event, BlockRemoved):
+            counts["removed"] += len(event.block_hashes)
+            self._remove(medium, _names(event.block_hashes))
+        else:
+            self._store(medium, event)
+
+    def _ours(self, event: BlockStored | BlockRemoved) -> bool:
+        """Whether it speaks of the cache group that counts: the first one whose kind keeps whole prefixes."""
+        group = event.group_idx
+        if group is None:
+            return not isinstance(event, BlockStored) or (event.kv_cache_spec_kind or "") in WHOLE_PROMPT
+        if isinstance(event, BlockStored) and (event.kv_cache_spec_kind or "") not in WHOLE_PROMPT:
+            if len(self._other_groups) < _GROUPS:
+                self._other_groups.add(group)
+            return False
+        if self._group is None and isinstance(event, BlockStored) and group not in self._other_groups:
+            self._group = group
+        return group == self._group
+
+    def _tier(self, medium: Medium) -> Holdings:
+        tier = self.tiers.get(medium)
+        if tier is None:
+            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget)
+            self.tiers[medium] = tier
+        return tier
+
+    def _sized(self, medium: Medium, tier: Holdings, size: int) -> None:
+        if not tier.size and len(self._shelves.sizes[medium]) < _SIZES:
+            self._shelves.sizes[medium].add(size)
+        if medium == "device":
+            self._shelves.shelf(self.endpoint).size = size
+        tier.size = size
+
+    def _remove(self, medium: Medium, names: Sequence[int]) -> None:
+        tier, early = self.tiers.get(medium), self._early.get(medium)
+        if tier is None:
+            return
+        for name in names:
+            if not tier.remove(name) and early is not None:
+                early.removed(name)
+
+    def _store(self, medium: Medium, event: BlockStored) -> None:
+        names = _names(event.block_hashes)
+        if not names:
+            return
+        if not event.token_ids:
+            self._store_known(medium, names)
+            return
+        tier = self._tier(medium)
+        size = event.block_size
+        if size < 1 or len(event.token_ids) < size * len(names):
+            raise ValueError("fewer tokens than its blocks have")
+        if tier.size not in (0, size):
+            self._shelves.counts["ignored"] += 1
+            return
+        self._sized(medium, tier, size)
+        if event.lora_name and len(self._shelves.adapters) < _ADAPTERS:
+            self._shelves.adapters.add(event.lora_name)
+        todo: list[tuple[Sequence[int], BlockStored]] = [(names, event)]
+        while todo:
+            stored, each = todo.pop()
+            before = NOBODY if each.parent_block_hash is None else tier.row(key_of(each.parent_block_hash))
+            if before < 0 and each.parent_block_hash is not None:
+                early = self._early.setdefault(medium, _Early())
+                self._shelves.counts["unresolved"] += early.add(stored, each)
+                continue
+            start = root_of(size, each.lora_name or "") if before < 0 else tier.key(before)
+            tier.store(stored, _links(each, len(stored), start), before)
+            self._shelves.counts["stored"] += len(stored)
+            if (waiting := self._early.get(medium)) is not None:
+                todo += waiting.due(stored)
+
+    def _store_known(self, medium: Medium, names: Sequence[int]) -> None:
+        """Blocks without their tokens: copies of what another tier holds, or held when it was copied."""
+        for name in names:
+            tier = self._tier(medium)
+            for other in (tier, *self.tiers.values()):
+                if (row := other.row(name)) < 0:
+                    continue
+                parent = other.name_before(row)
+                before = NOBODY if parent is None else tier.row(parent)
+                if tier.size in (0, other.size) and (before >= 0 or parent is None):
+                    self._sized(medium, tier, other.size)
+                    tier.store((name,), (other.key(row),), before)
+                    self._shelves.counts["stored"] += 1
+                    break
+            else:
+                self._shelves.counts["unresolved"] += 1
+
+
+class _Early:
+    """Stored blocks of one tier whose predecessor did not come yet."""
+
+    def __init__(self) -> None:
+        self._behind: OrderedDict[int, list[tuple[Sequence[int], BlockStored]]] = OrderedDict()
+        """Name they wait for -> events."""
+        self._names: set[int] = set()
+
+    def add(self, names: Sequence[int], event: BlockStored) -> int:
+        """Let an event wait. Returns how many blocks were forgotten to make room for it."""
+        assert event.parent_block_hash is not None
+        self._behind.setdefault(key_of(event.parent_block_hash), []).append((names, event))
+        self._names.update(names)
+        forgotten = 0
+        while len(self._names) > _EARLY and self._behind:
+            for gone, _ in self._behind.popitem(last=False)[1]:
+                self._names.difference_update(gone)
+                forgotten += len(gone)
+        return forgotten
+
+    def removed(self, name: int) -> None:
+        """A block that may wait here is gone again."""
+        self._names.discard(name)
+
+    def due(self, names: Sequence[int]) -> list[tuple[Sequence[int], BlockStored]]:
+        """The events that waited for one of `names`, each as far as its blocks are still there."""
+        found = []
+        for name in names if self._behind else ():
+            for waiting, event in self._behind.pop(name, ()):
+                end = next((i for i, each in enumerate(waiting) if each not in self._names), len(waiting))
+                self._names.difference_update(waiting)
+                if end:
+                    found.append((waiting[:end], event))
+        return found
+
+
+def _names(hashes: Sequence[Hash]) -> list[int]:
+    return [each & LOW if type(each) is int else key_of(each) for each in hashes]
+
+
+def _links(event: BlockStored, count: int, link: int) -> list[int]:
+    """Links of an event's first `count` blocks, which follow `link`. Raises OverflowError for what is no token id."""
+    assert event.token_ids is not None
+    data, step, digest = array("I", event.token_ids).tobytes(), WIDTH * event.block_size, xxh3_64_intdigest
+    some_have_extras = event.extra_keys is not None and any(event.extra_keys)
+    links = []
+    for i, at in enumerate(range(0, count * step, step)):
+        link = digest(data[at : at + step], link)
+        if some_have_extras and (extras := _extras(event, i)):
+            link = mixed(link, extras)
+        links.append(link)
+    return links
+
+
+def _extras(event: BlockStored, i: int) -> Sequence[Any]:
+    """What is mixed into the hash of block `i` beside its tokens, but for the adapter, which the chain's root has."""
+    keys = event.extra_keys
+    extras = keys[i] if keys is not None and i < len(keys) else None
+    if not extras:
+        return ()
+    return extras[1:] if event.lora_name and extras[0] == event.lora_name else extras

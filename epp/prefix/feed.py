@@ -1,0 +1,145 @@
+"""`Feed`: one publisher's messages in order, into its engine's cache. Pure: says when a replay is needed, asks nobody.
+
+Messages are numbered from 0 in each process. A number that is missing is asked for again; a number that goes back is a
+new process, whose predecessor's blocks are gone. A new process that has counted as far as the old one is told apart by
+asking for the last message we took once more: the old process has it still, byte for byte, the new one has another.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from epp.prefix.enginecache import EngineCache
+from epp.prefix.events import MalformedBatch, decode
+
+END: Final = (1 << 64) - 1
+"""Number of the message that ends a replay."""
+_MOST: Final = 5
+"""Replays tried for one gap: a publisher drops what a slow link does not take, in a replay too."""
+
+
+class Feed:
+    """`replays`: the publisher answers requests for messages. `count(fault)` is told of each fault, for the metrics:
+    gap, restart, lost (knowledge dropped because nobody could say what was missed), malformed (a whole message).
+    """
+
+    def __init__(self, cache: EngineCache, count: Callable[[str], None], *, replays: bool) -> None:
+        self.cache = cache
+        self.replays = replays
+        self.lag_of: Callable[[float], None] = lambda ts: None
+        """Told the timestamp of each batch as it comes."""
+        self._count = count
+        self._next = 0
+        """Number of the message wanted next."""
+        self._mark = 0
+        """Fingerprint of the message taken last."""
+        self._unsure = True
+        """Whatever comes next is taken: nothing is known, so nothing can be missed."""
+        self._heard = -1
+        """Number heard last on this connection, replays left out."""
+
+    def connected(self) -> bool:
+        """A connection was made, for the first time or anew. True: `wants` a replay before anything else."""
+        self._heard = -1
+        if self.replays:
+            return True
+        if not self._unsure:  # nobody can tell what was said meanwhile, or whether it is the same process
+            self._forget("lost")
+        return False
+
+    @property
+    def wants(self) -> int:
+        """Number to ask a replay from: the message taken last, to be shown again, or 0."""
+        return 0 if self._unsure or not self._next else self._next - 1
+
+    def receive(self, number: int, payload: bytes) -> bool:
+        """A message came. False: it was not taken, since a replay has to come first; then `settle` it."""
+        if number <= self._heard:
+            self._forget("restart")
+        self._heard = number
+        if self._unsure:
+            if self.replays and number:
+                return False
+        elif number > self._next:
+            self._count("gap")
+            return False
+        elif number < self._next:
+            return True
+        self._take(number, payload)
+        return True
+
+    def settle(self, number: int, payload: bytes) -> None:
+        """What `receive` did not take, after all was done to fill the gap: what is still missing is lost."""
+        if not self._unsure and number > self._next:
+            self._forget("lost")
+        if self._unsure or number == self._next:
+            self._take(number, payload)
+
+    def replay(self) -> "Replay":
+        return Replay(self)
+
+    def gave_up(self) -> None:
+        """A replay did not come about, and nobody knows what was missed."""
+        if not self._unsure:
+            self._forget("lost")
+
+    def _take(self, number: int, payload: bytes) -> None:
+        self._next, self._unsure, self._mark = number + 1, False, xxh3_64_intdigest(payload)
+        try:
+            batch = decode(payload)
+        except MalformedBatch:
+            self._count("malformed")
+            return
+        self.lag_of(batch.ts)
+        self.cache.apply(batch)
+
+    def _forget(self, fault: str) -> None:
+        self._count(fault)
+        self.cache.clear(emptied=fault == "restart")
+        self._next, self._unsure = 0, True
+
+
+class Replay:
+    """The answers to requests for messages, taken one by one until `done`; it may take several requests."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._left = _MOST
+        self.start = feed.wants
+        """Number to ask from."""
+        self._proven = feed._unsure
+        """It is the process we know, or we know none."""
+        self._again = False
+
+    def take(self, number: int, payload: bytes) -> None:
+        """A message of the answer; what follows a surprise is left out, and asked for again."""
+        feed = self._feed
+        if self._again:
+            return
+        if not self._proven:
+            self._proven = True
+            if number != self.start or xxh3_64_intdigest(payload) != feed._mark:
+                feed._forget("restart")
+                self.start, self._again = 0, True
+                return
+        if not feed._unsure and number > feed._next:
+            feed._count("gap")
+            self.start = feed.wants
+            self._again = True
+        elif feed._unsure or number == feed._next:
+            feed._take(number, payload)
+
+    def done(self) -> bool:
+        """The answer ended. False: ask again, from `start`."""
+        if not self._proven:  # it does not even have what we took last
+            self._feed._forget("restart")
+            self.start, self._again = 0, True
+        if not self._again:
+            return True
+        self._again = False
+        self._proven = self._feed._unsure
+        self._left -= 1
+        if not self._left:
+            self._feed.gave_up()
+        return not self._left

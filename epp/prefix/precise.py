@@ -1,0 +1,380 @@
+"""Prefix knowledge from the engines themselves: their KV events, and what is on its way to them.
+
+Events tell what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
+burst that is a second too late. Hence two books: what engines said (`enginecache`), and what is in flight (`Shadow`s
+without room, which hold what is pinned and nothing else). An endpoint holds of a prompt what the longer of both says.
+
+Where an endpoint is not heard, or a prompt's tokens are not known in time, the approximate producer answers, which this
+one is beside all else: it sees every pick, so it knows what it would know alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from epp.plugin import Endpoint, PrefixMatch, Request, Response
+from epp.prefix.approximate import ApproximatePrefixCache
+from epp.prefix.chains import chain_of_tokens
+from epp.prefix.directory import Held
+from epp.prefix.enginecache import Shelf, Shelves
+from epp.prefix.index import PrefixIndex
+from epp.prefix.shadow import Pin, Shadow
+from epp.prefix.sources import KvEvents
+from epp.prefix.tiers import Lmcache, Tiers
+from epp.prefix.tokens import NoTokens
+from epp.prefix.trust import Trust
+from epp.telemetry.series import KvEventFigures
+
+_PATIENCE: Final = 5.0
+"""Seconds an engine that computed something may say nothing. Steps end every few milliseconds; connectors' events and
+clearings were seen to wait 1.6 s on an idle engine."""
+
+
+class TokenSource(Protocol):
+    """Who knows a prompt's tokens: `epp.prefix.tokens.Tokens`."""
+
+    async def of(self, request: Request) -> Sequence[int]:
+        """The ids the engine will see, within a deadline. Raises NoTokens."""
+
+
+@dataclass(frozen=True)
+class TokenProcessor:
+    """llm-d's `tokenProcessorConfig`. Blocks are the engines' own here, and no seed has to agree: nothing is used."""
+
+    block_size: int = 0
+    block_size_tokens: int = 0
+    hash_seed: str = ""
+    hash_algorithm: str = ""
+
+
+class _Read:
+    """What is kept of a request whose tokens are known."""
+
+    __slots__ = ("_chains", "adapter", "chunks", "held", "ids", "l2", "length", "pins", "salt", "unheard")
+
+    def __init__(self, ids: Sequence[int], limit: int, adapter: str, salt: str) -> None:
+        self.length = len(ids)
+        self.ids = ids[:limit] if len(ids) > limit else ids
+        self.adapter = adapter
+        self.salt = salt
+        self.held: dict[Endpoint, int] = {}
+        """Tokens of it that an endpoint is known to hold, where the match says less because of doubts."""
+        self.unheard: Sequence[Endpoint] = ()
+        """Endpoints that were matched approximately."""
+        self.l2: dict[Endpoint, int] = {}
+        """Tokens of it that an endpoint would load from L2, where it would."""
+        self.chunks: Sequence[int] = ()
+        """Its chunks, as LMCache names them."""
+        self.pins: dict[Endpoint, _Sent] = {}
+        self._chains: dict[int, list[int]] = {}
+
+    def chain(self, size: int) -> list[int]:
+        """Links of its full blocks of `size` tokens."""
+        chain = self._chains.get(size)
+        if chain is None:
+            chain = self._chains[size] = chain_of_tokens(self.ids, size, self.adapter, self.salt)
+        return chain
+
+    def reusable(self, size: int) -> list[int]:
+        """The links an engine would look up: it computes at least the last token anew."""
+        chain = self.chain(size)
+        return chain[:-1] if chain and len(chain) * size == self.length else chain
+
+
+class _Sent:
+    """A request at an endpoint: its pin, and what was predicted."""
+
+    __slots__ = ("pin", "predicted", "size")
+
+    def __init__(self, pin: Pin | None, predicted: int, size: int) -> None:
+        self.pin = pin
+        self.predicted = predicted
+        self.size = size
+
+
+@dataclass(eq=False)
+class PrecisePrefixCache(ApproximatePrefixCache):
+    """How much of a prompt each endpoint holds, by its own word (llm-d: precise-prefix-cache-producer).
+
+    Parameters are llm-d's, those of the approximate producer, for where it has to answer, and a bound of ours.
+    """
+
+    kv_events_config: KvEvents = field(default_factory=KvEvents)
+    speculative_ttl: timedelta = timedelta(seconds=2)
+    """How long an answered prompt counts as held before its events came."""
+    speculative_indexing: bool = True
+    """Accepted: what is in flight counts as held whatever this says. Without it bursts are scattered or piled up."""
+    token_processor_config: TokenProcessor = field(default_factory=TokenProcessor)
+    indexer_config: Mapping[str, Any] = field(default_factory=dict)
+    """Accepted, not used: of llm-d's index, its backends and its tokenizers."""
+    max_event_blocks: int = 2_000_000
+    """Bound on memory: blocks that engines said they hold, summed over engines and tiers, at 250 to 450 bytes. Beyond
+    it the oldest are forgotten. Covers 70 H100s with an 8B model at 16 tokens a block."""
+
+    lmcache: Lmcache = field(default_factory=Lmcache)
+    """LMCache's tiers behind the engines."""
+
+    shelves: Shelves = field(init=False)
+    tiers: Tiers | None = field(default=None, init=False)
+    source: TokenSource | None = field(default=None, init=False)
+    """Set by the process."""
+    degraded: Callable[[str, str], None] = field(default=lambda reason, detail: None, init=False)
+    """Told of each request that is answered approximately, in part or at all; set by the process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_event_blocks < 1:
+            raise ValueError(f"max_event_blocks: {self.max_event_blocks}, expected at least 1")
+        self.shelves = Shelves(self.max_event_blocks)
+        self.shelves.on_emptied = self._emptied
+        if self.lmcache.coordinator:
+            self.tiers = Tiers(self.lmcache, lambda: self.clock())
+        self._in_flight = PrefixIndex(self.max_blocks)
+        self._pinned: dict[Endpoint, Shadow] = {}
+        self._lingering: deque[tuple[float, Endpoint, Pin]] = deque()
+        """Of answered requests: until when, where, what."""
+        self._trust: dict[Endpoint, Trust] = {}
+        self._doubted: dict[Endpoint, Trust] = {}
+        """Those of them below 1."""
+
+    async def prepare(self, request: Request) -> None:
+        reason = "" if request.api != "other" else "unsupported"
+        if self.source is None:
+            reason = "no-tokenizer"
+        elif not reason and self.shelves.heard:
+            try:
+                ids = await self.source.of(request)
+            except NoTokens as none:
+                reason = none.reason
+            except Exception:  # a source's own fault costs this request its precision, no more
+                reason = "failed"
+            else:
+                request.counted(len(ids))
+                adapter = request.model if request.model in self.shelves.adapters else ""
+                read = request.notes[self.shelves] = _Read(ids, self._longest, adapter, request.salt)
+                if self.tiers is not None:
+                    read.chunks = await self.tiers.names(read.ids, request.salt)
+        if reason:
+            self.degraded(f"approximate-{reason}", request.model[:100])
+        await super().prepare(request)
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
+        self._let_go()
+        read: _Read | None = request.notes.get(self.shelves)
+        if read is None:
+            if not self.shelves.heard:
+                self.degraded("approximate-events", "no endpoint's events are heard")
+            return super().produce(request, endpoints)
+        sizes, unheard = self._sizes(endpoints)
+        matches: dict[Endpoint, PrefixMatch] = {}
+        for size, heard in sizes.items():
+            self._match(read, size, heard, matches)
+        if unheard:
+            read.unheard = unheard
+            matches.update((e, m) for e, m in super().produce(request, unheard).items() if e not in matches)
+        if self.tiers is not None and (runs := self.tiers.held(read.chunks)):
+            self._add_tiers(self.tiers, runs, read, matches)
+        return matches
+
+    def _add_tiers(self, tiers: Tiers, runs: Sequence[Held], read: _Read, matches: dict[Endpoint, PrefixMatch]) -> None:
+        """What LMCache's directory says of L1 and L2, where that is more than the engine's own events say."""
+        same: dict[tuple[PrefixMatch, int, int], PrefixMatch] = {}
+        for endpoint, match in matches.items():
+            l1, l2 = tiers.loads(runs, endpoint, read.held.get(endpoint, match.tokens), read.length)
+            if l1 + l2 <= match.l1 + match.l2:
+                continue
+            read.l2[endpoint] = l2
+            if (trust := self._doubted.get(endpoint)) is not None:
+                l1, l2 = int(trust.value * l1), int(trust.value * l2)
+            key = match, l1, l2
+            if key not in same:
+                same[key] = PrefixMatch(match.tokens, match.blocks, match.total_blocks, l1, l2)
+            matches[endpoint] = same[key]
+
+    def _sizes(self, endpoints: Sequence[Endpoint]) -> tuple[dict[int, list[Endpoint]], list[Endpoint]]:
+        """Endpoints by block size; and those whose events are not heard, or whose block size nobody told."""
+        sizes: dict[int, list[Endpoint]] = {}
+        unheard: list[Endpoint] = []
+        now, shelf_of = self.clock(), self.shelves.shelf
+        for endpoint in endpoints:
+            shelf = shelf_of(endpoint)
+            stale = shelf.awaited is not None and now - shelf.awaited > _PATIENCE
+            size = shelf.size or endpoint.load.block_size
+            if shelf.state != "live" or stale or size < 1:
+                unheard.append(endpoint)
+                self.degraded(f"approximate-{_why(shelf, stale)}", endpoint.name)
+            else:
+                sizes.setdefault(size, []).append(endpoint)
+        return sizes, unheard
+
+    def _match(self, read: _Read, size: int, heard: list[Endpoint], matches: dict[Endpoint, PrefixMatch]) -> None:
+        """The matches of endpoints that share a block size."""
+        chain, total = read.reusable(size), max(1, read.length // size)
+        matches.update(dict.fromkeys(heard, PrefixMatch(0, 0, total)))
+        found = [
+            (depth, mask, index)
+            for index in (self.shelves.indexes["device"], self._in_flight)
+            for depth, mask in index.match(chain)
+        ]
+        found.sort(key=lambda each: each[0])  # the deepest that an endpoint is in comes last, and stays
+        for depth, mask, index in found:
+            match = PrefixMatch(depth * size, depth, total)
+            for endpoint in index.holders(mask):
+                if endpoint in matches:
+                    matches[endpoint] = match
+        if (tiers := self._tiers(read)) or self._doubted:
+            self._adjust(read, size, heard, tiers, matches)
+
+    def _adjust(
+        self,
+        read: _Read,
+        size: int,
+        heard: list[Endpoint],
+        tiers: Sequence[Mapping[Endpoint, int]],
+        matches: dict[Endpoint, PrefixMatch],
+    ) -> None:
+        """Add what lower tiers hold beyond the device, and take from those who do not keep what is predicted."""
+        same: dict[PrefixMatch, PrefixMatch] = {}
+        for endpoint in heard:
+            match = matches[endpoint]
+            held, l1, l2 = match.tokens, 0, 0
+            if tiers:
+                l1_end, l2_end = (tier.get(endpoint, 0) for tier in tiers)
+                l1, l2 = max(0, l1_end - held), max(0, l2_end - max(held, l1_end))
+            if (trust := self._doubted.get(endpoint)) is not None:
+                read.held[endpoint] = held
+                held, l1, l2 = (int(trust.value * each) for each in (held, l1, l2))
+            match = PrefixMatch(held, held // size, match.total_blocks, l1, l2)
+            matches[endpoint] = same.setdefault(match, match)
+
+    def _tiers(self, read: _Read) -> Sequence[Mapping[Endpoint, int]]:
+        """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if nobody has tiers."""
+        indexes = self.shelves.indexes["l1"], self.shelves.indexes["storage"]
+        if not (len(indexes[0]) or len(indexes[1])):
+            return ()
+        ends: list[dict[Endpoint, int]] = []
+        for index, sizes in zip(indexes, (self.shelves.sizes["l1"], self.shelves.sizes["storage"]), strict=True):
+            end: dict[Endpoint, int] = {}
+            for size in sizes:
+                for depth, mask in index.match(read.reusable(size)):
+                    for endpoint in index.holders(mask):
+                        end[endpoint] = max(end.get(endpoint, 0), depth * size)
+            ends.append(end)
+        return ends
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        super().on_picked(request, endpoint)
+        read: _Read | None = request.notes.get(self.shelves)
+        if read is None or endpoint in read.pins:
+            return
+        size = self.shelves.shelf(endpoint).size or endpoint.load.block_size
+        match = request.signals.get(PrefixMatch, {}).get(endpoint)
+        predicted = -1
+        if match is not None and endpoint not in read.unheard:
+            predicted = read.held.get(endpoint, match.tokens)
+        pin = None
+        if size > 0:
+            shadow = self._pinned.get(endpoint)
+            if shadow is None:  # without room: it holds what is pinned, and nothing else
+                shadow = self._pinned[endpoint] = Shadow(endpoint, self._in_flight, 0, 1)
+            pin = shadow.pin(read.chain(size), 0, 1.0)
+        read.pins[endpoint] = _Sent(pin, predicted, size)
+        if self.tiers is not None:
+            self.tiers.picked(endpoint, read.l2.get(endpoint, 0), read.ids, read.salt)
+        if predicted >= 0:
+            self._trust_in(endpoint).sent(predicted, endpoint.load)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        super().on_finished(request, endpoint, response)
+        read: _Read | None = request.notes.get(self.shelves)
+        sent = read.pins.pop(endpoint, None) if read is not None else None
+        if read is None or sent is None:
+            return
+        computed = self._was_computed(endpoint, response)
+        if sent.predicted >= 0 and endpoint in self._trust:
+            usage = response.usage
+            trust = self._trust[endpoint]
+            trust.ended(sent.predicted, usage.cached if computed and usage else -1, endpoint.load)
+            if trust.value < 1:
+                self._doubted[endpoint] = trust
+            else:
+                self._doubted.pop(endpoint, None)
+        shadow = self._pinned.get(endpoint)
+        if sent.pin is None or shadow is None:
+            return
+        if not computed:
+            shadow.abandon(sent.pin)
+            return
+        now = self.clock()
+        self._lingering.append((now + self.speculative_ttl.total_seconds(), endpoint, sent.pin))
+        shelf = self.shelves.shelf(endpoint)
+        if shelf.awaited is None and not self._said(shelf, read.chain(sent.size)):
+            shelf.awaited = now
+
+    def _said(self, shelf: Shelf, chain: list[int]) -> bool:
+        """Whether an endpoint's events speak of a whole chain already."""
+        index = self.shelves.indexes["device"]
+        tiers = [engine.tiers["device"] for engine in shelf.engines.values() if "device" in engine.tiers]
+        return any(index.depth(chain, tier.bit) == len(chain) for tier in tiers) or not chain
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        super().on_removed(endpoint)
+        self.shelves.leave(endpoint)
+        self._trust.pop(endpoint, None)
+        self._doubted.pop(endpoint, None)
+        if (shadow := self._pinned.pop(endpoint, None)) is not None:
+            shadow.forget()
+            self._lingering = deque(each for each in self._lingering if each[1] is not endpoint)
+
+    def _emptied(self, endpoint: Endpoint) -> None:
+        """What is not in flight there is gone, whatever we would have thought without events."""
+        if (shadow := self.shadows.get(endpoint)) is not None:
+            capacity, page = shadow.capacity, shadow.page
+            shadow.resize(0, page)
+            shadow.resize(capacity, page)
+        if (pinned := self._pinned.get(endpoint)) is not None:
+            for _, where, pin in self._lingering:
+                if where is endpoint:
+                    pinned.release(pin, 0)
+            self._lingering = deque(each for each in self._lingering if each[1] is not endpoint)
+
+    def _trust_in(self, endpoint: Endpoint) -> Trust:
+        trust = self._trust.get(endpoint)
+        if trust is None:
+            trust = self._trust[endpoint] = Trust(endpoint.load)
+        return trust
+
+    def _let_go(self) -> None:
+        """Drop what lingered long enough: by now events have confirmed it, or it is not there."""
+        now = self.clock()
+        while self._lingering and self._lingering[0][0] <= now:
+            _, endpoint, pin = self._lingering.popleft()
+            self._pinned[endpoint].release(pin, 0)
+
+    def statistics(self) -> Mapping[str, float]:
+        self._let_go()
+        return {
+            **super().statistics(),
+            "event_blocks": self.shelves.budget.used,
+            "event_bytes": self.shelves.bytes,
+            "event_blocks_evicted": self.shelves.budget.evicted,
+            "in_flight_blocks": self._in_flight.holdings,
+            **(self.tiers.statistics() if self.tiers is not None else {}),
+        }
+
+    def figures(self, endpoints: Sequence[Endpoint]) -> KvEventFigures:
+        """How well each of `endpoints` is heard and how far it is believed, and what events came."""
+        rows = []
+        for endpoint in endpoints:
+            shelf, trust = self.shelves.shelf(endpoint), self._trust.get(endpoint)
+            lag = shelf.lag if shelf.heard_at is not None else None
+            rows.append((endpoint.name, shelf.state, lag, trust.value if trust is not None else 1.0))
+        return KvEventFigures(rows, dict(self.shelves.counts))
+
+
+def _why(shelf: Shelf, stale: bool) -> str:
+    if shelf.state == "live":
+        return "events-silent" if stale else "block-size"
+    return {"off": "events-off", "connecting": "events-never"}.get(shelf.state, "events-stale")

@@ -1,0 +1,67 @@
+"""`Trust`: how far an endpoint keeps what is predicted of its cache, 0..1.
+
+A prediction fails where knowledge does: blocks evicted by traffic past us, a restart not noticed yet, tokens that are
+not the engine's. What it costs to believe too much is a prompt computed at a busy endpoint, so who keeps half of what
+was predicted is credited with half of it.
+"""
+
+from typing import Final
+
+from epp.plugin import Load
+
+_BELIEF: Final = 16_384.0
+"""Tokens of kept promises that an unknown endpoint is credited with: a few long prompts."""
+_MEMORY: Final = 0.98
+"""What is kept of the past at each observation: the last fifty or so count."""
+_KEPT: Final = 0.95
+"""From here on an endpoint counts as one that keeps its promises: what is missing is at the edges of blocks."""
+
+
+class Trust:
+    """One endpoint's record. Answers tell exactly; where they do not, the engine's counters between two scrapes do."""
+
+    def __init__(self, load: Load) -> None:
+        self._predicted = self._found = _BELIEF
+        self._answers = False
+        self._load = load
+        """The scrape at which the window began."""
+        self._promised = 0
+        """Tokens predicted for what was sent in the window."""
+        self._open = self._peak = 0
+        """Our requests in flight: now, and most in the window."""
+
+    @property
+    def value(self) -> float:
+        """0..1; 1 for who keeps nearly all."""
+        share = self._found / self._predicted
+        return share if share < _KEPT else 1.0
+
+    def sent(self, predicted: int, load: Load) -> None:
+        """A request was sent of which `predicted` tokens are believed cached."""
+        self._look(load)
+        self._promised += predicted
+        self._open += 1
+        self._peak = max(self._peak, self._open)
+
+    def ended(self, predicted: int, cached: int, load: Load) -> None:
+        """It ended; its answer said that `cached` tokens were, -1: it did not say."""
+        self._look(load)
+        self._open -= 1
+        if cached >= 0:
+            self._answers = True
+            self._observe(predicted, cached)
+
+    def _look(self, load: Load) -> None:
+        """A new scrape closes a window. With requests running that are not ours its counters say nothing of ours."""
+        if load is self._load:
+            return
+        hits = load.prefix_hits - self._load.prefix_hits
+        if not self._answers and self._load.at is not None and load.running + load.waiting <= self._peak and hits >= 0:
+            self._observe(self._promised, hits)
+        self._load, self._promised, self._peak = load, 0, self._open
+
+    def _observe(self, predicted: int, found: int) -> None:
+        if predicted <= 0:
+            return
+        self._predicted = _MEMORY * self._predicted + predicted
+        self._found = _MEMORY * self._found + min(found, predicted)

@@ -1,0 +1,255 @@
+"""What an engine says against what prompts then find: keys, tiers, groups, order, and words that make no sense."""
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest
+
+from epp.plugin import Endpoint
+from epp.prefix.chains import chain_of_tokens, mixed, root_of
+from epp.prefix.enginecache import EngineCache, Shelves
+from epp.prefix.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event, MalformedBatch, Medium, decode
+from epp.sim.tokens import hash_chain, pack
+
+SIZE = 4
+IDS = list(range(1000, 1032))
+NAMES = [10 * i + 7 for i in range(8)]
+
+
+def stored(start: int = 0, end: int = 8, **fields: Any) -> BlockStored:
+    """Blocks `start` to `end` of IDS, as an engine says it."""
+    given: dict[str, Any] = {
+        "block_hashes": NAMES[start:end],
+        "parent_block_hash": NAMES[start - 1] if start else None,
+        "token_ids": IDS[start * SIZE : end * SIZE],
+        "block_size": SIZE,
+        "medium": "GPU",
+        "extra_keys": [None] * (end - start),
+    }
+    return BlockStored(**given | fields)
+
+
+def removed(*blocks: int, **fields: Any) -> BlockRemoved:
+    return BlockRemoved([NAMES[block] for block in blocks], **{"medium": "GPU"} | fields)
+
+
+class Engine:
+    def __init__(self, limit: int = 1000) -> None:
+        self.shelves = Shelves(limit)
+        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), self.shelves)
+
+    @property
+    def size(self) -> int:
+        return self.shelves.shelf(self.cache.endpoint).size
+
+    def say(self, *events: Event) -> "Engine":
+        self.cache.apply(Batch(1.0, events))
+        for tier in self.cache.tiers.values():
+            tier.check()
+        return self
+
+    def depth(self, medium: Medium = "device", ids: Sequence[int] = IDS, **key: Any) -> int:
+        """Blocks of a prompt it is known to hold in a tier."""
+        tier = self.cache.tiers.get(medium)
+        if tier is None:
+            return 0
+        return tier.index.depth(chain_of_tokens(ids, tier.size or 1, **key), tier.bit)
+
+
+def test_a_prompt_finds_what_was_stored_and_not_removed() -> None:
+    engine = Engine().say(stored(0, 3), stored(3, 8))
+    assert (engine.depth(), engine.size) == (8, SIZE)
+    assert engine.depth(ids=[*IDS[:12], 1, 2, 3, 4]) == 3
+    assert engine.say(removed(7), removed(6, 5)).depth() == 5
+
+
+def test_hashes_may_be_bytes_of_which_only_the_last_eight_count() -> None:
+    names: list[int | bytes] = [b"x" * 24 + name.to_bytes(8, "big") for name in NAMES]
+    engine = Engine().say(stored(0, 3, block_hashes=names[:3]), stored(3, 8))
+    assert engine.say(BlockRemoved(names[7:], "GPU")).depth() == 7
+
+
+def test_copies_are_counted() -> None:
+    engine = Engine().say(stored(), stored(), removed(7))
+    assert engine.depth() == 8
+    assert engine.say(removed(7)).depth() == 7
+
+
+def test_salt_and_adapter_are_part_of_a_prompt() -> None:
+    salted = stored(extra_keys=[["tenant"], *[None] * 7])
+    engine = Engine().say(salted)
+    assert (engine.depth(salt="tenant"), engine.depth(), engine.depth(salt="other")) == (8, 0, 0)
+    extras: list[Any] = [["lora", "tenant"], *[["lora"]] * 7]
+    engine = Engine().say(stored(lora_name="lora", extra_keys=extras))
+    assert (engine.depth(adapter="lora", salt="tenant"), engine.depth(adapter="lora"), engine.depth()) == (8, 0, 0)
+    assert engine.shelves.adapters == {"lora"}
+    assert Engine().say(stored(lora_name="lora", extra_keys=None)).depth(adapter="lora") == 8
+
+
+def test_an_image_counts_where_it_stands() -> None:
+    extras: list[Any] = [None, None, [["image", 3]], [["image", -1]], *[None] * 4]
+    engine = Engine().say(stored(extra_keys=extras))
+    assert engine.depth() == 2
+    link, chain = root_of(SIZE, ""), []
+    for i in range(8):
+        link = xxh3_64_intdigest(pack(IDS[i * SIZE : (i + 1) * SIZE]), link)
+        link = mixed(link, extras[i]) if extras[i] else link
+        chain.append(link)
+    device = engine.cache.tiers["device"]
+    assert device.index.depth(chain, device.bit) == 8
+
+
+def test_tiers_are_apart_each_with_its_own_block_size() -> None:
+    l1 = stored(block_hashes=[91, 92], block_size=16, medium="cpu", extra_keys=None)
+    engine = Engine().say(stored(0, 2), l1, stored(0, 3, medium="STORAGE"))
+    assert [engine.depth(medium) for medium in ("device", "l1", "storage")] == [2, 2, 3]
+    engine.say(BlockRemoved([92], "CPU"), removed(0, 1, 2, medium="storage"))
+    assert [engine.depth(medium) for medium in ("device", "l1", "storage")] == [2, 1, 0]
+
+
+def test_clearing_is_of_the_device() -> None:
+    engine = Engine().say(stored(), stored(medium="CPU"), AllBlocksCleared())
+    assert (engine.depth(), engine.depth("l1")) == (0, 8)
+    assert engine.say(stored(0, 2)).depth() == 2
+    assert engine.shelves.counts["cleared"] == 1
+
+
+def test_stores_without_tokens_are_known_by_their_hashes() -> None:
+    engine = Engine().say(
+        stored(), stored(0, 4, token_ids=[], medium="CPU"), stored(4, 6, token_ids=None, medium="CPU")
+    )
+    assert engine.depth("l1") == 6
+    engine.say(removed(*range(7, -1, -1)), stored(0, 1, token_ids=None, medium="CPU"), removed(0, medium="CPU"))
+    assert (engine.depth(), engine.depth("l1")) == (0, 6)
+    assert engine.say(stored(6, 8, token_ids=None, medium="CPU")).depth("l1") == 6
+    assert engine.shelves.counts["unresolved"] == 2
+
+
+def test_children_may_come_first() -> None:
+    engine = Engine().say(stored(6, 8), stored(3, 6))
+    assert engine.depth() == 0
+    assert engine.say(stored(0, 3)).depth() == 8
+
+
+def test_a_child_that_came_first_and_went_is_not_held() -> None:
+    engine = Engine().say(stored(4, 6), stored(6, 8), removed(7), removed(5), stored(0, 4))
+    assert engine.depth() == 5
+
+
+def test_those_who_wait_for_a_beginning_are_bounded() -> None:
+    engine = Engine(10_000)
+    for i in range(3000):
+        engine.cache.apply(Batch(1.0, [stored(1, 2, block_hashes=[10_000 + i], parent_block_hash=20_000 + i)]))
+    assert engine.shelves.counts["unresolved"] == 3000 - 1024
+
+
+def test_only_the_group_that_keeps_whole_prefixes_counts() -> None:
+    engine = Engine().say(
+        stored(group_idx=0, kv_cache_spec_kind="sliding_window"),
+        removed(0, group_idx=0),
+        stored(group_idx=1, kv_cache_spec_kind="full_attention"),
+        stored(group_idx=2, kv_cache_spec_kind="full_attention"),
+    )
+    assert engine.depth() == 8
+    assert engine.say(removed(7, group_idx=2), removed(6, 7, group_idx=0)).depth() == 8
+    assert engine.say(removed(7, group_idx=1)).depth() == 7
+
+
+def test_more_tokens_than_the_blocks_have_are_left_out() -> None:
+    assert Engine().say(stored(token_ids=[*IDS, 5])).depth() == 8
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored(token_ids=IDS[:-1]),
+        stored(block_size=0),
+        stored(block_size=-4),
+        stored(token_ids=[-1] * 32),
+        stored(token_ids=[2**40] * 32),
+    ],
+)
+def test_words_that_make_no_sense_are_counted_and_left_out(event: BlockStored) -> None:
+    engine = Engine().say(stored(0, 2), event, stored(2, 4))
+    assert engine.depth() == 4
+    assert engine.shelves.counts["malformed"] == 1
+
+
+def test_another_block_size_and_an_unknown_medium_are_not_for_us() -> None:
+    engine = Engine().say(stored(), stored(block_size=2), stored(medium="TAPE"))
+    assert engine.depth() == 8
+    assert engine.shelves.counts["ignored"] == 2
+
+
+def test_a_new_process_may_have_another_block_size() -> None:
+    engine = Engine().say(stored())
+    engine.cache.clear(emptied=True)
+    assert engine.say(stored(0, 4, block_hashes=NAMES[:2], block_size=8, token_ids=IDS[:16])).size == 8
+    assert engine.depth() == 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.sampled_from(NAMES) | st.text(max_size=3) | st.binary(max_size=9),
+        lambda inner: st.lists(inner, max_size=5),
+        max_leaves=8,
+    ).map(lambda value: value if isinstance(value, list) else [value]),
+    st.randoms(use_true_random=False),
+)
+def test_no_event_is_fatal(values: list[Any], draw: random.Random) -> None:
+    """Real events with one field replaced by something else, and what the books look like after them."""
+    engine = Engine(20)
+    for value in (*values, values):
+        event = msgspec.to_builtins(stored(draw.randint(0, 3), draw.randint(4, 8)))
+        event[draw.choice(sorted(event))] = value
+        try:
+            batch = decode(msgspec.msgpack.encode([1.0, [event, ["BlockRemoved", value], ["BlockRemoved", NAMES[:1]]]]))
+        except (MalformedBatch, OverflowError):
+            continue
+        engine.cache.apply(batch)
+        for tier in engine.cache.tiers.values():
+            tier.check()
+    engine.cache.leave()
+    assert engine.shelves.budget.used == 0
+
+
+def test_the_simulators_own_chains_are_just_other_names() -> None:
+    """The engine's hashes are its own: here the simulator's, joined with ours by the tokens."""
+    names = hash_chain(pack(IDS), SIZE)
+    engine = Engine().say(stored(block_hashes=list(names)))
+    assert engine.depth() == 8
+    assert not set(names) & set(chain_of_tokens(IDS, SIZE))
+
+
+def test_the_memory_it_reports_is_the_memory_it_takes() -> None:
+    draw = random.Random(3)
+    batches = [
+        [
+            BlockStored(
+                [draw.getrandbits(64) for _ in range(32)],
+                token_ids=[draw.randrange(128_000) for _ in range(32 * SIZE)],
+                block_size=SIZE,
+            )
+            for _ in range(20)
+        ]
+        for _ in range(8)
+    ]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        shelves = Shelves(100_000)
+        caches = [EngineCache(Endpoint(f"e{i}", f"10.0.0.{i}:8000"), shelves) for i in range(8)]
+        for cache, events in zip(caches, batches, strict=True):
+            cache.apply(Batch(1.0, events))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert shelves.budget.used == 8 * 20 * 32
+    assert 0.6 < shelves.bytes / taken < 1.4

@@ -1,0 +1,294 @@
+"""Real sockets: publishers that start late, die, come back as another process, drop messages or send rubbish."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from epp.plugin import Endpoint
+from epp.pool.store import Pool
+from epp.prefix.enginecache import Shelves
+from epp.prefix.sources import KvEvents, PodDiscovery
+from epp.prefix.subscriber import Subscribers
+from epp.sim.publisher import KvEventsConfig, Publisher
+from laptop.ports import free_ports
+from tests.support import waiting
+from tests.support.degradations import RecordedMetrics
+from tests.support.kv_events import batch, depth, stored
+
+PROMPTS = [[100 * i + j for j in range(16)] for i in range(1, 9)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Sockets that connect anew take their time on a machine that has other things to do."""
+    await waiting.until(condition, 30)
+
+
+class Server:
+    """A model server, as far as it tells where it publishes."""
+
+    def __init__(self) -> None:
+        self.sources: Mapping[str, Any] | None = {}
+        self.address = ""
+        self.asked = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Server"]:
+        app = web.Application()
+        app.router.add_get("/kv_event_sources", self._answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.sources is None:
+            raise web.HTTPNotFound
+        return web.Response(body=json.dumps(self.sources).encode(), content_type="application/json")
+
+
+class Rig:
+    """A pool of one endpoint, its server, and subscribers that fill `shelves`."""
+
+    def __init__(self, server: Server, config: KvEvents) -> None:
+        self.pool = Pool("p", random=random.Random(1))
+        self.endpoint = Endpoint("ns/pod", server.address)
+        self.pool.replace([self.endpoint])
+        self.metrics = RecordedMetrics()
+        self.shelves = Shelves(1000)
+        self.subscribers = Subscribers(self.pool, self.metrics, time.monotonic, lambda: 3.0)
+        self.subscribers.use(self.shelves, config)
+
+    @property
+    def state(self) -> str:
+        return self.shelves.shelf(self.endpoint).state
+
+    def knows(self, *prompts: list[int], rank: int = 0) -> bool:
+        engine = self.shelves.shelf(self.endpoint).engine(rank)
+        return [depth(engine, ids) for ids in PROMPTS] == [4 if ids in prompts else 0 for ids in PROMPTS]
+
+
+@asynccontextmanager
+async def rig(
+    config: KvEvents | None = None, sources: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[Rig, Server]]:
+    async with Server().running() as server:
+        server.sources = sources if sources is not None else {}
+        made = Rig(server, config or KvEvents())
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(made.subscribers.run())
+            yield made, server
+            task.cancel()
+
+
+ANY = KvEventsConfig(True, endpoint="tcp://*:0", replay_endpoint="tcp://*:0", topic="kv@pod@m")
+
+
+def publisher(rank: int = 0) -> Publisher:
+    return Publisher("127.0.0.1", ANY, lambda: 1.0, rank=rank)
+
+
+def staying() -> Publisher:
+    """One that comes back on the same ports when it is entered again."""
+    port, replay_port = free_ports(2)
+    at = KvEventsConfig(True, endpoint=f"tcp://*:{port}", replay_endpoint=f"tcp://*:{replay_port}")
+    return Publisher("127.0.0.1", at, lambda: 1.0)
+
+
+async def test_what_was_said_before_and_what_is_said_now() -> None:
+    async with publisher() as engine:
+        engine.publish([stored(PROMPTS[0])])
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            assert listener.knows(PROMPTS[0])
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(*PROMPTS[:2]))
+            assert listener.shelves.shelf(listener.endpoint).lag == 2.0
+            assert not listener.metrics.reasons()
+
+
+async def test_a_gap_is_asked_for() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine.muted = True
+            engine.publish([stored(PROMPTS[1])])
+            engine.muted = False
+            engine.publish([stored(PROMPTS[2])])
+            await until(lambda: listener.knows(*PROMPTS[:3]))
+            assert listener.shelves.faults["gap"] == 1
+            assert "kv-events-gap" in listener.metrics.reasons()
+
+
+async def test_a_new_process_under_the_old_address_begins_anew() -> None:
+    async with staying() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            await engine.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await engine.__aenter__()
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+            assert listener.shelves.faults["restart"] == 1
+
+
+async def test_a_publisher_that_moves_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.subscriber._GONE", 0.1)
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, server):
+            await until(lambda: listener.state == "live")
+            await engine.__aexit__(None, None, None)
+            await engine.__aenter__()
+            engine.publish([stored(PROMPTS[1])])
+            server.sources = engine.sources()
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+
+
+async def test_all_ranks_are_heard_and_missed() -> None:
+    async with publisher() as first, publisher(rank=1) as second:
+        async with rig(sources={**first.sources(), **second.sources()}) as (listener, _):
+            await until(lambda: listener.state == "live")
+            first.publish([stored(PROMPTS[0])])
+            second.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(PROMPTS[0]) and listener.knows(PROMPTS[1], rank=1))
+            await second.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await second.__aenter__()
+
+
+async def test_rubbish_is_counted_and_nothing_else_harmed() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            draw = random.Random(7)
+            for size in (0, 1, 50, 5000):
+                engine.send(draw.randbytes(size))
+            engine.send(batch({"type": "BlockStored", "block_hashes": "no"}))
+            raw: zmq.Socket[bytes] = zmq.Socket.shadow(engine._socket.underlying)
+            raw.send_multipart([b"one frame"])
+            raw.send_multipart([b"t", b"short", b""])
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            assert listener.state == "live"
+            assert listener.shelves.faults == {"malformed": 6, "replay": 1}
+            assert listener.shelves.counts["malformed"] == 1
+
+
+async def test_without_anybody_to_ask_a_lost_connection_costs_what_was_known() -> None:
+    async with staying() as engine:
+        sources = {"0": dict(engine.sources()["0"], replay_endpoint=None)}
+        async with rig(sources=sources) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            await engine.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await engine.__aenter__()
+            await until(lambda: listener.state == "live")
+            assert listener.knows()
+
+
+async def test_a_server_that_does_not_tell_publishes_by_convention() -> None:
+    async with staying() as engine:
+        at = engine.sources()["0"]
+        port, replay_port = (int(at[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint"))
+        config = KvEvents(pod_discovery_config=PodDiscovery(port, replay_port))
+        async with Server().running() as server:
+            server.sources = None
+            listener = Rig(server, config)
+            engine.publish([stored(PROMPTS[0])])
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(listener.subscribers.run())
+                await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+                task.cancel()
+
+
+async def test_an_endpoint_without_events_is_off() -> None:
+    async with rig(sources={}) as (listener, _):
+        await until(lambda: listener.state == "off")
+        assert not listener.metrics.reasons()
+
+
+async def test_one_that_is_not_there_yet_is_asked_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.subscriber._RETRY", (0.01, 0.02))
+    async with rig() as (listener, server):
+        dead = Endpoint("ns/dead", "127.0.0.1:1")
+        listener.pool.replace([dead])
+        await until(lambda: "kv-events-failed" in listener.metrics.reasons())
+        assert listener.shelves.shelf(dead).state == "connecting"
+        async with publisher() as engine:
+            server.sources = engine.sources()
+            listener.pool.replace([listener.endpoint, dead])
+            await until(lambda: listener.state == "live")
+
+
+async def test_an_endpoint_that_leaves_takes_all_with_it() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            listener.pool.replace([])
+            assert listener.shelves.budget.used == 0
+            engine.publish([stored(PROMPTS[1])])
+            await asyncio.sleep(0.02)
+            assert listener.shelves.budget.used == 0
+
+
+async def test_other_shelves_are_filled_from_the_beginning() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            listener.subscribers.use(None)
+            listener.shelves = Shelves(1000)
+            listener.subscribers.use(listener.shelves)
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+
+
+async def test_engines_may_connect_to_us() -> None:
+    context = zmq.asyncio.Context()
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    async with rig(config) as (listener, _):
+        engine = context.socket(zmq.PUB)
+        try:
+            engine.connect(f"tcp://127.0.0.1:{port}")
+            numbers = iter(range(10**6))
+
+            async def say(topic: str, prompt: list[int], known: Callable[[], bool]) -> None:
+                while not known():  # a subscriber that connects late misses what is said
+                    number = next(numbers)
+                    await engine.send_multipart([topic.encode(), number.to_bytes(8, "big"), batch(stored(prompt))])
+                    await asyncio.sleep(0.01)
+
+            async with asyncio.timeout(5):
+                await say("kv@nobody@m", PROMPTS[0], lambda: next(numbers) > 20)
+                await say(f"kv@{listener.endpoint.address}@m", PROMPTS[1], lambda: listener.knows(PROMPTS[1]))
+            assert listener.state == "live"
+        finally:
+            context.destroy(linger=0)
+
+
+def test_it_runs_on_the_loop_that_the_process_uses() -> None:
+    uvloop.run(test_what_was_said_before_and_what_is_said_now())
+    uvloop.run(test_a_gap_is_asked_for())

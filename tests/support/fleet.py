@@ -1,0 +1,107 @@
+"""Helpers for tests over a fleet of real engines: what to wait for, what to fill, what to break."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+
+from epp.loader import strategy_text
+from laptop.chain import write_endpoints
+from laptop.engines import knowing_tiers
+from tests.support.chain import Laptop
+from tests.support.chain import eventually as eventually_within
+from tests.support.talk import Talk
+from tests.support.waiting import until
+
+PATIENCE = 180.0
+"""Seconds that anything may take where a dozen processes of real engines share a machine with others."""
+
+
+async def eventually(look: Callable[[], Any], true: Callable[[Any], bool]) -> Any:
+    """What `look` (async) returns as soon as it is `true` of it."""
+    return await eventually_within(look, true, PATIENCE)
+
+
+def kv_aware(fleet: Laptop) -> str:
+    """The strategy of that name, with the fleet's LMCache."""
+    return knowing_tiers(strategy_text("kv-aware"), fleet.chain.layout)
+
+
+async def settled(fleet: Laptop) -> None:
+    """Return when the mirror has all that the coordinator has, and that does not change any more."""
+
+    async def look() -> tuple[float, int]:
+        stats = await fleet.chain.get(f"{fleet.chain.layout.coordinator}/directory/stats")
+        return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_chunks"), stats["num_keys"]
+
+    async def same() -> bool:
+        before = await look()
+        await asyncio.sleep(2.5)  # LMCache reports, and we read, once a second
+        return before == await look() and before[0] == before[1]
+
+    await eventually(same, bool)
+
+
+async def fill(fleet: Laptop, client: openai.AsyncOpenAI, pod: str) -> None:
+    """Have a pod compute so much else that its device holds nothing that it held."""
+    async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
+        for _ in range(3):
+            other = Talk(fleet, direct)
+            await direct.completions.create(model="tiny", prompt=other.words(1300), max_tokens=1)
+
+
+@asynccontextmanager
+async def saturated(fleet: Laptop, pod: str) -> AsyncIterator[None]:
+    """A pod with a queue that did not come through the picker, which knows it by the pod's metrics."""
+    direct = openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=300, max_retries=0)
+    body: Any = {"ignore_eos": True}
+
+    async def keep_asking() -> None:
+        other = Talk(fleet, direct)
+        while True:
+            await direct.completions.create(model="tiny", prompt=other.words(500), max_tokens=400, extra_body=body)
+
+    async def waiting() -> int:
+        return sum(each["load"]["waiting"] for each in await fleet.endpoints() if each["name"].endswith(f"/{pod}"))
+
+    async with direct, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(keep_asking()) for _ in range(24)]
+        try:
+            await eventually(waiting, lambda count: count >= 8)
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def heard(fleet: Laptop, count: int) -> None:
+    """Return when the KV events of so many pods are heard."""
+    live = lambda: fleet.metric("warmpath_endpoint_kv_events", pool="sim", state="live")  # noqa: E731
+    await eventually(live, lambda seen: seen == count)
+
+
+async def killed(fleet: Laptop, name: str) -> None:
+    """Kill a pod or a service as the kernel would, and return when it is gone."""
+    pid = fleet.chain.processes.pid(name)
+    os.kill(pid, signal.SIGKILL)
+    if any(pod.name == name for pod in fleet.chain.pods):
+        await until(lambda: name in fleet.chain.gone, PATIENCE)
+    else:
+        await fleet.chain.processes.stop(name)
+
+
+async def started(fleet: Laptop, *names: str) -> None:
+    """Start pods or services that were killed, and return when they answer; pods are endpoints again then."""
+    layout = fleet.chain.layout
+    programs = {program.name: program for program in (*layout.services, *layout.programs.values())}
+    for name in names:
+        await fleet.chain.start(programs[name])
+    for name in names:
+        await fleet.chain.ready(programs[name].ready, name, fleet.chain.shape.engine.ready_seconds)
+    if back := [name for name in names if name in fleet.chain.gone]:
+        fleet.chain.gone[:] = [name for name in fleet.chain.gone if name not in back]
+        write_endpoints([pod for pod in layout.pods if pod.name not in fleet.chain.gone], fleet.chain.endpoints_file)
