@@ -1,0 +1,1 @@
+"""`warmpath doctor`: what is wrong with endpoints and their caches, and the flag that mends it."""

@@ -1,0 +1,62 @@
+"""Asking servers over HTTP: a short answer, or what was wrong with it."""
+
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+
+MOST: Final = 8 << 20
+"""Bytes of an answer."""
+
+
+class Trouble(Exception):
+    """No good answer. `status` is HTTP's, 0 where there was none."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Ask:
+    """`async with Ask(seconds) as ask: await ask.json(url)`. Redirects are not followed: they could lead anywhere."""
+
+    def __init__(self, seconds: float) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=seconds)
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def bytes(self, url: str, body: Any = None) -> bytes:
+        """The answer to a GET, or to a POST of `body` as JSON. Raises Trouble for anything but a 200."""
+        method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
+        headers = {"content-type": "application/json"} if data else {}
+        try:
+            async with self._session.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                page = bytearray()
+                async for piece in response.content.iter_chunked(1 << 16):
+                    page += piece
+                    if len(page) > MOST:
+                        raise Trouble(f"more than {MOST} bytes", response.status)
+                if response.status != 200:
+                    raise Trouble(
+                        f"status {response.status}: {bytes(page[:120]).decode('utf-8', 'replace')}", response.status
+                    )
+                return bytes(page)
+        except TimeoutError:
+            raise Trouble(f"no whole answer within {self._timeout.total:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Trouble(f"{type(error).__name__}: {error}"[:200]) from None
+
+    async def json(self, url: str, body: Any = None) -> dict[str, Any]:
+        """The same, of a JSON object."""
+        page = await self.bytes(url, body)
+        try:
+            return msgspec.json.decode(page, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Trouble(f"no JSON object: {str(error)[:100]}", 200) from None

@@ -1,0 +1,184 @@
+"""An LMCache server and its coordinator, by `/config`, `/status`, `/metrics` and `/instances` of LMCache 0.5.6."""
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from epp.doctor.ask import Ask, Trouble
+from epp.doctor.engine import Pod
+from epp.doctor.finding import Finding, hint, problem
+
+_TRIES: Final = 20
+"""Looks at a server's stores, a tenth of a second apart, until those that were begun have ended."""
+
+
+class Stores(NamedTuple):
+    """What a server wrote to L2 since it began: requests and chunks begun, requests ended, chunks that arrived."""
+
+    begun: int = 0
+    chunks: int = 0
+    ended: int = 0
+    arrived: int = 0
+
+
+_STORES: Final = {
+    "begun": re.compile(rb"^lmcache_mp_l2_store_submitted_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
+    "chunks": re.compile(rb"^lmcache_mp_l2_store_submitted_objects_chunks_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
+    "ended": re.compile(rb"^lmcache_mp_l2_store_completed_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
+    "arrived": re.compile(rb"^lmcache_mp_l2_store_completed_objects_chunks_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
+}
+
+
+def stores(page: bytes) -> Stores:
+    """From a page of `/metrics`; all adapters together."""
+    return Stores(**{name: round(sum(map(float, form.findall(page)))) for name, form in _STORES.items()})
+
+
+async def stores_of(url: str, ask: Ask) -> Stores | None:
+    """The server's stores now, or None if it does not tell."""
+    try:
+        return stores(await ask.bytes(f"{url}/metrics"))
+    except (Trouble, ValueError):
+        return None
+
+
+async def examine_server(url: str, ask: Ask, pods: Sequence[Pod], before: Stores | None) -> list[Finding]:
+    """What is wrong with one server. `before`: its stores before the pods were sent something new."""
+    try:
+        config, status = await ask.json(f"{url}/config"), await ask.json(f"{url}/status")
+    except Trouble as trouble:
+        mend = "lmcache server --http-host HOST --http-port PORT; give that port here"
+        return [problem(url, "lmcache-unreachable", str(trouble), mend)]
+    after = await _settled(url, ask)
+    return [*findings_of(url, config, status, pods), *stuck(url, before, after)]
+
+
+async def _settled(url: str, ask: Ask) -> Stores | None:
+    for _ in range(_TRIES):
+        found = await stores_of(url, ask)
+        if found is None or found.ended >= found.begun:
+            return found
+        await asyncio.sleep(0.1)
+    return found
+
+
+def findings_of(url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+    """What its configuration and state say. Pure."""
+    return [
+        *_engines(url, status),
+        *_chunk(url, config, status, pods),
+        *_hashes(url, config, pods),
+        *_l2(url, config),
+        *_reports(url, config),
+    ]
+
+
+def _engines(url: str, status: Mapping[str, Any]) -> list[Finding]:
+    if driving := status.get("registered_non_cuda_instance_ids"):
+        found = f"{len(driving)} of its engines send it their memory (engine_driven): which tokens a chunk is, is lost"
+        mend = 'in vLLM\'s --kv-transfer-config: "lmcache.mp.mp_transfer_mode": "lmcache_driven"'
+        return [problem(url, "lmcache-transfer", found, mend)]
+    if not status.get("registered_gpu_ids"):
+        mend = "vLLM's --kv-transfer-config with LMCacheMPConnector, lmcache.mp.host and lmcache.mp.port of this server"
+        return [hint(url, "lmcache-engines", "no engine is registered with it", mend)]
+    return []
+
+
+def _chunk(url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+    chunk = _at(config, "mp", "chunk_size")
+    blocks = _blocks(status) or {pod.block_size for pod in pods if pod.block_size}
+    if not isinstance(chunk, int) or not blocks or blocks == {chunk}:
+        return []
+    found = f"its chunk is {chunk} tokens, the engines' block {', '.join(map(str, sorted(blocks)))}"
+    mend = f"lmcache server --chunk-size {min(blocks)}"
+    if any(chunk % block for block in blocks):
+        return [problem(url, "lmcache-chunk", f"{found}: not a multiple, so chunks cannot be told from blocks", mend)]
+    return [problem(url, "lmcache-chunk", f"{found}: a chunk and a block never have the same hash", mend)]
+
+
+def _blocks(status: Mapping[str, Any]) -> set[int]:
+    """Block sizes of the engines that are registered."""
+    metas = status.get("cache_context_meta")
+    sizes = set()
+    for meta in metas.values() if isinstance(metas, dict) else ():
+        for group in _at(meta, "kv_cache_layout", "kernel_groups") or ():
+            if isinstance(size := _at(group, "tokens_per_block"), int):
+                sizes.add(size)
+    return sizes
+
+
+def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+    own, theirs = _at(config, "mp", "hash_algorithm"), {pod.algorithm for pod in pods if pod.algorithm}
+    if not theirs or theirs == {own}:
+        return []
+    found = f"it hashes with {own}, the engines with {', '.join(sorted(theirs))}: two names for every block"
+    mend = (
+        "--hash-algorithm sha256_cbor here, --prefix-caching-hash-algo sha256_cbor and lmcache.mp.hash_algorithm there"
+    )
+    return [hint(url, "lmcache-hash", found, mend)]
+
+
+def _l2(url: str, config: Mapping[str, Any]) -> list[Finding]:
+    adapters = _at(config, "storage_manager", "l2_adapter_config", "adapters") or ()
+    if not adapters:
+        mend = '--l2-adapter \'{"type": "resp", "host": HOST, "port": 6379, "shared": true}\''
+        return [hint(url, "l2-shared", "it has no L2: what its node forgets is computed again", mend)]
+    own = [each for each in adapters if isinstance(each, dict) and not each.get("shared")]
+    if own:
+        found = f"{len(own)} of {len(adapters)} L2 adapters are its own: other nodes do not find what it stores"
+        return [problem(url, "l2-shared", found, 'in --l2-adapter: "shared": true')]
+    return []
+
+
+def _reports(url: str, config: Mapping[str, Any]) -> list[Finding]:
+    said = config.get("coordinator")
+    where = _at(said, "url") if isinstance(said, dict) else None
+    if not where:
+        mend = "--coordinator-url URL --coordinator-event-reporting"
+        return [hint(url, "coordinator-unset", "it reports to no coordinator: its L1 and L2 are not seen", mend)]
+    if not _at(said, "event_reporting"):
+        found = f"it is registered at {where} and does not tell it what it holds"
+        return [problem(url, "coordinator-unset", found, "--coordinator-event-reporting")]
+    return []
+
+
+def stuck(url: str, before: Stores | None, after: Stores | None) -> list[Finding]:
+    """Chunks that were handed to L2 and did not arrive. Pure.
+
+    LMCache's Redis adapter does not connect again after Redis was away: every store fails from then on, and the
+    server calls itself healthy.
+    """
+    if before is None or after is None or after.ended < after.begun:
+        return []
+    chunks, arrived = after.chunks - before.chunks, after.arrived - before.arrived
+    if chunks > 0 and arrived <= 0:
+        found = f"of {chunks} new chunks none arrived in its L2, and it calls itself healthy: was Redis away?"
+        return [problem(url, "l2-stuck", found, "start this LMCache server again: its Redis client does not reconnect")]
+    if after.arrived < after.chunks and chunks <= 0:
+        found = f"{after.chunks - after.arrived} of {after.chunks} chunks never arrived in its L2"
+        return [hint(url, "l2-stuck", found, "name its pods with --endpoint too, to see whether it still loses them")]
+    return []
+
+
+async def examine_coordinator(url: str, ask: Ask, servers: Sequence[str]) -> list[Finding]:
+    """What is wrong with the coordinator. `servers`: URLs of LMCache servers it should know."""
+    try:
+        await ask.json(f"{url}/healthz")
+        listed = (await ask.json(f"{url}/instances")).get("instances") or ()
+    except Trouble as trouble:
+        return [problem(url, "coordinator-unreachable", str(trouble), "lmcache coordinator --host HOST --port PORT")]
+    known = {f"http://{each.get('ip')}:{each.get('http_port')}" for each in listed if isinstance(each, dict)}
+    findings = []
+    for server in servers:
+        if server not in known:
+            found = f"it does not know the LMCache server {server}, only {', '.join(sorted(known)) or 'none'}"
+            mend = f"there: --coordinator-url {url} --coordinator-advertise-ip IP"
+            findings.append(problem(url, "coordinator-unreachable", found, mend))
+    return findings
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

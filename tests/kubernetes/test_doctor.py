@@ -1,0 +1,31 @@
+"""`warmpath doctor --pool-name`: the endpoints of an InferencePool on a real API server."""
+
+import pytest
+
+from epp.doctor.command import Options, diagnose
+from epp.errors import ConfigError
+from epp.sim.publisher import KvEventsConfig
+from epp.sim.server import SimulatedPod
+from laptop.ports import free_ports
+from tests.support.cluster import Cluster
+
+FREE = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0")
+
+
+async def test_a_pool_s_pods_are_examined(cluster: Cluster) -> None:
+    [port] = free_ports(1)
+    await cluster.create_pool("p", port)
+    await cluster.create_pods([("a", "127.1.0.7"), ("b", "127.1.0.8")])
+    async with (
+        SimulatedPod(host="127.1.0.7", port=port, time_scale=100.0, kv_events=FREE),
+        SimulatedPod(host="127.1.0.8", port=port, time_scale=100.0),
+    ):
+        examined, findings = await diagnose(Options(pool_name="p", pool_namespace=cluster.namespace))
+    assert sorted(examined) == [f"{cluster.namespace}/a", f"{cluster.namespace}/b"]
+    assert [(finding.subject, finding.check) for finding in findings] == [(f"{cluster.namespace}/b", "kv-events")]
+
+
+async def test_a_pool_that_is_not_there_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.doctor.command._LOADED", 0.5)
+    with pytest.raises(ConfigError, match=r"--pool-name: .*/nowhere was not told within 0\.5 s"):
+        await diagnose(Options(pool_name="nowhere", pool_namespace=cluster.namespace))
