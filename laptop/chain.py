@@ -1,4 +1,4 @@
-"""The chain as processes: simulated pods <- Envoy -> EPP replicas, all on loopback, all gone when the block ends."""
+"""The chain as processes: pods <- Envoy -> EPP replicas, all on loopback, all gone when the block ends."""
 
 import asyncio
 import contextlib
@@ -23,6 +23,7 @@ from gateway.translate import Options as TranslateOptions
 from gateway.translate import translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
+from laptop.engines import Engine, Layout, Pod, Program, Simulated
 from laptop.ports import free_ports, is_free
 from laptop.processes import Processes
 
@@ -32,7 +33,7 @@ DRAIN_LINGER = 1.0
 """Seconds in which our Envoy surely asks a replica for its health and leaves it."""
 ENDPOINTS = "endpoints.yaml"
 LABELS = {"app": "sim"}
-"""Of every simulated pod."""
+"""Of every pod the chain starts, whatever its engine: what the manifests' pool selects by."""
 SOURCE = Path(__file__).parents[1]
 MANIFESTS = next(
     path for path in (Path(__file__).parent / "manifests", SOURCE / "manifests" / "laptop") if path.is_dir()
@@ -57,24 +58,9 @@ class Shape:
     """Flags of `warmpath serve` that say how to pick."""
     manifests: Path = MANIFESTS
     wiring: Wiring = "lean"
-    seed: int = 1
-    pod_flags: Sequence[str] = ()
+    engine: Engine = field(default_factory=Simulated)
     plugins: Path | None = None
     """Directory of the modules that the configuration names, where they are not beside it."""
-
-
-@dataclass(frozen=True)
-class Pod:
-    name: str
-    port: int
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
 
 
 @dataclass(frozen=True)
@@ -98,14 +84,19 @@ class Chain:
     shape: Shape
     processes: Processes
     http: aiohttp.ClientSession
-    pods: Sequence[Pod]
-    """As started."""
+    layout: Layout
+    """What the engine runs, as started."""
     replicas: Sequence[Replica]
     """Those that run."""
     resources: Resources
     envoy: Envoy = field(init=False)
     gone: list[str] = field(default_factory=list)
     """Names of pods that ended by themselves."""
+
+    @property
+    def pods(self) -> Sequence[Pod]:
+        """As started."""
+        return self.layout.pods
 
     def __post_init__(self) -> None:
         self._pool_ids = [pool.metadata.id for pool in self.resources.pools]
@@ -124,12 +115,10 @@ class Chain:
         """What says which endpoints, pools and routes there are; files or directories."""
         return [self.endpoints_file, self.shape.manifests]
 
-    async def start_pod(self, pod: Pod) -> None:
-        """Start one pod and wait until it answers."""
-        command = ["-m", "epp.sim.server", "--port", str(pod.port), "--name", pod.name, "--seed", str(self.shape.seed)]
-        await self.processes.start(
-            pod.name, [sys.executable, *command, *self.shape.pod_flags], _environment(self.shape.plugins)
-        )
+    async def start(self, program: Program) -> None:
+        """Start a pod or a service; wait for it with `ready`."""
+        environment = {**_environment(self.shape.plugins), **program.environment}
+        await self.processes.start(program.name, program.command, environment, children=program.children)
 
     async def start_replica(self, replica: Replica) -> None:
         """Start one EPP; wait for it with `ready`."""
@@ -139,6 +128,7 @@ class Chain:
         linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is nobody else to go to
         ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
+        command += self.shape.engine.picker_flags
         await self.processes.start(replica.name, [*command, *self.shape.picking], _environment(self.shape.plugins))
 
     async def reconfigure(self, file: Path, text: str) -> None:
@@ -159,21 +149,21 @@ class Chain:
             return await answer.text()
 
     async def forget(self) -> None:
-        """Empty the prefix cache of every pod."""
-        for pod in self.pods:
-            async with self.http.post(f"{pod.url}/reset_prefix_cache") as answer:
+        """Empty the prefix cache of every pod, and those that the engine has beside."""
+        for url in (*(f"{pod.url}/reset_prefix_cache" for pod in self.pods), *self.layout.caches):
+            async with self.http.post(url) as answer:
                 answer.raise_for_status()
 
-    async def ready(self, url: str, name: str) -> None:
-        """Return when `url` answers 200. ChainError if `name` dies or takes too long."""
+    async def ready(self, url: str, name: str, seconds: float = READY_SECONDS) -> None:
+        """Return when `url` answers 200 (`tcp://ip:port`: accepts). ChainError if `name` dies or takes too long."""
         try:
-            async with asyncio.timeout(READY_SECONDS):
+            async with asyncio.timeout(seconds):
                 while not await self._answers(url):
                     for _, sentence in self.processes.ended():
                         raise ChainError(sentence)
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise ChainError(f"{name} was not ready within {READY_SECONDS:g} seconds") from None
+            raise ChainError(f"{name} was not ready within {seconds:g} seconds") from None
 
     async def get(self, url: str) -> Any:
         """JSON at `url`."""
@@ -221,9 +211,11 @@ class Chain:
 
     async def _answers(self, url: str) -> bool:
         try:
+            if url.startswith("tcp://"):
+                return not is_free(int(url.rpartition(":")[2]))
             async with self.http.get(url) as answer:
                 return answer.status == 200
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             return False
 
 
@@ -240,7 +232,9 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
     """
     async with AsyncExitStack() as stack:
         _check_selected(load([shape.manifests]).pools)
-        pods = _pods(shape.pods, directory / ENDPOINTS)
+        layout = await asyncio.to_thread(shape.engine.lay_out, _names(shape.pods))
+        stack.callback(layout.tidy)
+        write_endpoints(layout.pods, directory / ENDPOINTS)
         resources = _at_port(load([directory / ENDPOINTS, shape.manifests]), shape.port)
         _check_free(resources)
         chain = Chain(
@@ -248,29 +242,37 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
             shape,
             processes=await stack.enter_async_context(Processes(directory)),
             http=await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))),
-            pods=pods,
+            layout=layout,
             replicas=[_replica(i, len(resources.pools)) for i in range(shape.replicas)],
             resources=resources,
         )
-        for pod in pods:
-            await chain.start_pod(pod)
+        patience = shape.engine.ready_seconds
+        for service in layout.services:
+            await chain.start(service)
         for replica in chain.replicas:
             await chain.start_replica(replica)
-        for pod in pods:
-            await chain.ready(f"{pod.url}/health", pod.name)
+        for service in layout.services:
+            await chain.ready(service.ready, service.name, patience)
+        for pod in layout.pods:
+            await chain.start(layout.programs[pod.name])
+        for pod in layout.pods:
+            await chain.ready(layout.programs[pod.name].ready, pod.name, patience)
         for replica in chain.replicas:
             await chain.ready(f"{replica.admin}/ready", replica.name)
         chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering(), directory=directory / "envoy"))
         yield chain
 
 
-def _pods(count: int, file: Path) -> list[Pod]:
-    """Pods on free ports, written down as endpoints with the label `app: sim`."""
-    names = (f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count))
-    pods = [Pod(name, port) for name, port in zip(names, free_ports(count), strict=True)]
-    entries = [{"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": LABELS} for pod in pods]
+def _names(count: int) -> list[str]:
+    return [f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count)]
+
+
+def write_endpoints(pods: Sequence[Pod], file: Path) -> None:
+    """Write down `pods` as the endpoints there are."""
+    entries = [
+        {"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": LABELS, "node": pod.node} for pod in pods
+    ]
     file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
-    return pods
 
 
 def _replica(number: int, pools: int) -> Replica:

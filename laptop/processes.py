@@ -4,11 +4,40 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from gateway.child import with_parent
+
+# Beside the command stays a process that ends its group when the command ends, however it does: vLLM's engine, killed
+# without its server, would stay and keep its memory. Who is left gets time to put away what it shares.
+_GROUP_ENDS_WITH_IT = """
+import ctypes, os, signal, sys, time
+
+def others():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state, _, group = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(group) == os.getpgid(0) and int(pid) != os.getpid() and state != "Z":
+            return True
+
+pid = os.getpid()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
+    while os.getppid() == pid:
+        signal.sigtimedwait([signal.SIGUSR1], 60)
+    os.killpg(0, signal.SIGTERM)
+    for _ in range(50):
+        others() and time.sleep(0.1)
+    os.killpg(0, signal.SIGKILL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Processes:
@@ -22,6 +51,8 @@ class Processes:
         self._directory = directory
         self._stop_seconds = stop_seconds
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._groups: set[int] = set()
+        """Of processes with children, until they were stopped."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -29,8 +60,17 @@ class Processes:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self.stop(*reversed(self._running)))
 
-    async def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start `command` under `name`, which is also the name of its log."""
+    async def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        children: bool = False,
+    ) -> None:
+        """Start `command` under `name`, which is also the name of its log. `children`: has some; they end with it."""
+        if children and sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _GROUP_ENDS_WITH_IT, *command]
         with (self._directory / f"{name}.log").open("ab") as output:
             self._running[name] = await asyncio.create_subprocess_exec(
                 *with_parent(command),
@@ -40,6 +80,8 @@ class Processes:
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,
             )
+        if children and sys.platform == "linux":
+            self._groups.add(self._running[name].pid)
 
     def pid(self, name: str) -> int:
         """The process id of a running process."""
@@ -56,7 +98,22 @@ class Processes:
                 await asyncio.wait_for(child.wait(), self._stop_seconds)
             except TimeoutError:
                 child.kill()
-        return [await child.wait() for child in children]
+        statuses = [await child.wait() for child in children]
+        for child in children:
+            if child.pid in self._groups:
+                self._groups.discard(child.pid)
+                await self._end_of_group(child.pid)
+        return statuses
+
+    async def _end_of_group(self, group: int) -> None:
+        """Return when nobody of a process's group is left."""
+        try:
+            async with asyncio.timeout(self._stop_seconds):
+                while _alive(group):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def ended(self) -> list[tuple[str, str]]:
         """Those that ended by themselves since the last call: name, and one sentence with the end of what it said."""
@@ -70,6 +127,16 @@ class Processes:
         text = (self._directory / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         said = [line.strip() for line in text.splitlines() if line.strip()]
         return " / ".join(said[-lines:]) or "it said nothing"
+
+
+def _alive(group: int) -> bool:
+    """Whether anybody of a process group runs; those that only wait to be reaped do not."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            state, _, found, *_ = (directory / "stat").read_text().rpartition(")")[2].split()
+            if int(found) == group and state != "Z":
+                return True
+    return False
 
 
 def _how(status: int) -> str:

@@ -22,11 +22,11 @@ from epp.loader import strategy_text
 from epp.sim.workloads import demo
 from gateway.errors import GatewayError
 from laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
+from laptop.engines import Engine, EngineError, Simulated, Tiers, Vllm, engine_python, has_lmcache, knowing_tiers
 from laptop.load import Outcome, play
 from laptop.table import screen, why
 from laptop.watch import watch
 
-MODEL = "sim"
 BASELINE = "round-robin"
 REFRESH_SECONDS = 0.5
 SHOWN_DECISIONS = 8
@@ -42,7 +42,10 @@ class Options:
 
     once: bool = False
     load: bool = False
-    pods: int = 3
+    engine: str = "sim"
+    """`sim` or `vllm`."""
+    pods: int | None = None
+    """None: three simulated ones, two of vLLM."""
     replicas: int = 1
     port: int | None = None
     strategy: str = "prefix-aware"
@@ -77,24 +80,36 @@ async def run(options: Options) -> int:
             directory = options.keep_logs or Path(stack.enter_context(TemporaryDirectory(prefix="warmpath-")))
             directory.mkdir(parents=True, exist_ok=True)
             steered = directory / "strategy.yaml"
-            if options.once:
-                steered.write_text(strategy_text(BASELINE), encoding="utf-8")
+            steer = options.once or (options.engine == "vllm" and options.config is None)
+            if steer:
+                steered.write_text(strategy_text(BASELINE if options.once else options.strategy), encoding="utf-8")
             shape = Shape(
-                pods=options.pods,
+                pods=options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
-                picking=("--config", str(steered)) if options.once else options.picking,
+                picking=("--config", str(steered)) if steer else options.picking,
                 manifests=options.manifests or MANIFESTS,
-                seed=options.seed,
+                engine=_engine(options, console),
                 plugins=options.config.absolute().parent if options.config else None,
             )
-            with console.status("starting pods, endpoint picker and Envoy"):
+            with console.status(f"starting {shape.pods} {shape.engine.what}s, endpoint picker and Envoy"):
                 chain = await stack.enter_async_context(running_chain(shape, directory))
             if options.once:
                 return await _compare(chain, steered, options, console)
+            if steer and (text := knowing_tiers(options.config_text, chain.layout)) != options.config_text:
+                await chain.reconfigure(steered, text)
             await _show(chain, options, console)
-    except (ChainError, GatewayError, ConfigError) as error:
+    except (ChainError, EngineError, GatewayError, ConfigError) as error:
         raise UpError(str(error)) from error
+
+
+def _engine(options: Options, console: Console) -> Engine:
+    if options.engine == "sim":
+        return Simulated(options.seed)
+    python = engine_python()
+    if not has_lmcache(python):
+        console.print("LMCache is not installed beside vLLM: each pod has its own cache and no other", soft_wrap=True)
+    return Vllm(python, tiers=Tiers() if has_lmcache(python) else None)
 
 
 async def _compare(chain: Chain, steered: Path, options: Options, console: Console) -> int:
@@ -103,11 +118,11 @@ async def _compare(chain: Chain, steered: Path, options: Options, console: Conso
     outcomes: dict[str, Outcome] = {}
     for name in dict.fromkeys((BASELINE, options.label)):
         if outcomes:
-            await chain.reconfigure(steered, options.config_text)
+            await chain.reconfigure(steered, knowing_tiers(options.config_text, chain.layout))
             await chain.forget()
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task(name, total=sum(len(session.turns) for session in sessions))
-            outcomes[name] = await play(sessions, chain.url, MODEL, partial(progress.advance, bar))
+            outcomes[name] = await play(sessions, chain.url, chain.shape.engine.model, partial(progress.advance, bar))
     console.print(comparison(outcomes))
     failures = [f"{name}: {failure}" for name, outcome in outcomes.items() for failure in outcome.failures]
     for failure in failures[:10]:
@@ -158,10 +173,11 @@ async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
 def _greeting(chain: Chain, options: Options) -> str:
     ask = (
         f"curl -s {chain.url}/v1/chat/completions -H 'content-type: application/json' "
-        f'-d \'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
+        f'-d \'{{"model": "{chain.shape.engine.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     )
+    pods = f"{len(chain.pods)} {chain.shape.engine.what}s"
     return (
-        f"[bold]{chain.url}[/bold] speaks OpenAI to {len(chain.pods)} simulated pods; strategy {options.label}.\n\n"
+        f"[bold]{chain.url}[/bold] speaks OpenAI to {pods}; strategy {options.label}.\n\n"
         f"{ask}\n\n"
         f"decisions and metrics: {', '.join(replica.admin for replica in chain.replicas)}   end: Ctrl-C\n"
     )
@@ -189,4 +205,4 @@ async def _lines(chain: Chain, console: Console) -> None:
 
 async def _keep_asking(chain: Chain, seed: int) -> None:
     for round_ in itertools.count(seed):
-        await play(demo(round_), chain.url, MODEL)
+        await play(demo(round_), chain.url, chain.shape.engine.model)

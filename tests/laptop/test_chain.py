@@ -10,6 +10,7 @@ import yaml
 
 from gateway.errors import ResourceError
 from laptop.chain import MANIFESTS, ChainError, Shape, running_chain
+from laptop.engines import Simulated
 from laptop.ports import free_ports
 from tests.support.chain import MANIFESTS as THREE_POOLS
 from tests.support.family import Family
@@ -50,7 +51,7 @@ async def test_a_chain_answers_and_leaves_nothing_behind(tmp_path: Path, family:
 
 
 async def test_a_pod_that_does_not_start_is_told_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
-    told = await refusal(replace(SMALL, pod_flags=("--blocks", "none")), tmp_path)
+    told = await refusal(replace(SMALL, engine=Simulated(flags=("--blocks", "none"))), tmp_path)
     assert told.startswith("pod-a ended with status 2: ")
     assert "'none' is not a valid integer" in told
     assert family.alive() == {}

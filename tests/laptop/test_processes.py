@@ -4,7 +4,10 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from laptop.processes import Processes
+from tests.support.waiting import until
 
 
 def alive(pid: int) -> bool:
@@ -80,3 +83,38 @@ asyncio.run(main())
     async with asyncio.timeout(10):
         while alive(pid):
             await asyncio.sleep(0.01)
+
+
+CHILD = "import signal, sys, time; {handler}; print('ready', flush=True); time.sleep(60)"
+MOTHER = (
+    "import subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
+    "print(child.pid, 'is up', flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_children_end_with_the_process_that_has_them(tmp_path: Path, how: signal.Signals) -> None:
+    tidy = "signal.signal(15, lambda *_: sys.exit(print('tidied', flush=True)))"
+    log = tmp_path / "mother.log"
+    async with Processes(tmp_path) as processes:
+        await processes.start("mother", python(MOTHER.format(child=CHILD.format(handler=tidy))), children=True)
+        await said(log, "ready")
+        await said(log, "is up")
+        child = int(log.read_text().split(" is up")[0].split()[-1])
+        assert alive(child)
+        [status] = await processes.stop("mother", how=how)
+        assert status == -how
+        assert not alive(child)
+    assert "tidied" in log.read_text()
+
+
+async def test_children_that_do_not_listen_are_killed_too(tmp_path: Path) -> None:
+    deaf = "signal.signal(15, signal.SIG_IGN)"
+    log = tmp_path / "mother.log"
+    async with Processes(tmp_path, stop_seconds=0.3) as processes:
+        await processes.start("mother", python(MOTHER.format(child=CHILD.format(handler=deaf))), children=True)
+        await said(log, "ready")
+        await said(log, "is up")
+        child = int(log.read_text().split(" is up")[0].split()[-1])
+    await until(lambda: not alive(child))

@@ -14,9 +14,10 @@ from rich.console import Console
 
 import laptop.up
 from epp.sim.workloads import chats
+from laptop.engines import Simulated
 from laptop.load import Outcome
 from laptop.ports import free_ports
-from laptop.up import Options, comparison, run
+from laptop.up import Options, UpError, comparison, run
 from tests.support.chain import eventually
 from tests.support.family import Family
 
@@ -209,7 +210,7 @@ async def test_once_compares_with_a_configuration_and_the_plugins_beside_it(
 async def test_once_fails_when_an_answer_is_missing(
     tmp_path: Path, workload: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(laptop.up, "MODEL", "not-there")
+    monkeypatch.setattr(Simulated, "model", "not-there")
     assert await run(replace(once(tmp_path), strategy="round-robin")) == 1
     said = capsys.readouterr().out
     assert "0 of 2" in said
@@ -226,3 +227,10 @@ def test_the_comparison_has_a_ratio_for_each_figure() -> None:
     assert [cell.strip() for cell in rows["TTFT p50"].split("│")[2:5]] == ["200 ms", "100 ms", "0.50"]
     assert [cell.strip() for cell in rows["throughput"].split("│")[2:5]] == ["5 tokens/s", "10 tokens/s", "2.00"]
     assert [cell.strip() for cell in rows["prefix hit rate"].split("│")[2:5]] == ["0 %", "80 %", "–"]
+
+
+async def test_an_engine_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("laptop.engines.ENGINE_PYTHON", tmp_path / "bin" / "python")
+    monkeypatch.setattr("laptop.engines.find_spec", lambda name: None)
+    with pytest.raises(UpError, match="vLLM is not installed: run `hack/install engine`"):
+        await run(Options(engine="vllm"))

@@ -11,7 +11,8 @@ import pytest
 
 from epp.pool.yamlfiles import stamp_of
 from gateway.errors import GatewayError
-from laptop.chain import Chain, ChainError, Pod
+from laptop.chain import Chain, ChainError
+from laptop.engines import Pod
 from laptop.watch import watch
 from tests.support.waiting import until
 

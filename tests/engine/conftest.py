@@ -1,0 +1,68 @@
+"""Two real vLLM pods, each a node with an LMCache server, a coordinator and Redis, behind our picker and a real Envoy.
+
+All of it is started once for the folder, which takes minutes on a machine that has other things to do, and every test
+leaves it as it found it: pods that it killed run again, the strategy is the one it began with. Tests run on
+the session's loop: `pytestmark = pytest.mark.asyncio(loop_scope="session")`.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+
+from laptop.engines import Tiers, Vllm, engine_python
+from tests.support.chain import Laptop, laptop
+from tests.support.fleet import eventually, heard, kv_aware
+from tests.support.talk import Talk
+
+HERE = Path(__file__).parent
+BLOCK = 32
+DEVICE_BLOCKS = 192
+"""6,144 tokens: so few that a test can fill them."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """The engines' Python."""
+    return engine_python()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleet(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
+    """The chain: pods `pod-a` and `pod-b`, services `redis`, `coordinator`, `lmcache-pod-a`, `lmcache-pod-b`."""
+    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=Tiers())
+    flags = ("--refresh-metrics-interval", "0.2")
+    folder = tmp_path_factory.mktemp("fleet")
+    async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(fleet: Laptop) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{fleet.url}/v1", api_key="none", max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def talk(fleet: Laptop, client: openai.AsyncOpenAI) -> Talk:
+    """A conversation of its own: no other test has said any of it."""
+    return Talk(fleet, client)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def aware(fleet: Laptop) -> AsyncIterator[None]:
+    """The strategy is kv-aware, and it hears the pods and the coordinator."""
+    before = fleet.config.read_text()
+    await fleet.chain.reconfigure(fleet.config, kv_aware(fleet))
+    await eventually(lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_reached"), bool)
+    await heard(fleet, 2)
+    yield
+    await fleet.chain.reconfigure(fleet.config, before)

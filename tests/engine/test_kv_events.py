@@ -1,0 +1,70 @@
+"""Real vLLM's KV events: what they tell beside the requests that we sent, and a process that is another."""
+
+import signal
+from collections.abc import AsyncIterator
+
+import openai
+import pytest
+import pytest_asyncio
+
+from epp.loader import strategy_text
+from tests.engine.conftest import BLOCK
+from tests.support.chain import Laptop, eventually
+from tests.support.talk import Talk, ask
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
+async def aware(fleet: Laptop) -> AsyncIterator[None]:
+    before = fleet.config.read_text()
+    await fleet.chain.reconfigure(fleet.config, strategy_text("kv-aware"))
+    await eventually(lambda: live(fleet), lambda count: count == 2)
+    yield
+    await fleet.chain.reconfigure(fleet.config, before)
+
+
+async def live(fleet: Laptop) -> float:
+    return await fleet.metric("warmpath_endpoint_kv_events", state="live")
+
+
+async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk: Talk) -> None:
+    pod = fleet.pod("pod-b")
+    messages = [{"role": "user", "content": talk.words(300)}]
+    before = await fleet.metric("warmpath_kv_events_total", outcome="stored")
+    async with openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none", timeout=120) as direct:
+        await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
+    await eventually(
+        lambda: fleet.metric("warmpath_kv_events_total", outcome="stored"), lambda count: count >= before + 300 // BLOCK
+    )
+    turn = await ask(fleet, talk.client, messages)
+    assert turn.endpoint == pod.name
+    assert turn.predicted == turn.cached == (turn.prompt - 1) // BLOCK * BLOCK
+
+
+async def test_a_salt_keeps_what_it_should_apart(talk: Talk) -> None:
+    first = await talk.say(talk.words(300))
+    again = await ask(talk.fleet, talk.client, talk.messages)
+    assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK
+    salted = {"cache_salt": "tenant"}
+    other = await talk.client.chat.completions.create(
+        model="tiny", messages=talk.messages, max_tokens=1, extra_body=salted, extra_headers={"x-request-id": "salted"}
+    )
+    decision = await talk.fleet.chain.get(f"{talk.fleet.chain.replicas[0].admin}/decisions/salted")
+    assert decision["predicted_cached_tokens"] == 0
+    assert other.usage is not None
+    details = other.usage.prompt_tokens_details
+    assert not (details and details.cached_tokens)
+
+
+async def test_another_process_is_noticed_and_heard(fleet: Laptop, talk: Talk) -> None:
+    first = await talk.say(talk.words(300))
+    program = fleet.chain.layout.programs[first.endpoint]
+    restarts = await fleet.metric("warmpath_degraded_total", reason="kv-events-restart")
+    await fleet.chain.processes.stop(program.name, how=signal.SIGKILL)
+    await eventually(lambda: live(fleet), lambda count: count == 1)
+    await fleet.chain.start(program)
+    await fleet.chain.ready(program.ready, program.name, fleet.chain.shape.engine.ready_seconds)
+    await eventually(lambda: live(fleet), lambda count: count == 2)
+    assert await fleet.metric("warmpath_degraded_total", reason="kv-events-restart") == restarts + 1
+    assert await fleet.metric("warmpath_kv_events_total", outcome="malformed") == 0
