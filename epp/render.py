@@ -1,7 +1,7 @@
 """Five values to a whole stack: gateway, pool, endpoint picker and model servers (`warmpath render values.yaml`).
 
-What is rendered is `stack.yaml`, the overlay `vllm-gpu` of the manifests as kustomize builds it, with the values put in
-their places. To change more than the values, take that overlay.
+What is rendered is `stack.yaml`, the overlay `vllm-gpu` of the manifests as kustomize builds it, or with an L1
+`tiered-stack.yaml`, the overlay `tiered-kv`, the values put in their places. To change more, take that overlay.
 """
 
 import re
@@ -13,14 +13,18 @@ from typing import Any, Final
 import yaml
 
 from epp.config import placed
-from epp.decode import Problems, build, read, short
+from epp.decode import Problems, build, nearest, read, short
 from epp.errors import ConfigError
 from epp.loader import strategy_text
 
-_STACK: Final = resources.files("epp") / "stack.yaml"
+_PLAIN: Final = resources.files("epp") / "stack.yaml"
+_TIERED: Final = resources.files("epp") / "tiered-stack.yaml"
 _MODEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _REPLICAS: Final = 1000
-_LATER: Final = "tiered KV memory is not there yet"
+_SIZE: Final = re.compile(r"([1-9][0-9]{0,4})(Gi|Ti)")
+_BESIDE: Final = 8
+"""GiB that an LMCache server takes beside its L1."""
+_L2_BACKENDS: Final = ("none", "redis")
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,9 @@ class Values:
     """Of the model server."""
     strategy: str = "prefix-aware"
     l1_size: Any = "0"
-    """KV memory beside the GPU's. Only none yet: "0"."""
+    """Memory of each node for KV that is no longer on its GPUs: `40Gi`; "0" for none."""
     l2_backend: Any = "none"
-    """KV memory that replicas share. Only none yet."""
+    """Where KV lies that all nodes can load: `redis`, or `none`."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -45,11 +49,25 @@ class Values:
             problems.add("replicas", f"expected 1 to {_REPLICAS}, got {short(self.replicas)}")
         with problems.collect():
             strategy_text(self.strategy)
-        if isinstance(self.l1_size, bool) or self.l1_size not in ("0", 0, None):
-            problems.add("l1Size", f"{_LATER}; expected 0 or nothing, got {short(self.l1_size)}")
-        if self.l2_backend not in ("none", None):
-            problems.add("l2Backend", f"{_LATER}; expected none or nothing, got {short(self.l2_backend)}")
+        no_l1 = not isinstance(self.l1_size, bool) and self.l1_size in ("0", 0, None)
+        if not no_l1 and not _SIZE.fullmatch(str(self.l1_size)):
+            problems.add("l1Size", f"expected a size such as 40Gi, or 0 for none, got {short(self.l1_size)}")
+        if self.l2_backend not in (*_L2_BACKENDS, None):
+            near = nearest(str(self.l2_backend), _L2_BACKENDS)
+            problems.add("l2Backend", f"expected redis or none, got {short(self.l2_backend)}{near}")
+        elif no_l1 and self.l2:
+            problems.add("l2Backend", f"{self.l2_backend} is reached through L1; expected l1Size too")
         problems.check()
+
+    @property
+    def l1(self) -> int:
+        """GiB."""
+        found = _SIZE.fullmatch(str(self.l1_size))
+        return int(found[1]) * (1024 if found[2] == "Ti" else 1) if found else 0
+
+    @property
+    def l2(self) -> bool:
+        return self.l2_backend not in ("none", None)
 
 
 def render_file(path: Path) -> str:
@@ -73,14 +91,43 @@ def values_of(text: str | bytes) -> Values:
 
 def render(values: Values) -> str:
     """The manifests for these values, as YAML documents."""
-    documents = list(yaml.safe_load_all(_STACK.read_text(encoding="utf-8")))
-    config = _one(documents, "ConfigMap", "warmpath")
-    config["data"]["config.yaml"] = strategy_text(values.strategy)
+    stack = _TIERED if values.l1 else _PLAIN
+    documents = list(yaml.safe_load_all(stack.read_text(encoding="utf-8")))
+    if not values.l1 or values.strategy != "kv-aware":  # else it stays: kv-aware, and where LMCache is
+        _one(documents, "ConfigMap", "warmpath")["data"]["config.yaml"] = strategy_text(values.strategy)
+    if values.l1:
+        documents = _with_tiers(documents, values)
+    elif values.strategy == "kv-aware":
+        _publish(documents)
     servers = _one(documents, "Deployment", "llm")["spec"]
     servers["replicas"] = values.replicas
     (vllm,) = servers["template"]["spec"]["containers"]
     vllm["args"][0] = values.model
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def _with_tiers(documents: list[Any], values: Values) -> list[Any]:
+    """The same with an L1 of the size wanted, and without what stands for an L2 where none is."""
+    (server,) = _one(documents, "DaemonSet", "lmcache")["spec"]["template"]["spec"]["containers"]
+    sized = [f"--l1-size-gb={values.l1}" if each.startswith("--l1-size-gb=") else each for each in server["args"]]
+    server["args"] = [each for each in sized if values.l2 or not each.startswith("--l2-adapter=")]
+    memory = f"{values.l1 + _BESIDE}Gi"
+    server["resources"]["requests"]["memory"] = server["resources"]["limits"]["memory"] = memory
+    return [each for each in documents if values.l2 or each["metadata"]["name"] != "lmcache-redis"]
+
+
+def _publish(documents: list[Any]) -> None:
+    """What the component `kv-events` adds: model servers that publish, and a way for the picker to hear them."""
+    (vllm,) = _one(documents, "Deployment", "llm")["spec"]["template"]["spec"]["containers"]
+    publishing = list(yaml.safe_load_all(_TIERED.read_text(encoding="utf-8")))
+    (tiered,) = _one(publishing, "Deployment", "llm")["spec"]["template"]["spec"]["containers"]
+    vllm["args"] += [each for each in tiered["args"] if each.startswith("--kv-events-config=")]
+    events = [each for each in tiered["ports"] if each["name"].startswith("kv-")]
+    vllm["ports"] += events
+    for name, way, side, who in (("warmpath", "egress", "to", "llm"), ("llm", "ingress", "from", "warmpath")):
+        ports = [{"port": each["containerPort"]} for each in events]
+        rule = {"ports": ports, side: [{"podSelector": {"matchLabels": {"app": who}}}]}
+        _one(documents, "NetworkPolicy", name)["spec"][way].append(rule)
 
 
 def _one(documents: list[Any], kind: str, name: str) -> Any:

@@ -1,4 +1,7 @@
+import json
+import re
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -6,10 +9,12 @@ import yaml
 
 from epp import render as module
 from epp.errors import ConfigError
-from epp.loader import strategy_text
+from epp.loader import load_text, strategy_text
+from epp.prefix.precise import PrecisePrefixCache
 from epp.render import Values, render, render_file, values_of
 
 STACK = Path(module.__file__).with_name("stack.yaml")
+TIERED = STACK.with_name("tiered-stack.yaml")
 
 
 def documents(text: str) -> dict[tuple[str, str], Any]:
@@ -40,6 +45,60 @@ def test_each_value_is_in_its_place_and_nowhere_else() -> None:
     assert after == before
 
 
+def test_kv_aware_brings_servers_that_publish_and_a_way_to_hear_them() -> None:
+    found = documents(render(values_of("{model: m, strategy: kv-aware}")))
+    assert found["ConfigMap", "warmpath"]["data"]["config.yaml"] == strategy_text("kv-aware")
+    (vllm,) = found["Deployment", "llm"]["spec"]["template"]["spec"]["containers"]
+    (flag,) = [each.partition("=")[2] for each in vllm["args"] if each.startswith("--kv-events-config=")]
+    told = json.loads(flag)
+    ports = {int(told[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint")}
+    assert ports < {each["containerPort"] for each in vllm["ports"]}
+    for name, way in (("warmpath", "egress"), ("llm", "ingress")):
+        rules = found["NetworkPolicy", name]["spec"][way]
+        assert ports <= {port["port"] for rule in rules for port in rule.get("ports", ())}
+    plain = render(values_of("{model: m}"))
+    assert "kv-events" not in plain
+
+
+def test_an_l1_brings_lmcache_and_a_picker_that_knows_it() -> None:
+    text = render(values_of("{model: Qwen/Qwen3-8B, strategy: kv-aware, l1Size: 40Gi, l2Backend: redis}"))
+    assert documents(text) == documents(TIERED.read_text())
+    picker = documents(text)["ConfigMap", "warmpath"]["data"]["config.yaml"]
+    pipeline = load_text(picker, clock=lambda: 0.0, random=Random(), where="")
+    [precise] = [each for each in pipeline.plugins if isinstance(each, PrecisePrefixCache)]
+    url = precise.lmcache.coordinator
+    [port] = documents(text)["Service", url.split("/")[2].split(":")[0]]["spec"]["ports"]
+    assert url.endswith(f":{port['port']}")
+
+
+def test_an_l1_is_as_large_as_said_and_an_l2_may_be_left_out() -> None:
+    found = documents(render(values_of("{model: m, l1Size: 1Ti}")))
+    assert found["ConfigMap", "warmpath"]["data"]["config.yaml"] == strategy_text("prefix-aware")
+    assert not [name for _, name in found if "redis" in name]
+    (server,) = found["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
+    assert "--l1-size-gb=1024" in server["args"]
+    assert not [each for each in server["args"] if "l2-adapter" in each]
+    assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "1032Gi"
+
+
+def test_blocks_have_one_name_everywhere() -> None:
+    found = documents(TIERED.read_text())
+    pods = [
+        each["spec"]["template"]["spec"] for (kind, _), each in found.items() if kind in ("Deployment", "DaemonSet")
+    ]
+    flags = [flag for pod in pods for each in pod["containers"] for flag in each.get("args", ())]
+    sizes = {flag.partition("=")[2] for flag in flags if re.match("--(block|chunk)-size=", flag)}
+    hashes = {
+        flag.partition("=")[2] for flag in flags if re.match("--(prefix-caching-hash-algo|hash-algorithm)=", flag)
+    }
+    assert (sizes, hashes) == ({"64"}, {"sha256_cbor"})
+    [connector] = [flag.partition("=")[2] for flag in flags if flag.startswith("--kv-transfer-config=")]
+    extra = json.loads(connector)["kv_connector_extra_config"]
+    assert extra["lmcache.mp.hash_algorithm"] == "sha256_cbor"
+    assert extra["lmcache.mp.host"] == f"tcp://{found['Service', 'lmcache']['metadata']['name']}"
+    assert extra["lmcache.mp.port"] == found["Service", "lmcache"]["spec"]["ports"][0]["port"]
+
+
 @pytest.mark.parametrize("nothing", ["", ", l1Size: 0", ", l1Size: '0', l2Backend: none", ", l1Size: null"])
 def test_no_tiers_may_be_said_or_left_out(nothing: str) -> None:
     assert render(values_of(f"{{model: m{nothing}}}")) == render(Values("m"))
@@ -57,9 +116,11 @@ def test_no_tiers_may_be_said_or_left_out(nothing: str) -> None:
         ("{model: m, replicas: 0}", "replicas: expected 1 to 1000, got 0"),
         ("{model: m, replicas: many}", "replicas: expected a whole number, got 'many'"),
         ("{model: m, strategy: prefixaware}", "got 'prefixaware'; did you mean 'prefix-aware'?"),
-        ("{model: m, l1Size: 40Gi}", "l1Size: tiered KV memory is not there yet; expected 0 or nothing, got '40Gi'"),
-        ("{model: m, l1Size: false}", "l1Size: tiered KV memory is not there yet; expected 0 or nothing, got false"),
-        ("{model: m, l2Backend: redis}", "l2Backend: tiered KV memory is not there yet; expected none or nothing"),
+        ("{model: m, l1Size: 40GB}", "l1Size: expected a size such as 40Gi, or 0 for none, got '40GB'"),
+        ("{model: m, l1Size: false}", "l1Size: expected a size such as 40Gi, or 0 for none, got false"),
+        ("{model: m, l1Size: 40}", "l1Size: expected a size such as 40Gi, or 0 for none, got 40"),
+        ("{model: m, l1Size: 1Gi, l2Backend: reddis}", "l2Backend: expected redis or none, got 'reddis'"),
+        ("{model: m, l2Backend: redis}", "l2Backend: redis is reached through L1; expected l1Size too"),
         ("model: [", "not valid YAML"),
     ],
 )
@@ -71,7 +132,7 @@ def test_a_wrong_value_is_refused_with_path_value_and_expectation(text: str, err
 
 def test_all_wrong_values_are_told_at_once_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text("{model: '', replicas: -1, strategy: x, l1Size: 1Gi, l2Backend: redis}")
+    file.write_text("{model: '', replicas: -1, strategy: x, l1Size: 1G, l2Backend: disk}")
     with pytest.raises(ConfigError) as refused:
         render_file(file)
     lines = str(refused.value).splitlines()

@@ -50,9 +50,14 @@ def cluster(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def seen(request: pytest.FixtureRequest) -> Callable[..., Awaitable[None]]:
+def took(request: pytest.FixtureRequest) -> list[tuple[str, float]]:
+    """What was waited for and how many seconds, to be printed at the end."""
+    return request.config.stash.setdefault(TOOK, [])
+
+
+@pytest.fixture
+def seen(took: list[tuple[str, float]]) -> Callable[..., Awaitable[None]]:
     """Waits until a condition holds and notes how long it took; far beyond what is expected it fails."""
-    took = request.config.stash.setdefault(TOOK, [])
 
     async def wait(what: str, condition: Callable[[], bool], timeout: float = 20.0) -> None:
         start = time.monotonic()

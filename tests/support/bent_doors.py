@@ -38,6 +38,7 @@ class Picked:
     destination: str
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    renamed: tuple[str, str] | None = None
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
         return NO_HEADERS

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from epp.loader import strategy_text
 from gateway.wiring import Wiring
-from laptop.chain import Chain, Pod, Shape, running_chain
+from laptop.chain import Chain, Shape, running_chain
+from laptop.engines import Engine, Pod, Simulated
 from laptop.ports import is_free
 from laptop.watch import watch
 
@@ -133,10 +134,20 @@ class Laptop:
     def pod(self, name: str) -> Pod:
         return next(pod for pod in self.chain.pods if pod.name == name)
 
+    def service(self, name: str) -> str:
+        """Where one of the engine's services is, `host:port`."""
+        ready = next(each.ready for each in self.chain.layout.services if each.name == name)
+        return ready.split("/")[2]
+
     async def chat(self, content: str, **more: Any) -> aiohttp.ClientResponse:
         """One chat through the gateway, read whole. `headers` go beside, all else into the body."""
         headers = more.pop("headers", {})
-        body = {"model": "sim", "messages": [{"role": "user", "content": content}], "max_tokens": 4, **more}
+        body = {
+            "model": self.chain.shape.engine.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": 4,
+            **more,
+        }
         answer = await self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
         await answer.read()
         return answer
@@ -166,21 +177,27 @@ class Laptop:
         await eventually(self.in_flight, lambda count: count == 0)
 
 
-async def eventually(look: Callable[[], Any], true: Callable[[Any], bool]) -> Any:
+async def eventually(look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = PATIENCE) -> Any:
     """What `look` (async) returns as soon as it is `true` of it."""
     seen: Any = None
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(seconds):
             while not true(seen := await look()):
                 await asyncio.sleep(0.05)
     except TimeoutError:
-        raise AssertionError(f"still {seen!r} after {PATIENCE:g} s") from None
+        raise AssertionError(f"still {seen!r} after {seconds:g} s") from None
     return seen
 
 
 @asynccontextmanager
 async def laptop(
-    directory: Path, *, wiring: Wiring = "lean", pods: int = 3, replicas: int = 1, flags: tuple[str, ...] = ()
+    directory: Path,
+    *,
+    wiring: Wiring = "lean",
+    pods: int = 3,
+    replicas: int = 1,
+    flags: tuple[str, ...] = (),
+    engine: Engine | None = None,
 ) -> AsyncIterator[Laptop]:
     """A chain in `directory` that is watched while the block runs. `flags` are more of `warmpath serve`."""
     raw, manifests, config = RawUpstream(), directory / "manifests", directory / "config.yaml"
@@ -194,7 +211,7 @@ async def laptop(
         picking=("--config", str(config), *flags),
         manifests=manifests,
         wiring=wiring,
-        pod_flags=("--time-scale", "5"),
+        engine=engine or Simulated(flags=("--time-scale", "5")),
     )
     async with raw.listening("::1" if is_free(0, "::1") else "127.0.0.1"):
         host, port = raw.address

@@ -1,6 +1,7 @@
 """A real Kubernetes API server on etcd, on loopback: no kubelets, no controllers, RBAC on, every request audited."""
 
 import base64
+import hashlib
 import json
 import os
 import random
@@ -136,7 +137,8 @@ class ControlPlane:
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
             "current-context": "test",
         }
-        path = at / ("token.kubeconfig" if token else "admin.kubeconfig")
+        name = f"token-{hashlib.sha256(token.encode()).hexdigest()[:16]}" if token else "admin"
+        path = at / f"{name}.kubeconfig"
         path.write_text(json.dumps(config))
         return path
 

@@ -143,6 +143,7 @@ class Script:
     routes: int = 1
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    renamed: tuple[str, str] | None = None
     error: EppError | None = None
     answer_headers: dict[str, str] = field(default_factory=dict)
     seen: list[Answered | AnswerChunk] | None = None
@@ -174,7 +175,7 @@ class Play:
                 if script.error is not None:
                     actions += self.stream.failed(script.error)
                 else:
-                    actions += self.stream.routed(TO, script.headers, script.body)
+                    actions += self.stream.routed(TO, script.headers, script.body, script.renamed)
             else:
                 self.seen.append(action)
                 if isinstance(action, Answered):

@@ -31,6 +31,7 @@ class Way:
     body: bytes | None
     answer_headers: Mapping[str, str]
     watch: Callable[[], None]
+    renamed: tuple[str, str] | None = None
     seen: list[Answered | AnswerChunk] = field(default_factory=list)
     left: asyncio.Event = field(default_factory=asyncio.Event)
     error: BaseException | None = None
@@ -58,6 +59,7 @@ class Route:
         self.headers: Mapping[str, str] = {}
         self.body: bytes | None = None
         self.answer_headers: Mapping[str, str] = {}
+        self.renamed: tuple[str, str] | None = None
         self.error: BaseException | None = None
         self.watch: Callable[[], None] = lambda: None
         self.wait: asyncio.Event | None = None
@@ -74,7 +76,7 @@ class Route:
                 await self.wait.wait()
             if self.error is not None:
                 raise self.error
-            way = Way(raw, self.destination, self.headers, self.body, self.answer_headers, self.watch)
+            way = Way(raw, self.destination, self.headers, self.body, self.answer_headers, self.watch, self.renamed)
             self.ways.append(way)
             self._tell()
             try:

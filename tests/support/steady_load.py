@@ -35,6 +35,8 @@ class SteadyLoad:
     """To be counted up by a test that wants to know what was lost since something happened."""
     answered: Counter[str] = field(default_factory=Counter)
     """By kind."""
+    pods: dict[int, set[str]] = field(default_factory=dict)
+    """Which began an answer, by the era in which they did."""
     lost: list[Lost] = field(default_factory=list)
     streaming: int = 0
     """Streams of which the first event came and the last did not."""
@@ -51,11 +53,14 @@ class SteadyLoad:
         async with http.post(self.url + PATH, json=body) as answer:
             if answer.status != 200:
                 raise ValueError(f"{answer.status} {await answer.text()}")
+            pod = self._begun(answer)
             self.streaming += 1
             try:
                 async for line in answer.content:
                     if line.startswith(b"data: "):
                         events.append(line[6:].strip())
+            except aiohttp.ClientError as error:
+                raise ValueError(f"cut by {pod}: {error}") from error
             finally:
                 self.streaming -= 1
         if events[-1:] != [b"[DONE]"] or json.loads(events[-2])["usage"]["completion_tokens"] != TOKENS:
@@ -64,8 +69,15 @@ class SteadyLoad:
     async def _whole(self, http: aiohttp.ClientSession, body: dict[str, Any]) -> None:
         async with http.post(self.url + PATH, json=body) as answer:
             text = await answer.text()
+            if answer.status == 200:
+                self._begun(answer)
         if answer.status != 200 or json.loads(text)["usage"]["completion_tokens"] != body["max_tokens"]:
             raise ValueError(f"{answer.status} {text}")
+
+    def _begun(self, answer: aiohttp.ClientResponse) -> str:
+        pod = answer.headers["x-sim-pod"]
+        self.pods.setdefault(self.era, set()).add(pod)
+        return pod
 
 
 def _body(prompt: str, tokens: int) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""Flags as Go programs take them, and those of the reference pickers that change nothing here.
+
+Sources: GIE v1.5 `pkg/epp/server/options.go`, GIE v1.6 `pkg/lwepp/server/options.go`, llm-d-router v0.10
+`pkg/epp/server/options.go`; Go's packages flag and time, and pflag.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import click
+
+from epp.telemetry.log import Format, Level
+
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART: Final = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(sorted(_UNITS, key=len, reverse=True))})")
+_NUMBER: Final = re.compile(r"\d+\.?\d*|\.\d+")
+_PORT: Final = click.IntRange(0, 65535)
+_DEBUG: Final = 4
+"""The reference's verbosities: 2 default, 3 verbose, 4 debug, 5 trace."""
+
+ZapLevel = Literal["debug", "info", "error", "panic"]
+
+
+class Duration(click.ParamType[float]):
+    """Seconds, from `1m30s`, `50ms` or a plain number of seconds. At least `low`, or more than it if `above`."""
+
+    name = "duration"
+
+    def __init__(self, low: float = 0.0, *, above: bool = False) -> None:
+        self._low = low
+        self._above = above
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        parts = _PART.findall(text)
+        if _NUMBER.fullmatch(text):
+            seconds = float(text)
+        elif parts and "".join(number + unit for number, unit in parts) == text:
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+        else:
+            self.fail(f"{text!r} is no duration; expected one such as 50ms, 1m30s, or seconds", param, ctx)
+        if seconds < self._low or (self._above and seconds == self._low):
+            self.fail(f"{text} is too short; expected {'more than' if self._above else 'at least'} {self._low:g} s")
+        return seconds
+
+
+class Ports(click.ParamType[tuple[int, ...]]):
+    """Ports, separated by commas."""
+
+    name = "ports"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        return tuple(_PORT(each, param, ctx) for each in str(value).split(","))
+
+
+class MinimalTls(click.ParamType[str]):
+    """Go's name of a TLS version. grpc's server takes 1.2 and newer, and cannot be told otherwise."""
+
+    name = "version"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "VersionTLS13":
+            self.fail("grpc's server takes TLS 1.2 too; expected VersionTLS12", param, ctx)
+        if value not in ("VersionTLS10", "VersionTLS11", "VersionTLS12"):
+            self.fail(f"{value!r} is no version; expected VersionTLS12", param, ctx)
+        return str(value)
+
+
+class CipherSuites(click.ParamType[str]):
+    """Go's names of cipher suites of TLS 1.2, separated by commas, as OpenSSL's, separated by colons."""
+
+    name = "suites"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = [each.strip() for each in str(value).split(",")]
+        for name in names:
+            if name not in _SUITES:
+                self.fail(f"{name!r} is no cipher suite; expected some of {', '.join(_SUITES)}", param, ctx)
+        return ":".join(_SUITES[name] for name in names)
+
+
+_SUITES: Final = {
+    f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
+    for key in ("ECDSA", "RSA")
+    for go, openssl in (
+        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+    )
+}
+"""Those of TLS 1.2 that are not broken."""
+
+
+class Verbosity(click.ParamType[Level]):
+    """zap's level, a word or a number, as ours."""
+
+    name = "level"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Level:
+        text = str(value)
+        if text.isascii() and text.isdigit():
+            return of_verbosity(int(text))
+        if text not in get_args(ZapLevel):
+            self.fail(f"{text!r} is no level; expected one of {', '.join(get_args(ZapLevel))}, or a number", param, ctx)
+        return "debug" if text == "debug" else "info" if text == "info" else "error"
+
+
+def of_verbosity(number: int) -> Level:
+    """Our level of the reference's `--v`."""
+    return "debug" if number >= _DEBUG else "info"
+
+
+def log_level(ours: Level | None, zap: Level | None, verbosity: int | None) -> Level:
+    """Our own flag wins; `--zap-log-level` beats `--v`, as in the reference."""
+    return ours or zap or of_verbosity(0 if verbosity is None else verbosity)
+
+
+def log_format(ours: Format | None, encoder: str | None, devel: bool | None) -> Format:
+    """Our own flag wins; `--zap-devel` is what decides where no `--zap-encoder` does."""
+    if ours is not None:
+        return ours
+    return "json" if encoder == "json" or (encoder is None and devel is False) else "text"
+
+
+class Idle(NamedTuple):
+    """A flag that is taken and does nothing."""
+
+    why: str
+    usual: str | None = None
+    """A value that asks for nothing else than what happens here; nothing is said of it."""
+    boolean: bool = False
+
+
+def _off(why: str) -> Idle:
+    return Idle(why, "false", boolean=True)
+
+
+def _on(why: str) -> Idle:
+    return Idle(why, "true", boolean=True)
+
+
+_BY_ENGINE: Final = "an endpoint's label llm-d.ai/engine-type says what its metrics are called"
+_AT_SCRAPE: Final = "metrics are put together when they are scraped"
+_SIZES: Final = "--max-body bounds a request"
+
+IDLE: Final[Mapping[str, Idle]] = {
+    "ha-enable-leader-election": _off("every replica is active, none leads"),
+    "enable-cert-reload": _on("a certificate is always followed as it changes"),
+    "health-checking": _on("health is always told on the ext_proc port too"),
+    "emit-endpoint-scores": _off("/decisions has the scores of every endpoint"),
+    "enable-grpc-stream-metrics": _off("requests are counted, not streams"),
+    "allow-experimental-plugins": _off("no plugin needs leave"),
+    "metrics-staleness-threshold": Idle("what is known of an endpoint counts less as it ages"),
+    "refresh-prometheus-metrics-interval": Idle(_AT_SCRAPE),
+    "grpc-max-recv-msg-size": Idle(_SIZES),
+    "grpc-max-send-msg-size": Idle(_SIZES),
+    "model-server-metrics-scheme": Idle("endpoints are scraped over http", "http"),
+    "model-server-metrics-path": Idle("endpoints are scraped at /metrics", "/metrics"),
+    "model-server-metrics-port": Idle("an endpoint is scraped at its own port", "0"),
+    "model-server-metrics-https-insecure-skip-verify": _on("endpoints are scraped over http"),
+    "total-queued-requests-metric": Idle(_BY_ENGINE, "vllm:num_requests_waiting"),
+    "total-running-requests-metric": Idle(_BY_ENGINE, "vllm:num_requests_running"),
+    "kv-cache-usage-percentage-metric": Idle(_BY_ENGINE, "vllm:kv_cache_usage_perc"),
+    "lora-info-metric": Idle(_BY_ENGINE, "vllm:lora_requests_info"),
+    "cache-info-metric": Idle(_BY_ENGINE, "vllm:cache_config_info"),
+    "zap-stacktrace-level": Idle("bugs are logged with their trace, at every level"),
+    "zap-time-encoding": Idle("times are ISO 8601, UTC", "iso8601"),
+}
+"""Name of a reference's flag -> why it does nothing."""
+
+
+class GoCommand(click.Command):
+    """A command whose flags are spelt as Go's are, one dash or two; with those of `IDLE`.
+
+    What follows a boolean flag is not its value: Go reads `--tracing false` as `--tracing=true`, and so it is here.
+    Whatever was given and does nothing is handed to the callback, a sentence each, as `idle_flags`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name, idle in IDLE.items():
+            kind = click.BOOL if idle.boolean else click.STRING
+            self.params.append(click.Option([f"--{name}"], hidden=True, type=kind, expose_value=False))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        idle: list[str] = []
+        rest = super().parse_args(ctx, _Spelling(self.get_params(ctx), idle).of(args))
+        ctx.params["idle_flags"] = tuple(idle)
+        return rest
+
+
+class _Spelling:
+    """Arguments as click takes them: `--name=value`."""
+
+    def __init__(self, params: list[click.Parameter], idle: list[str]) -> None:
+        self._options = {
+            name: option
+            for option in params
+            if isinstance(option, click.Option)
+            for name in (*option.opts, *option.secondary_opts)
+        }
+        self._idle = idle
+
+    def of(self, args: list[str]) -> list[str]:
+        found: list[str] = []
+        todo = list(reversed(args))
+        while todo:
+            argument = todo.pop()
+            if argument == "--":
+                return [*found, "--", *reversed(todo)]
+            name, option, value = self._flag(argument)
+            if option is None or option.is_flag:
+                found.append(name if value is None else f"{name}={value}")
+                continue
+            boolean = option.type is click.BOOL
+            if value is None and boolean:
+                value = "true"
+                if todo and todo[-1].lower() in ("true", "false"):
+                    stray = todo.pop()
+                    self._idle.append(f"{stray!r} after {name}: a value follows '=', as in {name}={stray}")
+            elif value is None and todo:
+                value = todo.pop()
+            if value == "" and isinstance(option.type, (click.types.StringParamType, click.Path)):
+                continue  # as if it were not there
+            found.append(name if value is None else f"{name}={value}")
+            self._note(name, value)
+        return found
+
+    def _flag(self, argument: str) -> tuple[str, click.Option | None, str | None]:
+        """The flag's name with two dashes, its option, and its value if it is in the same argument."""
+        if not argument.startswith("-") or argument == "-":
+            return argument, None, None
+        if re.fullmatch(r"-v\d+", argument):
+            argument = f"-v={argument[2:]}"
+        name, equals, value = argument.partition("=")
+        if not name.startswith("--") and (len(name) > 2 or f"-{name}" in self._options):
+            name = f"-{name}"
+        return name, self._options.get(name), value if equals else None
+
+    def _note(self, name: str, value: str | None) -> None:
+        idle = IDLE.get(name.removeprefix("--"))
+        if idle is None or value is None:
+            return
+        if value != idle.usual and not (idle.boolean and _truth(value) == _truth(idle.usual or "")):
+            self._idle.append(f"{name}: {idle.why}")
+
+
+def _truth(value: str) -> bool:
+    return value.lower() in ("1", "t", "true")

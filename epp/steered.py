@@ -1,0 +1,66 @@
+"""Requests whose client names the endpoint: what the Gateway conformance suite of GIE wants from a picker.
+
+Sources: GIE `conformance/utils/headers`, `pkg/lwepp/handlers`. Only with `--conformance-testing`: in production no
+client may say where its request goes.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import msgspec
+
+from epp import protocol
+from epp.parsing.request import RawRequest
+from epp.route import Routed, Router, Way
+
+NOT_TOLD: Final = "fail: missing destination endpoint served metadata"
+
+
+class Steered:
+    """A router's `route`, but the header `test-epp-endpoint-selection` (`ip` or `ip:port`, separated by commas) goes
+    before the gateway's subset, and answers say in headers where they come from and where they were sent.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def route(self, raw: RawRequest) -> AbstractAsyncContextManager["SteeredAnswer"]:
+        named = tuple(
+            each for text in raw.headers.get(protocol.TEST_SELECTION, "").split(",") if (each := text.strip())
+        )
+        pool = f"{self._router.pool.namespace}/{self._router.pool.name}"
+        return _Way(self._router.route(msgspec.structs.replace(raw, subset=named) if named else raw), pool)
+
+
+class SteeredAnswer:
+    """A request on its way, as `Routed`, with more headers on its answer."""
+
+    def __init__(self, routed: Routed, pool: str) -> None:
+        self._routed = routed
+        self._told = {
+            protocol.TEST_SELECTED: routed.destination.partition(",")[0],
+            protocol.TEST_POOL: pool,
+            protocol.TEST_SEEN: "true",
+        }
+        self.destination = routed.destination
+        self.headers = routed.headers
+        self.body = routed.body
+        self.renamed = routed.renamed
+        self.answer_chunk: Callable[..., None] = routed.answer_chunk
+
+    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+        headers = self._routed.answered(status, served, content_type)
+        return {**headers, **self._told, protocol.TEST_SERVED: served or NOT_TOLD}
+
+
+class _Way:
+    def __init__(self, way: Way, pool: str) -> None:
+        self._way = way
+        self._pool = pool
+
+    async def __aenter__(self) -> SteeredAnswer:
+        return SteeredAnswer(await self._way.__aenter__(), self._pool)
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._way.__aexit__(*error)

@@ -1,0 +1,169 @@
+"""A real cluster with a real gateway: the one KUBECONFIG names, with Envoy Gateway and our image in it.
+
+`hack/test e2e` brings one and runs this; `pytest -m e2e tests/e2e` takes any. What README's commands make stays in the
+namespace `default`; all else is in namespaces `warmpath-e2e` and `warmpath-e2e-standalone`.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from laptop.ports import free_ports
+from tests.support.kubectl import LOAD, ClusterLoad, Kubectl
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SUPPORT = ROOT / "tests" / "support"
+CLIENTS = "warmpath-e2e"
+STANDALONE = "warmpath-e2e-standalone"
+COMMANDS = re.compile(r"<!-- cluster -->\n```bash\n(.*?)```", re.DOTALL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass(frozen=True)
+class Admin:
+    """A picker's door for people."""
+
+    url: str
+    token: str
+
+    def page(self, path: str) -> str:
+        request = urllib.request.Request(self.url + path, headers={"authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def pods(self) -> set[str]:
+        """Those it picks from."""
+        pools = json.loads(self.page("/endpoints"))["pools"]
+        return {each["name"].rpartition("/")[2] for pool in pools for each in pool["endpoints"]}
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One way to run it."""
+
+    kubectl: Kubectl
+    door: tuple[Kubectl, str]
+    """Where clients ask: the namespace and name of a Service, port 80."""
+    token: str
+    """Of an account that may read what pickers show."""
+
+    @contextmanager
+    def entered(self) -> Iterator[str]:
+        """Its URL from this machine."""
+        namespace, service = self.door
+        with namespace.forwarded(f"service/{service}", 80) as url:
+            yield url
+
+    @property
+    def url(self) -> str:
+        """Its URL from within the cluster."""
+        namespace, service = self.door
+        return f"http://{service}.{namespace.namespace}"
+
+    @contextmanager
+    def admin(self) -> Iterator[Admin]:
+        """That of the one picker."""
+        (pod,) = self.kubectl.pods("warmpath")
+        with self.kubectl.forwarded(f"pod/{pod}", 9090) as url:
+            yield Admin(url, self.token)
+
+
+@pytest.fixture(scope="session")
+def clients() -> Kubectl:
+    """The namespace of the pod `client`, from which load comes."""
+    kubectl = Kubectl(CLIENTS)
+    files = {name: (SUPPORT / f"{name}.py").read_text(encoding="utf-8") for name in LOAD}
+    documents: list[Any] = list(yaml.safe_load_all((HERE / "client.yaml").read_text(encoding="utf-8")))
+    (config,) = (each for each in documents if each["kind"] == "ConfigMap")
+    config["data"] = files
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
+    kubectl("wait", "--timeout=120s", "--for=condition=Ready", "pod/client")
+    return kubectl
+
+
+@pytest.fixture(scope="session")
+def token(clients: Kubectl) -> str:
+    return clients("create", "token", "reader", "--duration=2h").strip()
+
+
+@pytest.fixture(scope="session")
+def commands() -> tuple[str, str]:
+    """README's commands for a cluster, and what they printed when they were run."""
+    (text,) = COMMANDS.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    ran = text.replace("8080", str(free_ports(1)[0]))
+    with tempfile.TemporaryFile("w+") as output:
+        shell = ["bash", "-euo", "pipefail", "-c", ran]
+        process = subprocess.Popen(shell, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        try:
+            status = process.wait(600)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        output.seek(0)
+        printed = output.read()
+    assert status == 0, f"{ran}\n{printed}"
+    return text, printed
+
+
+@pytest.fixture(scope="session")
+def kind(commands: tuple[str, str], token: str) -> Stack:
+    """The overlay `kind`, as README's commands made it."""
+    gateways = Kubectl("envoy-gateway-system")
+    (service,) = gateways.get("services", "-l", "gateway.envoyproxy.io/owning-gateway-name=inference")["items"]
+    return Stack(Kubectl("default"), (gateways, service["metadata"]["name"]), token)
+
+
+@pytest.fixture(scope="session")
+def standalone(tmp_path_factory: pytest.TempPathFactory, token: str) -> Stack:
+    """The overlay `kind-standalone` in a namespace of its own."""
+    kubectl = Kubectl(STANDALONE)
+    folder = tmp_path_factory.mktemp("standalone").resolve()
+    overlay = ROOT / "manifests" / "overlays" / "kind-standalone"
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": STANDALONE}}
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": STANDALONE,
+        "resources": [os.path.relpath(overlay, folder)],
+        "patches": [
+            {
+                "target": {"kind": "ClusterRoleBinding", "name": "warmpath-metrics-auth"},
+                "patch": f"- {{op: replace, path: /metadata/name, value: warmpath-metrics-auth-{STANDALONE}}}",
+            }
+        ],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(namespace))
+    kubectl("apply", "-k", str(folder))
+    kubectl.rolled_out("warmpath", "llm")
+    return Stack(kubectl, (kubectl, "warmpath"), token)
+
+
+@pytest.fixture(params=["kind", "standalone"])
+def stack(request: pytest.FixtureRequest) -> Stack:
+    found: Stack = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def load(clients: Kubectl) -> Callable[[Stack], ClusterLoad]:
+    return lambda stack: ClusterLoad(clients, "client", stack.url)

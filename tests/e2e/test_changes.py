@@ -1,0 +1,103 @@
+"""Pickers and model servers come and go under load, as deployments, scaling and failing nodes make them."""
+
+import json
+from collections.abc import Callable
+
+from tests.e2e.conftest import Stack
+from tests.support.kubectl import ClusterLoad, wait
+
+CLIENTS = 7
+"""Of the load; each has one request in flight."""
+Load = Callable[[Stack], ClusterLoad]
+
+
+def gone(stack: Stack, app: str, names: set[str]) -> bool:
+    """Whether these pods are no more, not even on their way."""
+    return not names & {pod["metadata"]["name"] for pod in stack.kubectl.get("pods", "-l", f"app={app}")["items"]}
+
+
+def test_pickers_are_replaced_and_no_request_is_lost(stack: Stack, load: Load) -> None:
+    kubectl = stack.kubectl
+    old = set(kubectl.pods("warmpath"))
+    with load(stack) as running:
+        running.until_answered(1)
+        kubectl("rollout", "restart", "deployment/warmpath")
+        kubectl.rolled_out("warmpath")
+        wait(lambda: gone(stack, "warmpath", old), "the old picker goes")
+        running.until_answered(2)
+    assert running.report.lost == []
+
+
+def test_model_servers_are_replaced_and_no_request_is_lost(stack: Stack, load: Load) -> None:
+    kubectl = stack.kubectl
+    old = set(kubectl.pods("llm"))
+    with load(stack) as running:
+        running.until_answered(1)
+        kubectl("rollout", "restart", "deployment/llm")
+        kubectl.rolled_out("llm")
+        wait(lambda: gone(stack, "llm", old), "the old pods go")
+        running.until_answered(2)
+        new = set(kubectl.pods("llm"))
+    assert running.report.lost == []
+    last = running.report.pods[max(running.report.pods)]
+    assert last <= new
+
+
+def test_servers_come_into_use_and_leave_as_they_are_scaled(stack: Stack, load: Load) -> None:
+    kubectl = stack.kubectl
+    with load(stack) as running, stack.admin() as admin:
+        kubectl("scale", "--replicas=6", "deployment/llm")
+        kubectl.rolled_out("llm")
+        six = set(kubectl.pods("llm"))
+        assert len(six) == 6
+        wait(lambda: admin.pods() == six, "the picker knows six")
+        era = running.until_answered(4).era
+        kubectl("scale", "--replicas=2", "deployment/llm")
+        wait(lambda: len(admin.pods()) == 2, "the picker knows two")
+        two = set(kubectl.pods("llm"))
+        wait(lambda: gone(stack, "llm", six - two), "the other pods go")
+        running.until_answered(2)
+        kubectl("scale", "--replicas=3", "deployment/llm")
+        kubectl.rolled_out("llm")
+    assert running.report.lost == []
+    served = set().union(*(names for each, names in running.report.pods.items() if each <= era))
+    assert six <= served
+    assert running.report.pods[max(running.report.pods)] <= set(kubectl.pods("llm"))
+
+
+def test_a_killed_server_costs_what_it_was_answering(stack: Stack, load: Load) -> None:
+    kubectl = stack.kubectl
+    victim = min(kubectl.pods("llm"))
+    with load(stack) as running, stack.admin() as admin:
+        running.until_answered(1)
+        kubectl("delete", "pod", victim, "--force", "--grace-period=0")
+        wait(lambda: victim not in admin.pods(), "the picker knows")
+        era = running.era().era
+        kubectl.rolled_out("llm")
+        running.until_answered(2)
+    lost = running.report.lost
+    assert len(lost) <= CLIENTS
+    assert [each for each in lost if each[1] >= era] == []
+    assert [each for each in lost if "cut by " in each[2] and f"cut by {victim}:" not in each[2]] == []
+
+
+def test_a_killed_picker_costs_at_most_what_it_held(stack: Stack, load: Load) -> None:
+    kubectl = stack.kubectl
+    kubectl("scale", "--replicas=2", "deployment/warmpath")
+    kubectl.rolled_out("warmpath")
+    victim, address = min(kubectl.pods("warmpath").items())
+    try:
+        with load(stack) as running:
+            running.until_answered(1)
+            kubectl("delete", "pod", victim, "--force", "--grace-period=0")
+            wait(lambda: address not in json.dumps(kubectl.get("endpointslices")), "no Service leads to it")
+            wait(lambda: gone(stack, "warmpath", {victim}), "it is no more")
+            running.until_answered(1)
+            era = running.era().era
+            kubectl.rolled_out("warmpath")
+            running.until_answered(2)
+        assert len(running.report.lost) <= CLIENTS
+        assert [each for each in running.report.lost if each[1] >= era] == []
+    finally:
+        kubectl("scale", "--replicas=1", "deployment/warmpath")
+        wait(lambda: len(kubectl.pods("warmpath")) == 1, "one picker is left")

@@ -1,0 +1,84 @@
+"""What the pods may do: rights at the API server, files, the network."""
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import Stack
+from tests.support.kubectl import Kubectl, KubectlFailed
+
+REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
+API = """
+import ssl, sys, urllib.error, urllib.request
+at = "/var/run/secrets/kubernetes.io/serviceaccount/"
+request = urllib.request.Request("https://kubernetes.default.svc" + sys.argv[1])
+request.add_header("authorization", "Bearer " + open(at + "token").read())
+try:
+    print(urllib.request.urlopen(request, context=ssl.create_default_context(cafile=at + "ca.crt")).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def inside(stack: Stack, program: str, *arguments: str) -> str:
+    """What a Python program prints in the picker's container."""
+    (pod,) = stack.kubectl.pods("warmpath")
+    return stack.kubectl("exec", pod, "-c", "warmpath", "--", "python", "-c", program, *arguments).strip()
+
+
+def test_the_picker_reads_its_pods_and_nothing_else(stack: Stack) -> None:
+    namespace = stack.kubectl.namespace
+    expected = {
+        f"/api/v1/namespaces/{namespace}/pods": "200",
+        f"/api/v1/namespaces/{namespace}/secrets": "403",
+        f"/api/v1/namespaces/{namespace}/configmaps": "403",
+        "/api/v1/namespaces/kube-system/pods": "403",
+        "/api/v1/nodes": "403",
+    }
+    assert {path: inside(stack, API, path) for path in expected} == expected
+
+
+def test_no_pod_is_root_or_writes_its_image(stack: Stack) -> None:
+    for app in ("warmpath", "llm"):
+        for pod in stack.kubectl.pods(app):
+            for container in stack.kubectl.get("pod", pod)["spec"]["containers"]:
+                into = ("exec", pod, "-c", container["name"], "--")
+                assert stack.kubectl(*into, "id", "-u").strip() == "65532"
+                with pytest.raises(KubectlFailed, match="Read-only file system"):
+                    stack.kubectl(*into, "touch", "/opt/written")
+
+
+def reaches(clients: Kubectl, address: str, port: int) -> bool:
+    try:
+        clients("exec", "client", "--", "python", "-c", REACH, address, str(port))
+    except KubectlFailed:
+        return False
+    return True
+
+
+def test_only_gateways_reach_picker_and_servers(stack: Stack, clients: Kubectl) -> None:
+    policies = {each["metadata"]["name"] for each in stack.kubectl.get("networkpolicies")["items"]}
+    assert policies == {"warmpath", "llm"}
+    addresses = [(address, 9002) for address in stack.kubectl.pods("warmpath").values()]
+    addresses += [(address, 8000) for address in stack.kubectl.pods("llm").values()]
+    if not enforced(clients):
+        pytest.skip(
+            "this cluster's network enforces no NetworkPolicy: those of the overlay are admitted, no more is known"
+        )
+    assert [each for each in addresses if reaches(clients, *each)] == []
+
+
+def enforced(clients: Kubectl) -> bool:
+    """Whether a policy that lets the client reach nothing does so; the cluster's DNS is what it tries."""
+    dns = Kubectl("kube-system").get("service", "kube-dns")["spec"]["clusterIP"]
+    assert reaches(clients, dns, 53)
+    policy = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "client"},
+        "spec": {"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]},
+    }
+    clients("apply", "-f", "-", stdin=yaml.safe_dump(policy))
+    try:
+        return not reaches(clients, dns, 53)
+    finally:
+        clients("delete", "networkpolicy", "client")
