@@ -6,8 +6,9 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,16 +16,19 @@ import grpc
 import uvloop
 
 from epp import protocol
+from epp.admin.access import Access
+from epp.admin.certificate import Certificate
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
+from epp.admin.traces import Traces, Tracing
 from epp.describe import describe
 from epp.errors import ConfigError
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
-from epp.loader import Pipeline, load_strategy
+from epp.loader import Pipeline, load_strategy, load_text
 from epp.memory import keep_freed, rarely_collect
 from epp.parsing.parser import Parser
 from epp.parsing.tokens import TokenRatio
@@ -33,16 +37,28 @@ from epp.pool.kube import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
+from epp.prefix.pieces import Pieces
+from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.ratio import LearnTokens
+from epp.prefix.remote import Remote
+from epp.prefix.subscriber import Subscribers
+from epp.prefix.tiers import TierReader
+from epp.prefix.tokens import Tokens, load_tokenizers, tokenizer_files
 from epp.reload import ConfigFile
-from epp.route import Router
+from epp.route import Router, Witness
 from epp.scheduling.chain import Chain
 from epp.scheduling.scheduler import Scheduler
+from epp.scheduling.shadow import ShadowPolicy
+from epp.steered import Steered
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.series import KvEventFigures
 
 log = logging.getLogger("warmpath")
+
+_PIECES = 256 << 20
+"""Bytes for the tokens of texts seen before."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,8 @@ class Settings:
     """Files that say what the pools are; without any, Kubernetes does."""
     strategy: str = "prefix-aware"
     config: Path | None = None
+    config_text: str | None = None
+    """The configuration itself, instead of a file or a strategy."""
     pool_name: Sequence[str] = ()
     pool_selector: str | None = None
     """Kubernetes: serve the InferencePools with these labels instead of named ones."""
@@ -60,8 +78,22 @@ class Settings:
     endpoint_selector: str | None = None
     """Kubernetes without InferencePools: the Pods of the one pool."""
     endpoint_target_ports: Sequence[int] = ()
+    kubeconfig: Path | None = None
+    """Where the API server is and who we are, if not as `ApiServer` finds out."""
+    disable_endpoint_subset_filter: bool = False
+    """Pick from the whole pool, whatever the gateway allows."""
     fallbacks: int = 0
     host: str = "127.0.0.1"
+    metrics_endpoint_auth: bool | None = None
+    """Whether readers of the second door need a token; None: with pools of Kubernetes, as at the reference picker."""
+    metrics_cert_dir: Path | None = None
+    """TLS on the second door: directory of tls.crt and tls.key."""
+    metrics_client_ca_file: Path | None = None
+    """Whose certificates its readers must have."""
+    tracing: bool = False
+    """Spans of requests, for whoever the environment names."""
+    enable_pprof: bool = True
+    """Serve profiles of this process there."""
     secure_serving: bool | None = None
     """TLS on the ext_proc ports; None: in Kubernetes, as the reference picker does, not with files."""
     cert_path: Path | None = None
@@ -71,13 +103,21 @@ class Settings:
     metrics_port: int = protocol.METRICS_PORT
     refresh_metrics_interval: float = 1.0
     decision_deadline: float = 5.0
+    tokenizer: Sequence[str] = ()
+    """`MODEL=DIRECTORY` each; of other models' prompts, the pods are asked for the tokens."""
+    tokenizer_args: Sequence[str] = ()
+    """`MODEL=FLAGS` each: the engine's own that change what a prompt becomes."""
     max_body: int = 64 << 20
     drain_timeout: float = 30.0
     drain_linger: float = 5.0
     trust_client_headers: bool = False
+    conformance_testing: bool = False
+    """Clients say where their requests go, as GIE's Gateway conformance suite wants it."""
     audit_log: Path | None = None
     log_format: logs.Format = "text"
     log_level: logs.Level = "info"
+    idle_flags: Sequence[str] = ()
+    """Flags that were given and do nothing, and why, to be told once."""
 
 
 class Shared:
@@ -91,7 +131,16 @@ class Shared:
         self.decisions = Decisions()
         self.audit = _audit(settings.audit_log, self.metrics)
         self.credentials = _credentials(settings, self.metrics)
+        self.certificate = _certificate(settings, self.metrics)
+        self.tracing = _tracing(self.metrics) if settings.tracing else None
         self.tokens = TokenRatio()
+        self.pieces = Pieces(_PIECES)
+        self.tokenizers = load_tokenizers(tokenizer_files(settings.tokenizer, settings.tokenizer_args), self.pieces)
+
+    @cached_property
+    def api(self) -> ApiServer:
+        """The Kubernetes API server, for whoever needs one. ConfigError without credentials."""
+        return ApiServer(self.settings.kubeconfig)
 
 
 class NoObjectives:
@@ -116,28 +165,48 @@ class Served:
         if settings.config is not None:
             self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
             self.pipeline = self.config.pipeline
+        elif settings.config_text is not None:
+            text = settings.config_text
+            self.pipeline = load_text(text, clock=shared.clock, random=shared.random, where="--config-text")
         else:
             self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
-        recorder = Recorder(
-            pool.name, shared.metrics, shared.decisions, shared.audit, clock=shared.clock, wall_clock=wall_clock
+        witness: Witness = Recorder(
+            pool.name,
+            shared.metrics,
+            shared.decisions,
+            shared.audit,
+            namespace=pool.namespace,
+            clock=shared.clock,
+            wall_clock=wall_clock,
         )
+        if shared.tracing is not None:
+            witness = Traces(witness, shared.tracing, shared.clock, wall_clock)
         rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
             Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
             Admission(self.pipeline.detector),
             self._scheduler(),
-            recorder,
+            witness,
             shared.clock,
+            honour_subset=not settings.disable_endpoint_subset_filter,
         )
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
+        self._prompts = Tokens(shared.tokenizers, shared.pieces, remote=Remote(lambda: pool.endpoints))
+        self.subscribers = Subscribers(pool, shared.metrics, shared.clock, wall_clock)
+        self.tiers = TierReader(shared.metrics.degraded)
+        self._precise: PrecisePrefixCache | None = None
+        self._listen()
         self.port = port
         """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
         shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
+        shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
+        shared.metrics.add_endpoint_source(lambda: self.router.scheduler.endpoint_statistics(), pool.name)
+        shared.metrics.add_kv_events(pool.name, self._kv_events)
 
     async def follow(self) -> None:
         """Take each good change of the configuration between two requests, for ever."""
@@ -151,7 +220,22 @@ class Served:
         self.pipeline = pipeline
         self.router.scheduler = self._scheduler()
         self.router.admission.detector = pipeline.detector
+        self._listen()
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
+
+    def _listen(self) -> None:
+        """Listen to KV events for the producer that wants them, if the configuration has one."""
+        precise = next((each for each in self.pipeline.producers if isinstance(each, PrecisePrefixCache)), None)
+        if precise is not None:
+            precise.source, precise.degraded = self._prompts, self._shared.metrics.degraded
+            self.subscribers.use(precise.shelves, precise.kv_events_config)
+        else:
+            self.subscribers.use(None)
+        self.tiers.use(precise.tiers if precise is not None else None)
+        self._precise = precise
+
+    def _kv_events(self) -> KvEventFigures | None:
+        return self._precise.figures(self.pool.endpoints) if self._precise is not None else None
 
     def _scheduler(self) -> Scheduler:
         pipeline = self.pipeline
@@ -163,7 +247,15 @@ class Served:
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
+            shadow=self._shadow(),
         )
+
+    def _shadow(self) -> ShadowPolicy | None:
+        if (found := self.pipeline.shadow) is None:
+            return None
+        profile = found.profile
+        chain = Chain(profile.name, profile.filters, profile.scorers, profile.picker)
+        return ShadowPolicy(chain, found.cost, found.sample, self._shared.random, self._plugin_failed)
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
@@ -176,6 +268,25 @@ def _credentials(settings: Settings, metrics: Metrics) -> grpc.ServerCredentials
             raise ConfigError("--cert-path", "expected with --secure-serving=true only")
         return from_directory(settings.cert_path, metrics)
     return self_signed() if secure else None
+
+
+def _tracing(metrics: Metrics) -> Tracing:
+    loop = asyncio.get_running_loop()
+
+    def lost() -> None:
+        with suppress(RuntimeError):  # the loop is gone, and who would want to know with it
+            loop.call_soon_threadsafe(metrics.degraded, "traces-lost", "the collector of OTEL_EXPORTER_OTLP_ENDPOINT")
+
+    return Tracing(lost)
+
+
+def _certificate(settings: Settings, metrics: Metrics) -> Certificate | None:
+    directory, client_ca = settings.metrics_cert_dir, settings.metrics_client_ca_file
+    if directory is not None:
+        return Certificate(directory, client_ca, metrics)
+    if client_ca is not None:
+        raise ConfigError("--metrics-client-ca-file", "expected with --metrics-cert-dir only")
+    return None
 
 
 def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
@@ -205,6 +316,10 @@ async def serve(settings: Settings) -> int:
     stop, stop_now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
+    if settings.idle_flags:
+        log.info("given and without effect: %s", "; ".join(settings.idle_flags))
+    if settings.conformance_testing:
+        log.warning("--conformance-testing: clients choose their endpoints; not for production")
     shared = Shared(settings)
     pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
@@ -223,6 +338,9 @@ async def serve(settings: Settings) -> int:
         lambda: "\n\n".join(one.describe() for one in served),
         settings.host,
         settings.metrics_port,
+        access=_access(settings, shared),
+        profiles=settings.enable_pprof,
+        tls=None if shared.certificate is None else shared.certificate.context,
         clock=shared.clock,
     )
     async with _open(doors), admin:  # outside of the group, which would wrap the error of a port in use
@@ -232,9 +350,13 @@ async def serve(settings: Settings) -> int:
                 _tell_health(doors, served),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
+                *(one.subscribers.run() for one in served),
+                *(one.tiers.run() for one in served),
+                *([shared.audit.run()] if shared.audit else []),
+                *([shared.certificate.watch()] if shared.certificate else []),
             ]
-            running = [tasks.create_task(each) for each in (*work, *([shared.audit.run()] if shared.audit else []))]
-            addresses = (f"{settings.host}:{door.ports[0]}" for door in doors)
+            running = [tasks.create_task(each) for each in work]
+            addresses = (_at(settings.host, door.ports[0]) for door in doors)
             told = zip(served, addresses, strict=True)
             log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
             await stop.wait()
@@ -242,6 +364,8 @@ async def serve(settings: Settings) -> int:
             await _drain(doors, settings, stop_now)
             for task in running:
                 task.cancel()
+    if shared.tracing is not None:
+        await asyncio.to_thread(shared.tracing.flush)
     return 0
 
 
@@ -268,6 +392,12 @@ async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Ev
         hurry.cancel()
 
 
+def _access(settings: Settings, shared: Shared) -> Access | None:
+    """Who may read the second door; None: whoever reaches it."""
+    asked = not settings.endpoints if settings.metrics_endpoint_auth is None else settings.metrics_endpoint_auth
+    return Access(shared.api, shared.metrics, shared.clock) if asked else None
+
+
 def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     """The pools of files where there are any, else those of Kubernetes."""
     if settings.endpoints:
@@ -289,7 +419,7 @@ def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     elif settings.endpoint_selector:
         name = settings.pool_name[0] if settings.pool_name else "default"
         wanted = Selected(name, settings.endpoint_selector, tuple(settings.endpoint_target_ports))
-    return KubePools(wanted, settings.pool_namespace, ApiServer(), shared.metrics, shared.random)
+    return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
 async def _tell_health(doors: Sequence[Door], served: Sequence[Served]) -> None:
@@ -317,15 +447,19 @@ def _ports(states: Sequence[PoolState], given: Sequence[int]) -> list[int]:
     return ports
 
 
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Door:
     """The pool's ext_proc port. Health has one port for the process, at the first door."""
     return Door(
-        one.router.route,
+        Steered(one.router).route if settings.conformance_testing else one.router.route,
         shared.metrics,
         DoorSettings(
-            listen=(f"{settings.host}:{one.port}",),
+            listen=(_at(settings.host, one.port),),
             credentials=shared.credentials,
-            health=(f"{settings.host}:{settings.grpc_health_port}",) if first else (),
+            health=(_at(settings.host, settings.grpc_health_port),) if first else (),
             deadline=settings.decision_deadline,
             max_body=settings.max_body,
         ),

@@ -1,9 +1,12 @@
-"""`warmpath`: up · serve · check · render · conformance. Flags to settings, nothing else."""
+"""`warmpath`: up · serve · check · render · replay · conformance. Flags to settings, nothing else."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,11 +15,14 @@ import click
 
 from epp import __version__, protocol
 from epp.errors import ConfigError
+from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Ports, Verbosity, log_format, log_level
+from epp.telemetry.log import FORMATS, LEVELS
 
-STRATEGIES = ("prefix-aware", "session", "round-robin", "least-load")
+STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load")
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PATH = click.Path(exists=True, path_type=Path)
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _PORT = click.IntRange(0, 65535)
 _SECONDS = click.FloatRange(0, min_open=True)
 
@@ -47,13 +53,15 @@ def _importable(config: Path | None) -> None:
         sys.path.insert(0, str(config.absolute().parent))
 
 
-def _one_of(strategy: str | None, config: Path | None) -> str:
+def _one_of(strategy: str | None, config: Path | None, text: str | None = None) -> str:
     if strategy and config:
         raise click.UsageError("--strategy and --config exclude each other: the file says how to pick")
+    if text and (strategy or config):
+        raise click.UsageError("--config-text, --config and --strategy exclude each other")
     return strategy or STRATEGIES[0]
 
 
-@warmpath.command()
+@warmpath.command(cls=GoCommand)
 @click.option(
     "--endpoints",
     multiple=True,
@@ -62,15 +70,32 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     "change. Without it pools come from Kubernetes.",
 )
 @click.option("--pool-name", multiple=True, help="The InferencePool to serve; may be repeated in Kubernetes.")
+@click.option(
+    "--pool-group",
+    default=protocol.POOL_GROUP,
+    type=click.Choice([protocol.POOL_GROUP]),
+    expose_value=False,
+    hidden=True,
+)
 @click.option("--pool-selector", help="Kubernetes: serve the InferencePools with these labels.")
 @click.option(
     "--pool-namespace", envvar="NAMESPACE", default="default", show_default=True, help="Kubernetes: where to look."
 )
 @click.option("--endpoint-selector", help="Kubernetes without InferencePools: labels of the Pods to pick from.")
 @click.option(
-    "--endpoint-target-ports", multiple=True, type=_PORT, help="The ports those Pods serve on; may be repeated."
+    "--endpoint-target-ports", multiple=True, type=Ports(), help="The ports those Pods serve on, separated by commas."
+)
+@click.option(
+    "--kubeconfig", type=_FILE, help="Kubernetes: credentials. [default: KUBECONFIG, the pod's, ~/.kube/config]"
+)
+@click.option(
+    "--disable-endpoint-subset-filter",
+    default=False,
+    type=bool,
+    help="Pick from the whole pool, whatever subset the gateway names: true or false.",
 )
 @_strategy_options
+@click.option("--config-text", help="The EndpointPickerConfig itself.")
 @click.option(
     "--fallbacks",
     default=0,
@@ -83,10 +108,20 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
 )
 @click.option(
     "--cert-path",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=_DIRECTORY,
     help="Directory of tls.crt and tls.key, followed as they change. [default: self-signed]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address every port is bound to.")
+@click.option("--tls-min-version", type=MinimalTls(), expose_value=False, hidden=True)
+@click.option(
+    "--tls-cipher-suites", type=CipherSuites(), help="For TLS 1.2, by their names in Go, separated by commas."
+)
+@click.option(
+    "--host",
+    envvar="WARMPATH_HOST",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address every port is bound to. [env: WARMPATH_HOST]",
+)
 @click.option(
     "--grpc-port",
     multiple=True,
@@ -98,27 +133,70 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     "--metrics-port", default=protocol.METRICS_PORT, show_default=True, type=_PORT, help="/metrics, /ready, the page."
 )
 @click.option(
-    "--refresh-metrics-interval", default=1.0, show_default=True, type=_SECONDS, help="Seconds between scrapes."
+    "--metrics-endpoint-auth",
+    type=bool,
+    help="/metrics and the pages beside it want a Kubernetes token: true or false. [default: true in Kubernetes]",
 )
 @click.option(
-    "--decision-deadline", default=5.0, show_default=True, type=_SECONDS, help="Seconds until a request is refused."
+    "--metrics-cert-dir",
+    type=_DIRECTORY,
+    help="TLS on the metrics port: directory of tls.crt and tls.key, followed as they change.",
+)
+@click.option("--metrics-client-ca-file", type=_FILE, help="Readers of the metrics port need a certificate of this CA.")
+@click.option(
+    "--tracing",
+    default=False,
+    type=bool,
+    help="OpenTelemetry spans of requests, for whoever OTEL_* in the environment names. [default: false]",
+)
+@click.option(
+    "--enable-pprof",
+    default=True,
+    type=bool,
+    help="/debug/profile on the metrics port: where the time goes, as folded stacks. [default: true]",
+)
+@click.option(
+    "--refresh-metrics-interval",
+    default="1s",
+    show_default=True,
+    type=Duration(above=True),
+    help="From one scrape of an endpoint to the next.",
+)
+@click.option(
+    "--decision-deadline",
+    default="5s",
+    show_default=True,
+    type=Duration(above=True),
+    help="How long a request waits for a decision until it is refused.",
 )
 @click.option(
     "--max-body", default=64, show_default=True, type=click.IntRange(1, 1024), help="Largest request body, MiB."
 )
 @click.option(
     "--drain-timeout",
-    default=30.0,
+    default="30s",
     show_default=True,
-    type=click.FloatRange(0),
-    help="Seconds from SIGTERM to the end, at most.",
+    type=Duration(),
+    help="From SIGTERM to the end, at most.",
 )
 @click.option(
     "--drain-linger",
-    default=5.0,
+    default="5s",
     show_default=True,
-    type=click.FloatRange(0),
-    help="The first seconds of these, in which gateways may still send requests.",
+    type=Duration(),
+    help="The first part of this, in which gateways may still send requests.",
+)
+@click.option(
+    "--tokenizer",
+    multiple=True,
+    metavar="MODEL=DIRECTORY",
+    help="kv-aware: a model's tokenizer files (or hf:ORG/NAME, from the hub); MODEL * is any. Without, pods are asked.",
+)
+@click.option(
+    "--tokenizer-args",
+    multiple=True,
+    metavar="MODEL=FLAGS",
+    help="What that model's engines were told: --chat-template and its like.",
 )
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",
@@ -126,17 +204,34 @@ def _one_of(strategy: str | None, config: Path | None) -> str:
     show_default=True,
     help="Honour objective and fairness headers that come with the request.",
 )
-@click.option("--audit-log", type=click.Path(dir_okay=False, path_type=Path), help="One JSON line per request.")
-@click.option("--log-format", type=click.Choice(("text", "json")), default="text", show_default=True)
 @click.option(
-    "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True
+    "--conformance-testing",
+    envvar="WARMPATH_CONFORMANCE_TESTING",
+    default=False,
+    type=bool,
+    help="For GIE's Gateway conformance suite: requests say where they go. [env: WARMPATH_CONFORMANCE_TESTING]",
 )
+@click.option("--audit-log", type=click.Path(dir_okay=False, path_type=Path), help="One JSON line per request.")
+@click.option("--log-format", type=click.Choice(FORMATS), help="[default: text]")
+@click.option("--log-level", type=click.Choice(LEVELS), help="[default: info]")
+@click.option("-v", "--v", "verbosity", type=int, help="The log level as the reference pickers count: 4 is debug.")
+@click.option("--zap-log-level", type=Verbosity(), hidden=True)
+@click.option("--zap-encoder", type=click.Choice(("json", "console")), hidden=True)
+@click.option("--zap-devel", type=bool, hidden=True)
 def serve(**flags: Any) -> None:
-    """Run the endpoint picker, on pools from files or from Kubernetes."""
+    """Run the endpoint picker, on pools from files or from Kubernetes.
+
+    Takes the flags of GIE's and llm-d's endpoint pickers; those that change nothing here are named in the log.
+    """
+    if suites := flags.pop("tls_cipher_suites"):
+        os.environ["GRPC_SSL_CIPHER_SUITES"] = suites  # read when grpc is imported
     from epp.app import Settings, run
 
-    flags["strategy"] = _one_of(flags["strategy"], flags["config"])
+    flags["strategy"] = _one_of(flags["strategy"], flags["config"], flags["config_text"])
     flags["max_body"] *= 1 << 20
+    flags["endpoint_target_ports"] = tuple(dict.fromkeys(chain.from_iterable(flags["endpoint_target_ports"])))
+    flags["log_level"] = log_level(flags["log_level"], flags.pop("zap_log_level"), flags.pop("verbosity"))
+    flags["log_format"] = log_format(flags["log_format"], flags.pop("zap_encoder"), flags.pop("zap_devel"))
     _importable(flags["config"])
     try:
         sys.exit(run(Settings(**flags)))
@@ -182,7 +277,10 @@ def render(file: Path) -> None:
 @warmpath.command()
 @click.option("--once", is_flag=True, help="Send a built-in workload with round-robin and with the strategy; compare.")
 @click.option("--load", is_flag=True, help="Keep sending the built-in workload while the table is shown.")
-@click.option("--pods", default=3, show_default=True, type=click.IntRange(1, 32), help="Simulated vLLM pods.")
+@click.option(
+    "--engine", default="sim", show_default=True, type=click.Choice(["sim", "vllm"]), help="What the pods are."
+)
+@click.option("--pods", type=click.IntRange(1, 32), help="How many. [default: 3 simulated, 2 of vLLM]")
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
@@ -202,6 +300,87 @@ def up(**flags: Any) -> None:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:
         sys.exit(128 + signal.SIGTERM)
+
+
+@warmpath.command()
+@click.argument("trace", default="chats")
+@click.option(
+    "--requests", type=click.IntRange(1), help="How many. [default: all of a file; of a workload what comes in 300 s]"
+)
+@click.option("--arrivals", default="poisson", show_default=True, type=click.Choice(("poisson", "steady", "bursty")))
+@click.option(
+    "--pods", default="8*h100-8b", show_default=True, help="KINDS, as in 6*h100-8b,2*h100-8b@0.5 or 2*FILE.yaml."
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help="A strategy, FILE.yaml, FILE.py:CLASS or oracle; repeat. [default: prefix-aware, least-load, round-robin]",
+)
+@click.option("--oracle/--no-oracle", default=True, show_default=True, help="Show regret against true knowledge.")
+@click.option("--load", type=_SECONDS, help="Rate as a share of what the pods can do. [default for workloads: 0.8]")
+@click.option("--rate", type=_SECONDS, help="Requests a second.")
+@click.option("--times", type=_SECONDS, help="Times the trace's own rate. [default for traces: 1]")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--runs", default=1, show_default=True, type=click.IntRange(1, 100), help="With seeds that follow.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes.")
+@click.option(
+    "--slo-ttft", default=2.0, show_default=True, type=_SECONDS, help="Seconds; goodput counts what keeps it."
+)
+@click.option("--slo-tpot", default=0.05, show_default=True, type=_SECONDS, help="Seconds a token.")
+@click.option("--scrape", default=1.0, show_default=True, type=_SECONDS, help="Seconds between scrapes of metrics.")
+@click.option("--event-lag", default=0.002, show_default=True, type=click.FloatRange(0), help="Of KV events, seconds.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 16), help="Endpoint pickers.")
+@click.option("--exchange", default=0.0005, show_default=True, type=click.FloatRange(0), help="Seconds between them.")
+@click.option("--no-exchange", is_flag=True, help="They know nothing of each other.")
+@click.option("--lean", is_flag=True, help="The gateway does not show answers: no first tokens, no usage.")
+@click.option("--foreign", default=0.0, type=click.FloatRange(0, 1), help="Share of requests that pass the picker by.")
+@click.option("--fail", multiple=True, metavar="POD@AT+SECONDS", help="A pod dies at AT and is back after SECONDS.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+@click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write a page with plots.")
+def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) -> None:
+    """Replay TRACE through the scheduler on simulated pods, in virtual time, and compare policies.
+
+    TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, bursts,
+    independent, demo.
+    """
+    from epp.sim.replay.command import main, plan
+
+    if no_exchange:
+        flags["exchange"] = None
+    try:
+        sys.exit(main(plan(**flags), as_json=as_json, html=html))
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@warmpath.command()
+@click.option("--endpoint", multiple=True, metavar="URL", help="A model server; may be repeated.")
+@click.option("--endpoints", multiple=True, type=_PATH, help="A pool's files, as `serve` takes them; may be repeated.")
+@click.option("--pool-name", help="An InferencePool: of the files, else of Kubernetes.")
+@click.option("--pool-namespace", envvar="NAMESPACE", default="default", show_default=True)
+@click.option("--kubeconfig", type=_FILE, help="How to reach Kubernetes.")
+@click.option("--model", help="The model every endpoint should serve.")
+@click.option(
+    "--tokenizer", multiple=True, metavar="MODEL=DIRECTORY", help="As of `serve`: compared with the endpoints."
+)
+@click.option("--tokenizer-args", multiple=True, metavar="MODEL=FLAGS", help="As of `serve`.")
+@click.option("--coordinator", metavar="URL", help="LMCache's coordinator.")
+@click.option("--lmcache", multiple=True, metavar="URL", help="An LMCache server's HTTP port; may be repeated.")
+@click.option("--timeout", default=10.0, show_default=True, type=_SECONDS, help="Seconds an answer may take.")
+@click.option("--patience", default=3.0, show_default=True, type=_SECONDS, help="Seconds KV events may take.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def doctor(as_json: bool, **flags: Any) -> None:
+    """Say what is wrong with endpoints and their caches, and the flag that mends it.
+
+    Sends each endpoint four prompts of some hundred tokens. Exits 1 if there is a problem, 0 if not.
+    """
+    from epp.doctor.command import Options, main
+
+    try:
+        sys.exit(main(Options(**flags), as_json=as_json))
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
 
 
 @warmpath.command()
@@ -227,11 +406,14 @@ def conformance(as_json: bool, **flags: Any) -> None:
 
 
 def main() -> None:
-    """Entry point of the `warmpath` command. Flags alone mean `serve`: charts of other pickers pass nothing else."""
-    arguments = sys.argv[1:]
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"):
-        arguments = ["serve", *arguments]
-    warmpath(arguments, prog_name="warmpath")
+    """Entry point of the `warmpath` command."""
+    warmpath(with_command(sys.argv[1:]), prog_name="warmpath")
+
+
+def with_command(arguments: Sequence[str]) -> list[str]:
+    """Flags alone mean `serve`: charts of other pickers pass nothing else."""
+    alone = arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")
+    return ["serve", *arguments] if alone else list(arguments)
 
 
 if __name__ == "__main__":

@@ -125,8 +125,22 @@ class RequestHandler:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """Ours, in no schema: a profile that picks for live requests beside the one whose picks count."""
+
+    profile: str
+    """One of `schedulingProfiles`; it takes no other part."""
+    sample: float = 0.1
+    """Share of the requests it picks for, above 0 and at most 1: the bound on what it costs."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sample <= 1.0:
+            raise ValueError(f"sample: expected more than 0 and at most 1, got {self.sample}")
+
+
+@dataclass(frozen=True)
 class EndpointPickerConfig:
-    """A file, decoded; refer to the sources above for the meaning of each field."""
+    """A file, decoded; refer to the sources above for the meaning of each field, and to `Shadow` for ours."""
 
     api_version: str
     kind: str
@@ -138,6 +152,7 @@ class EndpointPickerConfig:
     flow_control: FlowControl | None = None
     request_handler: RequestHandler | None = None
     parser: PluginRef | None = None
+    shadow: Shadow | None = None
 
     @property
     def detector(self) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from epp.decode import parameters_of
-from epp.loader import Pipeline
+from epp.loader import Pipeline, Profile
 from epp.plugin import Plugin
 
 
@@ -16,17 +16,24 @@ def describe(pipeline: Pipeline) -> str:
     lines += [_line("signals", f"{p.produces.__name__} from", p, pipeline) for p in pipeline.producers]
     lines.append(_line("profiles", "handler", pipeline.handler, pipeline))
     for name, profile in pipeline.profiles.items():
-        where = f"profile {name}"
-        lines += [_line(where, "filter", plugin, pipeline) for plugin in profile.filters]
-        lines += [_line(where, f"scorer, weight {weight:g}:", plugin, pipeline) for plugin, weight in profile.scorers]
-        lines.append(_line(where, "picker", profile.picker, pipeline))
+        lines += _profile(profile, f"profile {name}", pipeline)
+    if (shadow := pipeline.shadow) is not None:
+        profile, where = shadow.profile, f"shadow {shadow.profile.name}"
+        lines.append((where, f"picks for {shadow.sample:g} of the requests, priced by {shadow.cost.name}"))
+        lines += _profile(profile, where, pipeline)
     shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.producers)}
-    for profile in pipeline.profiles.values():
+    for profile in (*pipeline.profiles.values(), *([shadow.profile] if shadow else ())):
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
     lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
     width = max(len(place) for place, _ in lines)
     return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
+
+
+def _profile(profile: Profile, where: str, pipeline: Pipeline) -> list[tuple[str, str]]:
+    lines = [_line(where, "filter", plugin, pipeline) for plugin in profile.filters]
+    lines += [_line(where, f"scorer, weight {weight:g}:", plugin, pipeline) for plugin, weight in profile.scorers]
+    return [*lines, _line(where, "picker", profile.picker, pipeline)]
 
 
 def _line(place: str, role: str, plugin: Plugin, pipeline: Pipeline) -> tuple[str, str]:

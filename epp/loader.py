@@ -15,8 +15,8 @@ from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, p
 from epp.decode import MAX_BYTES, Problems, nearest, short
 from epp.errors import ConfigError
 from epp.parts import Part, Parts
-from epp.plugin import Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
-from epp.stock import ALIASES, BUILT_IN, MISSING
+from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
+from epp.stock import ALIASES, BUILT_IN, LISTENERS, MISSING
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -38,6 +38,15 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class Shadow:
+    """A profile that picks beside the others, for a `sample` (share) of the requests; `cost` prices its picks."""
+
+    profile: Profile
+    sample: float
+    cost: Cost
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """A configuration as objects, ready to run."""
 
@@ -48,6 +57,7 @@ class Pipeline:
     profiles: Mapping[str, Profile]
     handler: ProfileHandler
     detector: Detector
+    shadow: Shadow | None
     parts: Mapping[str, Part]
     """Every plugin of the configuration and every one added, by name."""
     unused: tuple[str, ...]
@@ -114,17 +124,20 @@ def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous
     detector = _detector(config, parts, problems)
     profiles = _profiles(config, parts, problems)
     problems.check()
+    shadow = _shadow(config, profiles, parts)
     handler = _handler(profiles, parts)
-    unused = _unused(parts, profiles.values(), handler, detector)
+    unused = _unused(parts, profiles.values(), shadow, handler, detector)
     producers = _producers(parts, unused)
     plugins = tuple(part.plugin for part in parts.by_name.values() if part.name not in unused)
-    return Pipeline(plugins, producers, profiles, handler, detector, parts.by_name, tuple(unused))
+    return Pipeline(plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused))
 
 
 def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> None:
     """Parsers and data sources that sections name: a declared plugin, or the type itself."""
     for path, name in config.built_in:
         if name in parts.built_in or ALIASES.get(name, name) in BUILT_IN:
+            continue
+        if name in parts.by_name and parts.by_name[name].type in LISTENERS:
             continue
         if name in parts.by_name:
             problems.add(path, f"{short(name)} is no parser, data source or extractor")
@@ -161,7 +174,8 @@ def _profiles(config: EndpointPickerConfig, parts: Parts, problems: Problems) ->
                 f"{path}.name", f"a profile above is called {short(spec.name)} too; expected a name of its own"
             )
         with problems.collect():
-            profiles[spec.name] = _profile(spec, path, parts)
+            shadow = config.shadow is not None and config.shadow.profile == spec.name
+            profiles[spec.name] = _profile(spec, path, shadow, parts)
     return profiles
 
 
@@ -175,7 +189,14 @@ def _default_profile(parts: Parts) -> SchedulingProfile:
     return SchedulingProfile("default", [ProfilePlugin(name) for name in names])
 
 
-def _profile(spec: SchedulingProfile, path: str, parts: Parts) -> Profile:
+def _picker(profile: str, shadow: bool, parts: Parts) -> Picker:
+    reason = f"profile {profile} has no picker"
+    if not shadow:
+        return parts.stock("max-score-picker", Picker, reason)
+    return parts.own("max-score-picker", f"{profile}-picker", Picker, reason)
+
+
+def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts) -> Profile:
     problems = Problems()
     filters: list[Filter] = []
     scorers: list[tuple[Scorer, float]] = []
@@ -194,7 +215,7 @@ def _profile(spec: SchedulingProfile, path: str, parts: Parts) -> Profile:
                 if len(pickers) > 1:
                     problems.add(f"{where}.pluginRef", f"{plugin.name} is a second picker; expected one for a profile")
     problems.check()
-    picker = pickers[0] if pickers else parts.stock("max-score-picker", Picker, f"profile {spec.name} has no picker")
+    picker = pickers[0] if pickers else _picker(spec.name, shadow, parts)
     return Profile(spec.name, tuple(filters), tuple(scorers), picker)
 
 
@@ -230,6 +251,28 @@ def _kind(part: Part) -> str:
     )
 
 
+def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: Parts) -> Shadow | None:
+    """Take the shadow's profile out of `profiles`, and see to what it needs."""
+    if config.shadow is None:
+        return None
+    name, path = config.shadow.profile, "shadow.profile"
+    if name not in profiles:
+        near = nearest(name, profiles) or "; expected one of " + ", ".join(profiles)
+        raise ConfigError(path, f"no profile is called {short(name)}{near}")
+    if len(profiles) == 1:
+        raise ConfigError(path, f"{short(name)} is the only profile; expected one beside the one whose picks count")
+    profile = profiles.pop(name)
+    for other in profiles.values():
+        if other.picker is profile.picker:  # a picker remembers whose turn it is
+            raise ConfigError(
+                path, f"{short(name)} has the same picker as profile {other.name}; expected one of its own"
+            )
+    costs = [part.plugin for part in parts.by_name.values() if part.type == "expected-ttft"]
+    cost = costs[0] if costs else parts.stock("expected-ttft", Cost, "shadow: says what its picks would cost")
+    assert isinstance(cost, Cost)
+    return Shadow(profile, config.shadow.sample, cost)
+
+
 # --- what holds them together ---------------------------------------------------------------------------------------
 
 
@@ -243,8 +286,13 @@ def _handler(profiles: Mapping[str, Profile], parts: Parts) -> ProfileHandler:
     return parts.stock(found[0].name if found else "single-profile-handler", ProfileHandler, "there is one profile")
 
 
-def _unused(parts: Parts, profiles: Iterable[Profile], handler: ProfileHandler, detector: Detector) -> list[str]:
+def _unused(
+    parts: Parts, profiles: Iterable[Profile], shadow: Shadow | None, handler: ProfileHandler, detector: Detector
+) -> list[str]:
     used: set[int] = {id(handler), id(detector)}
+    if shadow is not None:
+        profiles = [*profiles, shadow.profile]
+        used.add(id(shadow.cost))
     for profile in profiles:
         members = (*profile.filters, *(scorer for scorer, _ in profile.scorers), profile.picker)
         used.update(id(plugin) for plugin in members)

@@ -86,6 +86,14 @@ class Parts:
             )
         return plugin
 
+    def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
+        """A new part of this stock type under a name of its own, with default parameters."""
+        if name in self.by_name:
+            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of a part that is added")
+        plugin = self._make(find_class(type_, type_), PluginSpec(type_, name), type_, reason)
+        assert isinstance(plugin, kind)
+        return plugin
+
     def producer(self, signal: type[Any], wanted_by: str, path: str) -> None:
         """See to it that somebody produces the signal."""
         if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
@@ -152,6 +160,8 @@ def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, Plugi
             if any(other.type == owner for other in specs):
                 problems.add(f"{path}.parameters.{key}", f"a parameter of {owner}, which is configured on its own")
             added.setdefault(owner, (path, {}))[1][key] = own.pop(key)
+        if (owner := stock.IMPLIES.get(spec.type)) is not None:
+            added.setdefault(owner, (path, {}))
         kept.append((path, PluginSpec(spec.type, spec.name, own)))
     have = {spec.type for spec in specs}
     return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]

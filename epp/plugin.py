@@ -63,6 +63,10 @@ class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     blocks: int
     total_blocks: int
+    l1: int = 0
+    """Tokens that follow those and lie in the memory of its node."""
+    l2: int = 0
+    """Tokens that follow those and lie in storage it can load from."""
 
     @property
     def share(self) -> float:
@@ -117,6 +121,10 @@ class Plugin:
 
     def statistics(self) -> Mapping[str, float]:
         """Figures for /metrics (`warmpath_plugin_statistic`): few, fixed names."""
+        return {}
+
+    def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
+        """Figures of single endpoints (`warmpath_plugin_endpoint_statistic` and the page): few, fixed names."""
         return {}
 
 

@@ -27,7 +27,6 @@ MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewr
 SESSION_TOKEN: Final = "x-session-token"
 SESSION_ID: Final = "x-session-id"
 REQUEST_ID: Final = "x-request-id"
-TEST_SELECTION: Final = "test-epp-endpoint-selection"
 PREFILLER: Final = "x-prefiller-host-port"
 
 SYSTEM_OWNED: Final = frozenset(
@@ -41,6 +40,14 @@ DROP_SATURATED: Final = "rejected-saturated"
 DROP_NO_ENDPOINTS: Final = "rejected-no-endpoints"
 DROP_TTL_EXPIRED: Final = "rejected-ttl-expired"
 DROP_SHUTTING_DOWN: Final = "rejected-shutting-down"
+
+# --- GIE's Gateway conformance suite, only with --conformance-testing -----------------------------------------------
+TEST_SELECTION: Final = "test-epp-endpoint-selection"
+"""Of a request: the endpoints it may go to, `ip` or `ip:port`, separated by commas."""
+TEST_SERVED: Final = "x-conformance-test-served-endpoint"
+TEST_SELECTED: Final = "x-conformance-test-selected-endpoint"
+TEST_POOL: Final = "x-conformance-test-epp-pool"
+TEST_SEEN: Final = "x-went-into-resp-headers"
 
 # --- services, ports ----------------------------------------------------------------------------------------------
 EXT_PROC_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"

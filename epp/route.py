@@ -1,7 +1,7 @@
 """The way of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.errors import EppError, NoEndpoint
 from epp.flow.admission import Admission
@@ -11,6 +11,10 @@ from epp.parsing.usage import UsageReader
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
+
+NEW_POOL_SECONDS: Final = 5.0
+"""A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees nobody
+well asks anybody (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
 
 
 class Witness(Protocol):
@@ -47,6 +51,12 @@ class Routed:
     @property
     def destination(self) -> str:
         return self.decision.destination
+
+    @property
+    def renamed(self) -> tuple[str, str] | None:
+        """The model that is asked for and the one that was, where they differ: the answer is to say the second."""
+        request = self.decision.request
+        return None if self.body is None else (request.model, request.asked)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -90,7 +100,11 @@ class Router:
         scheduler: Scheduler,
         witness: Witness,
         clock: Callable[[], float],
+        *,
+        honour_subset: bool = True,
     ) -> None:
+        """`honour_subset`: pick only from what the gateway allows, where it says so; the protocol's default."""
+        self.honour_subset = honour_subset
         self.pool = pool
         self.parser = parser
         self.admission = admission
@@ -120,12 +134,15 @@ class Way:
         router, raw, scheduler = self._router, self._raw, self._scheduler
         complete_at = router.clock()
         try:
+            if router.pool.is_new:
+                await router.pool.first_state(NEW_POOL_SECONDS)
             request, body = router.parser.parse(raw)
             await scheduler.prepare(request)
             # From here on nothing waits: what was seen when choosing is still true when accounting.
-            endpoints = router.pool.candidates(raw.subset)
+            subset = raw.subset if router.honour_subset else None
+            endpoints = router.pool.candidates(subset)
             if not endpoints:
-                raise NoEndpoint(router.pool.why_empty(raw.subset))
+                raise NoEndpoint(router.pool.why_empty(subset))
             router.admission.admit(request, endpoints)
             decision = scheduler.choose(request, endpoints)
         except EppError as error:
@@ -135,6 +152,7 @@ class Way:
         self._routed = Routed(decision, body, scheduler, router.pool, router.clock)
         try:
             router.witness.decided(decision, complete_at)
+            request.sent()
         except BaseException:
             self._end()
             raise

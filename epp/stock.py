@@ -33,6 +33,7 @@ CLASSES: Final = {
     "session-affinity-scorer": f"{_SCORERS}.SessionAffinityScorer",
     "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
     "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
+    "precise-prefix-cache-scorer": f"{_SCORERS}.PrecisePrefixCacheScorer",
     "expected-ttft": "epp.scheduling.cost.ExpectedTtft",
     "max-score-picker": f"{_PICKERS}.MaxScorePicker",
     "random-picker": f"{_PICKERS}.RandomPicker",
@@ -40,6 +41,7 @@ CLASSES: Final = {
     "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
     "single-profile-handler": "epp.scheduling.profiles.SingleProfileHandler",
     "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
+    "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
     "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
     "utilization-detector": "epp.flow.saturation.UtilizationDetector",
@@ -61,9 +63,11 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
     "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
     "token-producer": {"backend": ("estimate",)},
+    "endpoint-notification-source": {},
     "fcfs-ordering-policy": {},
     "global-strict-fairness-policy": {},
     "static-usage-limit-policy": {"threshold": (1, 1.0)},
+    "destination-endpoint-served-verifier": {},  # with --conformance-testing
 }
 """Type of what is always on and has no plugin here -> its parameters, with the values that change nothing."""
 
@@ -73,7 +77,6 @@ _FLOW: Final = "flow control (queues, fairness, priority bands)"
 _MEDIA: Final = "encoder caches of images and video"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
 _TOPOLOGY: Final = "topology"
-_EVENTS: Final = "prefix knowledge from KV events"
 _CLUSTERS: Final = "pools over several clusters"
 
 MISSING: Final = {
@@ -105,8 +108,6 @@ MISSING: Final = {
     "models-data-extractor": _ATTRIBUTES,
     "context-length-aware": "ranges of context length by label",
     "header-label-affinity-scorer": "affinity between a header and a label",
-    "precise-prefix-cache-scorer": _EVENTS,
-    "precise-prefix-cache-producer": _EVENTS,
     "burst-prefix-cache-producer": "placing a burst together; in-flight prompts count as held already",
     "mm-embeddings-cache-scorer": _MEDIA,
     "mm-embeddings-cache-producer": _MEDIA,
@@ -115,7 +116,6 @@ MISSING: Final = {
     "agent-identity": "fairness by agent",
     "probabilistic-admitter": "shedding by chance",
     "request-attribute-reporter": "reporting a request's attributes to the gateway",
-    "destination-endpoint-served-verifier": "the conformance test's own verifier",
     "vllmgrpc-parser": "vLLM's gRPC API",
     "vllmhttp-parser": "vLLM's pre-tokenised API (/inference/v1/generate)",
     "sglanghttp-parser": "SGLang's own API (/generate)",
@@ -129,7 +129,6 @@ MISSING: Final = {
     "sheddable-eviction-filter": "eviction of requests in flight",
     "priority-then-time-eviction-order-policy": "eviction of requests in flight",
     "k8s-notification-source": "data sources beside the engines' metrics",
-    "endpoint-notification-source": "data sources beside the engines' metrics",
     "file-discovery": "discovery as a plugin; name the endpoints file on the command line",
     "local-syncer": "state shared between replicas",
     "redis-syncer": "state shared between replicas",
@@ -144,14 +143,27 @@ MISSING: Final = {
 }
 """Type of llm-d or GIE that is not there yet -> what it would need."""
 
-BELONGS: Final = {
-    ("prefix-cache-scorer", key): "approx-prefix-cache-producer"
-    for key in (
+_MOVED: Final = {
+    ("prefix-cache-scorer", "approx-prefix-cache-producer"): (
         "autoTune",
         "blockSizeTokens",
         "maxPrefixBlocksToMatch",
         "maxPrefixTokensToMatch",
         "lruCapacityPerServer",
-    )
+    ),
+    ("precise-prefix-cache-scorer", "precise-prefix-cache-producer"): (
+        "kvEventsConfig",
+        "tokenProcessorConfig",
+        "indexerConfig",
+        "speculativeIndexing",
+        "speculativeTTL",
+    ),
 }
-"""(type, parameter) as GIE v1.5 has it -> the type that has the parameter now; it is moved there."""
+BELONGS: Final = {(type_, key): owner for (type_, owner), keys in _MOVED.items() for key in keys}
+"""(type, parameter) as GIE v1.5 or an older llm-d has it -> the type that has the parameter now; it is moved there."""
+
+IMPLIES: Final = {"precise-prefix-cache-scorer": "precise-prefix-cache-producer"}
+"""Type -> the one that works behind it, whether or not it is named (llm-d before v0.10 had them in one)."""
+
+LISTENERS: Final = frozenset({"precise-prefix-cache-producer"})
+"""Types that llm-d's data layer has to be told to feed; here they see to it themselves."""

@@ -27,6 +27,8 @@ class Entry(Strict, frozen=True):
     port: Port | Annotated[str, Meta(pattern=r"^[0-9]{1,5}$")]
     namespace: str = "default"
     labels: dict[str, str] = field(default_factory=dict)
+    node: str = ""
+    """For the endpoint picker alone."""
 
 
 class EndpointsFile(Strict, frozen=True):

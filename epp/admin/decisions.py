@@ -24,6 +24,8 @@ class Record(msgspec.Struct, eq=False):
     endpoint: Endpoint
     """The one chosen at first; a retry of the gateway's may have moved the request since."""
     pool: str
+    namespace: str
+    """Of the pool: files may bring two of one name."""
     model: str
     complete_at: float
     """When the request was complete at our door."""
@@ -48,6 +50,7 @@ class Record(msgspec.Struct, eq=False):
         """The whole explanation, JSON-ready; no prompt text. `outcome` is null while the request is under way."""
         return {
             "pool": self.pool,
+            "namespace": self.namespace,
             **self.decision.as_dict(),
             "predicted_cached_tokens": self.predicted,
             "decision_ms": _ms(self.decided_at - self.complete_at),
@@ -83,6 +86,8 @@ class Decisions:
         rows = 0
         for run in record.decision.runs:
             rows += len(run.endpoints)
+        if (shadow := record.decision.shadow) is not None and shadow.run is not None:
+            rows += len(shadow.run.endpoints)
         self._records.append((record, rows))
         self._rows_now += rows
         while len(self._records) > self._kept or (self._rows_now > self._rows and len(self._records) > 1):
@@ -105,6 +110,7 @@ def without_prompt(request: Request) -> Request:
     return Request(
         id=request.id,
         model=request.model,
+        asked=request.asked,
         api=request.api,
         tokens=request.tokens,
         stream=request.stream,

@@ -53,11 +53,34 @@ def _pool(pool: dict[str, Any]) -> str:
                 _percent(load.get("kv_usage")),
                 _percent(endpoint["predicted_hit_rate"]),
                 _percent(endpoint["share"]),
+                _told(endpoint["plugins"]),
                 _text(endpoint["load_age_seconds"], " s"),
             )
         )
-    heads = ("endpoint", "address", "ours", "queue", "running", "KV use", "hits predicted", "share", "scraped")
-    return f"<h2>Pool {escape(pool['name'])}</h2>{_table(heads, rows)}"
+    heads = (
+        "endpoint",
+        "address",
+        "ours",
+        "queue",
+        "running",
+        "KV use",
+        "hits predicted",
+        "share",
+        "plugins say",
+        "scraped",
+    )
+    shadows = "".join(f"<p>{escape(_shadow(shadow))}</p>" for shadow in pool["shadows"])
+    return f"<h2>Pool {escape(pool['namespace'])}/{escape(pool['name'])}</h2>{_table(heads, rows)}{shadows}"
+
+
+def _shadow(shadow: dict[str, Any]) -> str:
+    failed = f", failed {shadow['failed']} times" if shadow["failed"] else ""
+    if not shadow["compared"]:
+        return f"Shadow profile {shadow['profile']}: nothing compared yet{failed}."
+    return (
+        f"Shadow profile {shadow['profile']}: of {shadow['compared']} picks {_percent(shadow['agreed'])} the same; "
+        f"on average its picks would have cost {shadow['regret_ms']:+.1f} ms{failed}."
+    )
 
 
 def _decisions(records: Iterable[Record]) -> str:
@@ -68,6 +91,7 @@ def _decisions(records: Iterable[Record]) -> str:
         link = f'<a href="/decisions/{quote(decision.request.id, safe="")}">{escape(decision.request.id[:40])}</a>'
         row = _row(
             at,
+            f"{record.namespace}/{record.pool}",
             record.model,
             decision.request.tokens,
             decision.endpoint.name,
@@ -76,7 +100,7 @@ def _decisions(records: Iterable[Record]) -> str:
             None if record.ttft is None else f"{record.ttft * 1000:.0f} ms",
         )
         rows.append(row.replace("<tr>", f"<tr><td>{link}</td>", 1))
-    heads = ("request", "at (UTC)", "model", "tokens", "endpoint", "why", "status", "first token")
+    heads = ("request", "at (UTC)", "pool", "model", "tokens", "endpoint", "why", "status", "first token")
     return f"<h2>Last decisions</h2>{_table(heads, rows)}"
 
 
@@ -90,6 +114,11 @@ def _table(heads: Iterable[str], rows: Sequence[str]) -> str:
 def _row(*values: object) -> str:
     cells = (f'<td class="n">{v}</td>' if isinstance(v, int) else f"<td>{escape(_text(v))}</td>" for v in values)
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _told(plugins: dict[str, dict[str, float]]) -> str | None:
+    """What plugins say of an endpoint, each figure once."""
+    return ", ".join(f"{name} {value:.3g}" for figures in plugins.values() for name, value in figures.items()) or None
 
 
 def _percent(share: float | None) -> str:

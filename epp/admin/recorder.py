@@ -29,10 +29,12 @@ class Recorder:
         decisions: Decisions,
         audit: AuditLog | None = None,
         *,
+        namespace: str = "default",
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float],
     ) -> None:
         self._pool = pool
+        self._namespace = namespace
         self._metrics = metrics
         self._decisions = decisions
         self._audit = audit
@@ -45,9 +47,14 @@ class Recorder:
         now = self._clock()
         request, endpoint = decision.request, decision.endpoint
         matches = request.signals.get(PrefixMatch)
-        predicted = matches[endpoint].tokens if matches is not None and endpoint in matches else None
-        record = Record(decision, endpoint, self._pool, request.model, complete_at, now, predicted)
+        match = matches.get(endpoint) if matches is not None else None
+        predicted = match.tokens + match.l1 + match.l2 if match is not None else None
+        record = Record(decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, predicted)
         self._open[decision] = record
+        if (shadow := decision.shadow) is not None:
+            self._metrics.shadow_compared(
+                self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
+            )
         self._decisions.add(record)
         self._metrics.request_decided(
             endpoint, request.model, now - complete_at, len(request.body), request.tokens, predicted

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.series import ShadowSeries
 
 
 class PoolView(Protocol):
@@ -13,6 +14,8 @@ class PoolView(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def namespace(self) -> str: ...
+    @property
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
 
@@ -20,21 +23,44 @@ def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
     """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1."""
     endpoints = pool.endpoints
     decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
-    return {"name": pool.name, "endpoints": [_endpoint(e, metrics, decisions, now) for e in endpoints]}
+    told = metrics.endpoint_statistics(pool)
+    return {
+        "name": pool.name,
+        "namespace": pool.namespace,
+        "endpoints": [_endpoint(e, metrics, decisions, now, told[e]) for e in endpoints],
+        "shadows": [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()],
+    }
 
 
-def _endpoint(endpoint: Endpoint, metrics: Metrics, decisions: int, now: float) -> dict[str, Any]:
+def _shadow(profile: str, series: ShadowSeries) -> dict[str, Any]:
+    """`regret_ms`: by how much a pick of its would have cost more than ours, on average."""
+    compared = series.same + series.other
+    regret = (series.dearer - series.cheaper) / compared * 1000 if compared else None
+    return {
+        "profile": profile,
+        "compared": compared,
+        "failed": series.failed,
+        "agreed": _rounded(series.same / compared if compared else None),
+        "regret_ms": _rounded(regret),
+    }
+
+
+def _endpoint(
+    endpoint: Endpoint, metrics: Metrics, decisions: int, now: float, told: dict[str, dict[str, float]]
+) -> dict[str, Any]:
     series = metrics.endpoint(endpoint)
     return {
         "name": endpoint.name,
         "address": endpoint.address,
         "labels": dict(endpoint.labels),
+        "node": endpoint.node,
         "load": _load(endpoint.load),
         "load_age_seconds": None if endpoint.load.at is None else round(max(0.0, now - endpoint.load.at), 3),
         "in_flight": series.in_flight,
         "decisions": series.decisions,
         "share": _rounded(series.decisions / decisions if decisions else None),
         "predicted_hit_rate": _rounded(series.predicted_hit_rate),
+        "plugins": told,
     }
 
 
@@ -56,8 +82,8 @@ def _load(load: Load) -> dict[str, Any] | None:
     }
 
 
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def pools_view(pools: Sequence[PoolView], metrics: Metrics, now: float) -> list[dict[str, Any]]:

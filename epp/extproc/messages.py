@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import msgspec
-from google.protobuf.message import DecodeError
 
 from epp import protocol
 from epp.errors import EppError, TooLarge
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.parsing.request import NO_HEADERS, RawRequest
 
-ProcessingRequest = pb.ProcessingRequest
+Incoming = pb.Incoming
 Mode = pb.ProcessingMode
 
 MAX_HEADERS = 1_000
@@ -30,12 +29,8 @@ SUBSET_NAMESPACE, SUBSET = protocol.SUBSET_NAMESPACE.encode(), protocol.SUBSET.e
 LB_NAMESPACE, SERVED = protocol.LB_NAMESPACE.encode(), protocol.SERVED.encode()
 
 
-def decode(message: bytes) -> pb.ProcessingRequest | None:
-    """The message, or None if it is not one. What we do not know in it is skipped."""
-    try:
-        return pb.ProcessingRequest.FromString(message)
-    except DecodeError:
-        return None
+decode = pb.Incoming.FromString
+"""The message; what we do not know in it is skipped. It and all that reads the message's parts raise DecodeError."""
 
 
 # --- what the gateway says -------------------------------------------------------------------------------------------
@@ -45,43 +40,75 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def request_headers(message: pb.ProcessingRequest, size: int) -> dict[str, str]:
+def request_headers(message: pb.Incoming, size: int) -> dict[str, str]:
     """Lower-case names, escaped values; a repeated header becomes one, joined as RFC 9110 5.3 has it.
 
     `size`: bytes of the message. Raises TooLarge.
     """
-    entries = message.request_headers.headers.headers
+    entries = message.request_headers.headers.headers[:]
     if len(entries) > MAX_HEADERS or size > MAX_HEADERS_BYTES:
         raise TooLarge(
             f"the request's headers are {size} bytes in {len(entries)} fields; "
             f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
         )
-    try:
-        found = {entry.key.decode().lower(): (entry.raw_value or entry.value).decode() for entry in entries}
-    except UnicodeDecodeError:
-        return _odd_headers(entries)
-    return found if len(found) == len(entries) else _odd_headers(entries)
+    found: dict[str, str] = {}
+    known = _known_headers.get
+    for entry in entries:
+        name, value = known(entry) or _header(entry)
+        found[name] = value
+    return found if len(found) == len(entries) else _joined(entries)
 
 
-def _odd_headers(entries: Iterable[pb.HeaderValue]) -> dict[str, str]:
-    """The same where one comes twice or is not UTF-8."""
+_known_headers: dict[bytes, tuple[str, str]] = {}
+"""Headers seen lately, by their bytes: most of a request's are the same as those of the request before."""
+KNOWN_HEADERS = 4096
+LONGEST_KNOWN = 64
+"""Bytes; longer ones, such as cookies and tokens, are one client's own."""
+
+
+def _header(entry: bytes) -> tuple[str, str]:
+    """(lower-case name, escaped value); kept for the next who asks for it."""
+    header = pb.HeaderValue.FromString(entry)
+    pair = _text(header.key).lower(), _text(header.raw_value or header.value)
+    if len(entry) <= LONGEST_KNOWN:
+        if len(_known_headers) >= KNOWN_HEADERS:
+            _known_headers.clear()
+        _known_headers[entry] = pair
+    return pair
+
+
+def _joined(entries: Iterable[bytes]) -> dict[str, str]:
+    """The same where one comes twice."""
     found: dict[str, str] = {}
     for entry in entries:
-        name = _text(entry.key).lower()
-        value = _text(entry.raw_value or entry.value)
+        name, value = _known_headers.get(entry) or _header(entry)
         if name in found:
             value = f"{found[name]}{'; ' if name == 'cookie' else ', '}{value}"
         found[name] = value
     return found
 
 
-def subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
+def modes(message: pb.Incoming) -> tuple[int, int, bool] | None:
+    """The gateway's modes for the bodies of request and answer, and whether a STREAMED request's body waits for our
+    reply to its headers; None where it does not tell.
+    """
+    return _modes(message.protocol_config) if message.HasField("protocol_config") else None
+
+
+@lru_cache(64)
+def _modes(config: bytes) -> tuple[int, int, bool]:
+    told = pb.ProtocolConfiguration.FromString(config)
+    waits = not told.send_body_without_waiting_for_header_response
+    return told.request_body_mode, told.response_body_mode, waits
+
+
+def subset(message: pb.Incoming) -> tuple[str, ...] | None:
     """The gateway's restriction: `ip:port` or bare `ip`, IPv6 with a port in brackets, bare IPv6 without them.
 
     None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches nobody: sending a
     request where the gateway may have forbidden it would be worse than a 503 that can be seen.
     """
-    hint = _metadata(message, SUBSET_NAMESPACE, SUBSET)
+    hint = _metadata(message.metadata_context, SUBSET_NAMESPACE, SUBSET)
     if hint is None:
         return None
     if hint.WhichOneof("kind") == "string_value":
@@ -91,10 +118,10 @@ def subset(message: pb.ProcessingRequest) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(address for text in texts if (address := _address(text))))
 
 
-def _metadata(message: pb.ProcessingRequest, namespace: bytes, key: bytes) -> pb.Value | None:
-    if not message.HasField("metadata_context"):
+def _metadata(context: bytes, namespace: bytes, key: bytes) -> pb.Value | None:
+    if namespace not in context:
         return None
-    for entry in reversed(message.metadata_context.filter_metadata):
+    for entry in reversed(pb.Metadata.FromString(context).filter_metadata):
         if entry.key == namespace:
             for field in reversed(entry.value.fields):
                 if field.key == key:
@@ -123,26 +150,38 @@ def _canonical(raw: bytes) -> str:
     return f"[{host}]{port}" if port else host
 
 
-def answer(message: pb.ProcessingRequest, *, body_follows: bool = True) -> tuple[int, str, str]:
+def answer(message: pb.Incoming, *, body_follows: bool = True) -> tuple[int, str, str]:
     """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty).
 
     The content type is not looked for where no body follows that it would explain.
     """
     status, content_type, found = 0, "", 0 if body_follows else 1
     for entry in message.response_headers.headers.headers:
-        key = entry.key.lower()
-        if key == b":status":
-            text = entry.raw_value or entry.value
-            status = int(text) if len(text) == 3 and text.isdigit() else 0
-        elif key == b"content-type" and body_follows:
-            content_type = _text(entry.raw_value or entry.value)
+        name, value = _known_headers.get(entry) or _header(entry)
+        if name == ":status":
+            status = int(value) if len(value) == 3 and value.isascii() and value.isdigit() else 0
+        elif name == "content-type" and body_follows:
+            content_type = value
         else:
             continue
         found += 1
         if found == 2:  # the rest is the client's business
             break
-    served = _metadata(message, LB_NAMESPACE, SERVED)
-    return status, _address(served.string_value) if served is not None else "", content_type
+    context = message.metadata_context
+    return status, _served(context) if len(context) <= LONGEST_KNOWN_METADATA else _served_of(context), content_type
+
+
+LONGEST_KNOWN_METADATA = 512
+
+
+def _served_of(context: bytes) -> str:
+    """The endpoint that served, as Envoy's metadata has it."""
+    served = _metadata(context, LB_NAMESPACE, SERVED)
+    return _address(served.string_value) if served is not None else ""
+
+
+_served = lru_cache(1024)(_served_of)
+"""The same for metadata seen lately: where it says no more, there is one for each endpoint."""
 
 
 def raw_request(
@@ -209,12 +248,22 @@ def _set(name: str, value: str) -> pb.HeaderValueOption:
     return pb.HeaderValueOption(header=header, append_action=SET)
 
 
-def answer_headers(headers: Mapping[str, str]) -> bytes:
-    """The reply to the answer's headers, with headers to add for the client."""
-    if not headers:
+def answer_headers(headers: Mapping[str, str], *, resized: bool = False) -> bytes:
+    """The reply to the answer's headers, with headers to add for the client. `resized`: its body may change."""
+    if not headers and not resized:
         return ANSWER_HEADERS
     reply = pb.ProcessingResponse()
-    reply.response_headers.response.header_mutation.set_headers.extend(_set(n, v) for n, v in headers.items())
+    mutation = reply.response_headers.response.header_mutation
+    mutation.set_headers.extend(_set(n, v) for n, v in headers.items())
+    if resized:
+        mutation.remove_headers.append("content-length")
+    return reply.SerializeToString()
+
+
+def replaced_answer(body: bytes) -> bytes:
+    """The reply to a streamed (not duplex) or buffered piece of an answer's body: these bytes instead."""
+    reply = pb.ProcessingResponse()
+    reply.response_body.response.body_mutation.body = body
     return reply.SerializeToString()
 
 

@@ -35,6 +35,8 @@ class Routed(Protocol):
     def headers(self) -> Mapping[str, str]: ...
     @property
     def body(self) -> bytes | None: ...
+    @property
+    def renamed(self) -> tuple[str, str] | None: ...
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]: ...
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None: ...
 
@@ -96,8 +98,10 @@ class Door:
         self._server.add_generic_rpc_handlers((ext_proc, health))
         self._health_server.add_generic_rpc_handlers((health,))
         tls = self._settings.credentials
-        self.ports = [_bind(self._server, address, "listen", tls) for address in self._settings.listen]
-        self.health_ports = [_bind(self._health_server, address, "health", None) for address in self._settings.health]
+        self.ports = [_bind(self._server, address, "--grpc-port", tls) for address in self._settings.listen]
+        self.health_ports = [
+            _bind(self._health_server, address, "--grpc-health-port", None) for address in self._settings.health
+        ]
         await self._server.start()
         await self._health_server.start()
 
@@ -157,7 +161,7 @@ class Door:
             async with self._route(raw) as routed:
                 self._undecided.stop(task)
                 del raw  # it may be large and the answer long
-                for message in stream.routed(routed.destination, routed.headers, routed.body):
+                for message in stream.routed(routed.destination, routed.headers, routed.body, routed.renamed):
                     await context.write(message)
                 if stream.sees_answer:
                     await self._answer(stream, routed, context)
@@ -229,11 +233,11 @@ def _log_bug(what: str, bug: Exception) -> None:
     log.error("%s: %s\n%s", what, type(bug).__qualname__, "".join(traceback.format_tb(bug.__traceback__)))
 
 
-def _bind(server: aio.Server, address: str, setting: str, tls: grpc.ServerCredentials | None) -> int:
+def _bind(server: aio.Server, address: str, flag: str, tls: grpc.ServerCredentials | None) -> int:
     try:
         return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
     except RuntimeError as error:
-        raise ConfigError(setting, f"cannot listen on {address}: is the port in use?") from error
+        raise ConfigError(flag, f"cannot listen on {address}: is the port in use?") from error
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:

@@ -18,18 +18,21 @@ we wait for it, until a timeout.
 
 Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
 a streamed or buffered one gets an empty reply per message; in the lean wiring (NONE) nothing is shown and the
-half-close of the stream is the answer's end.
+half-close of the stream is the answer's end. Where the request's model was rewritten, an answer that is shown names the
+model the client asked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from epp.errors import BadRequest, EppError, InternalError, Rejected, TooLarge
 from epp.extproc import messages
-from epp.extproc.messages import Mode, ProcessingRequest
+from epp.extproc.messages import Incoming, Mode
 from epp.parsing.request import RawRequest
+from epp.parsing.rewrite import NameBack
 
 NONE, STREAMED, FULL_DUPLEX = Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED
 BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
@@ -82,8 +85,8 @@ class Stream:
 
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_more", "_open", "_phase", "_subset", "_trailers", "_waits", "finished", "refused",
-        "too_late",
+        "_messages", "_mode", "_more", "_name", "_open", "_phase", "_subset", "_trailers", "_waits", "finished",
+        "refused", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory) -> None:
@@ -110,6 +113,7 @@ class Stream:
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
         self._ended = False  # the answer's end was seen
+        self._name: NameBack | None = None
 
     @property
     def sees_answer(self) -> bool:
@@ -120,19 +124,31 @@ class Stream:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
         if self.finished:
             return []
-        message = messages.decode(data)
-        if message is None:
+        try:
+            message = messages.decode(data)
+            if not self._known and (unfit := self._configure(message)) is not None:
+                return self._refuse(unfit)
+            receiver = _RECEIVERS.get(message.WhichOneof("request"))
+            return receiver(self, message, data) if receiver is not None else []
+        except DecodeError:
             return self._refuse(BadRequest("the gateway sent a message that is not a ProcessingRequest"))
-        if not self._known and (unfit := self._configure(message)) is not None:
-            return self._refuse(unfit)
-        receiver = _RECEIVERS.get(message.WhichOneof("request") or "")
-        return receiver(self, message, data) if receiver is not None else []
 
-    def routed(self, destination: str, headers: Mapping[str, str], body: bytes | None) -> list[bytes]:
-        """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own."""
+    def routed(
+        self,
+        destination: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        renamed: tuple[str, str] | None = None,
+    ) -> list[bytes]:
+        """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own.
+
+        `renamed`: the model's name there, and the name for it in the answer.
+        """
         if self._phase != ROUTING:
             return []
         self._phase = REPLIED
+        if renamed is not None and self.sees_answer:
+            self._name = NameBack(*renamed)
         own, forged = self._body, self._forged
         self.release()
         if self._mode in BUFFERED:
@@ -155,7 +171,7 @@ class Stream:
 
     def answered(self, headers: Mapping[str, str]) -> bytes:
         """The reply to the answer's headers: pass them on, with these added."""
-        return messages.answer_headers(headers)
+        return messages.answer_headers(headers, resized=self._name is not None)
 
     def release(self) -> None:
         """Let go of what is held. To be called when the stream ends, however it ends."""
@@ -167,22 +183,20 @@ class Stream:
 
     # --- the request ------------------------------------------------------------------------------------------------
 
-    def _configure(self, message: ProcessingRequest) -> EppError | None:
+    def _configure(self, message: Incoming) -> EppError | None:
         self._known = True
         if message.observability_mode:
             return InternalError("the gateway runs ext_proc in observability_mode, where nothing can be routed")
-        if message.HasField("protocol_config"):
-            config = message.protocol_config
-            self._mode, self._answer_mode = config.request_body_mode, config.response_body_mode
-            self._waits = not config.send_body_without_waiting_for_header_response
-            for mode in (self._mode, self._answer_mode):
+        if (modes := messages.modes(message)) is not None:
+            self._mode, self._answer_mode, self._waits = modes
+            for mode in modes[:2]:
                 if mode not in SUPPORTED:
                     return InternalError(
                         f"the gateway's body mode {mode} (GRPC is 5) is not supported: use FULL_DUPLEX_STREAMED"
                     )
         return None
 
-    def _request_headers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+    def _request_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase != HEADERS:
             return self._refuse(BadRequest("the gateway sent request headers twice or too late"))
         try:
@@ -202,26 +216,29 @@ class Stream:
             return [messages.override_to_duplex(self._answer_mode)]
         return []
 
-    def _request_body(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+    def _request_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent a request body without headers before it"))
         if self._phase != BODY:
             return []
-        chunk, end = message.request_body.body, message.request_body.end_of_stream
-        if (error := self._hold(len(chunk))) is not None:
-            return self._refuse(error)
+        piece = message.request_body
+        chunk, end = piece.body, piece.end_of_stream
         self._messages += 1
         self._open = not end
-        end = end or self._mode in BUFFERED  # with trailers to come, a whole buffered body does not end the stream
-        if not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
-            self._body = chunk
-        elif chunk:
-            if self._more is None:
-                self._more = BytesIO()
-            self._more.write(chunk)
-        return self._complete() if end else []
+        if chunk:
+            if (error := self._hold(len(chunk))) is not None:
+                return self._refuse(error)
+            if not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
+                self._body = chunk
+            else:
+                if self._more is None:
+                    self._more = BytesIO()
+                self._more.write(chunk)
+        if end or self._mode in BUFFERED:  # with trailers to come, a whole buffered body does not end the stream
+            return self._complete()
+        return []
 
-    def _request_trailers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+    def _request_trailers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent request trailers without headers before them"))
         if not self._open:
@@ -269,22 +286,30 @@ class Stream:
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
-    def _answer_headers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+    def _answer_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == REPLIED:
             return [Answered(*messages.answer(message, body_follows=self.sees_answer))]
         self._phase = ABANDONED
         self.release()
         return [messages.ANSWER_HEADERS]
 
-    def _answer_body(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
+    def _answer_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
         if self._answer_mode != FULL_DUPLEX:
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
-            return self._passing([messages.ANSWER_BODY], chunk, end)
-        return [] if self._ended else self._passing(messages.answer_chunks(chunk, end=end), chunk, end)
+            passed = chunk if self._name is None else self._name.feed(chunk, whole=True)
+            reply = messages.ANSWER_BODY if passed == chunk else messages.replaced_answer(passed)
+            return self._passing([reply], chunk, end)
+        if self._ended:
+            return []
+        passed = chunk if self._name is None else self._name.feed(chunk, whole=end)
+        replies = messages.answer_chunks(passed, end=end) if passed or end or not chunk else []
+        return self._passing(replies, chunk, end)
 
-    def _answer_trailers(self, message: ProcessingRequest, data: bytes) -> Sequence[Action]:
-        return self._passing([messages.ANSWER_TRAILERS], b"", True)
+    def _answer_trailers(self, message: Incoming, data: bytes) -> Sequence[Action]:
+        rest = b"" if self._name is None or self._answer_mode != FULL_DUPLEX else self._name.feed(b"", whole=True)
+        replies = messages.answer_chunks(rest, end=False) if rest else []
+        return self._passing([*replies, messages.ANSWER_TRAILERS], b"", True)
 
     def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
         """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
@@ -293,7 +318,7 @@ class Stream:
         return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
 
 
-_RECEIVERS: dict[str, Callable[[Stream, ProcessingRequest, bytes], Sequence[Action]]] = {
+_RECEIVERS: dict[str | None, Callable[[Stream, Incoming, bytes], Sequence[Action]]] = {
     "request_headers": Stream._request_headers,
     "request_body": Stream._request_body,
     "request_trailers": Stream._request_trailers,

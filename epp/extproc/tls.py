@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from epp.errors import ConfigError
+from epp.follow import Stamp, stamp
 from epp.telemetry.metrics import Metrics
 
 LIFETIME = timedelta(days=3650)
@@ -94,26 +95,18 @@ class _Renewals:
     def __init__(self, directory: Path, metrics: Metrics) -> None:
         self._directory = directory
         self._metrics = metrics
-        self._stamp = self._look()
+        self._seen = self._look()
 
     def __call__(self) -> Any:
-        stamp = self._look()
-        if stamp == self._stamp:
+        now = self._look()
+        if now == self._seen:
             return None
-        self._stamp = stamp
+        self._seen = now
         try:
             return _configuration(read_pair(self._directory))
         except ConfigError as error:
             self._metrics.degraded("certificate-refused", str(error))
             return None
 
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(self._directory / name) for name in ("tls.key", "tls.crt"))
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    def _look(self) -> tuple[Stamp, ...]:
+        return tuple(stamp(self._directory / name) for name in ("tls.key", "tls.crt"))

@@ -63,6 +63,7 @@ class Parser:
         request = Request(
             id=self._id(raw.headers),
             model=model,
+            asked=asked,
             api=fields.api,
             prompt=prompt,
             tokens=self._tokens(model, len(prompt)),

@@ -37,11 +37,17 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     `prompt` is the raw JSON (or text) whose *prefix* the engine's KV cache shares between requests, in the order the
     engine reads it: tools or system first, then the messages. `tokens` estimates its length in tokens.
+
+    `prompt` and `body` are there up to the pick and its `on_picked`, and empty afterwards (also for the `on_picked` of
+    a request that a retry moved): answers take long, and the prompts of all requests in flight would fill the memory.
+    What a plugin needs of them later it keeps in `notes`.
     """
 
     id: str
     model: str
     """What the endpoint is asked for, after rewrites; names a LoRA adapter too, as in vLLM."""
+    asked: str = ""
+    """What the client asked for; the same where no rewrite says otherwise."""
     api: Api = "chat"
     prompt: bytes = b""
     tokens: int = 0
@@ -59,6 +65,15 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)
     """Scratch space for what a plugin keeps between its own hooks, under a key of its own (itself, or its class)."""
+
+    def counted(self, tokens: int) -> None:
+        """The prompt's length became known: it replaces the estimate, for all who look later."""
+        msgspec.structs.force_setattr(self, "tokens", tokens)
+
+    def sent(self) -> None:
+        """It is on its way: let go of what may be large."""
+        msgspec.structs.force_setattr(self, "prompt", b"")
+        msgspec.structs.force_setattr(self, "body", b"")
 
     def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
         """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""

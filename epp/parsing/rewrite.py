@@ -1,4 +1,4 @@
-"""Another model name in a body, every other byte as it was."""
+"""Another model name in a body, every other byte as it was; and back again in the answer."""
 
 import re
 from typing import Any
@@ -43,3 +43,43 @@ def rewrite_model(body: bytes, model: str) -> bytes:
             pieces += (view[done:start], value)
             done = at
     return b"".join([*pieces, view[done:]])
+
+
+class NameBack:
+    """The model's name in an answer that passes by in pieces: for `model`, the one the client asked for.
+
+    As the reference picker does it: wherever `"model":"NAME"` stands, with one space after the colon or none, at any
+    depth, in JSON and in server-sent events alike. There whole answers are held for it; here only what may be the
+    beginning of such a place.
+    """
+
+    __slots__ = ("_held", "_new", "_place", "_starts")
+
+    def __init__(self, model: str, asked: str) -> None:
+        old, self._new = msgspec.json.encode(model), msgspec.json.encode(asked)
+        self._starts = [b'"model":' + old, b'"model": ' + old]
+        self._place = re.compile(b'("model": ?)' + re.escape(old))
+        self._held = b""
+
+    def feed(self, piece: bytes, *, whole: bool) -> bytes:
+        """What to pass on for the next piece. `whole`: hold nothing back; no more comes, or cannot be waited for."""
+        data = self._held + piece
+        passed: list[bytes] = []
+        done = 0
+        for found in self._place.finditer(data):
+            passed += (data[done : found.start()], found[1], self._new)
+            done = found.end()
+        held = 0 if whole else max(_overlap(data, done, start) for start in self._starts)
+        cut = len(data) - held
+        self._held = data[cut:]
+        return b"".join((*passed, data[done:cut]))
+
+
+def _overlap(data: bytes, done: int, start: bytes) -> int:
+    """Length of the longest end of `data`, from `done` on, that is a beginning of `start`, but not all of it."""
+    at = data.find(b'"', max(done, len(data) - len(start) + 1))
+    while at >= 0:
+        if start.startswith(data[at:]):
+            return len(data) - at
+        at = data.find(b'"', at + 1)
+    return 0

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from epp import __version__
-from epp.telemetry.series import EndpointSeries, Histogram, ModelSeries
+from epp.telemetry.series import EndpointSeries, Histogram, KvEventFigures, ModelSeries, ShadowSeries
 from epp.telemetry.table import FAMILIES, MAX_MODELS, OVERHEAD, SHARE, Family
 
 log = logging.getLogger("warmpath")
@@ -30,6 +30,8 @@ LONGEST_MODEL = 128
 Rows = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
 Statistics = Callable[[], Mapping[str, Mapping[str, float]]]
 """Name of a plugin -> name of a figure -> value."""
+EndpointStatistics = Callable[[], Mapping[str, Mapping[Any, Mapping[str, float]]]]
+"""Name of a plugin -> endpoint -> name of a figure -> value."""
 
 
 class _Load(Protocol):
@@ -72,12 +74,18 @@ class Metrics:
         self._clock = clock
         self._pools: list[_Pool] = []
         self._sources: list[tuple[str, Statistics]] = []
+        self._endpoint_sources: dict[str, EndpointStatistics] = {}
+        self._kv_events: list[tuple[str, Callable[[], KvEventFigures | None]]] = []
         self._models: dict[str, ModelSeries] = {}
         self._endpoints: WeakKeyDictionary[Any, EndpointSeries] = WeakKeyDictionary()
+        self._shadows: dict[tuple[str, str], ShadowSeries] = {}
+        """(pool, profile) -> what that profile would have done."""
         self._decision = Histogram(OVERHEAD)
         self._hit_ratio = Histogram(SHARE)
         self._refused: dict[tuple[int, str], int] = {}
         self._degraded: dict[str, int] = {}
+        self._lasting: dict[str, bool] = {}
+        """Reason of a degradation that has an end -> whether it goes on."""
         self._logged: dict[str, tuple[float, int]] = {}
         """Reason -> when it was last logged, and how often it was counted and not logged since."""
         self.registry.register(_Exported(self))
@@ -92,6 +100,14 @@ class Metrics:
     def add_source(self, statistics: Statistics, pool: str = "") -> None:
         """Show what this returns at scrape time, such as `Scheduler.statistics` of a pool."""
         self._sources.append((pool, statistics))
+
+    def add_endpoint_source(self, statistics: EndpointStatistics, pool: str) -> None:
+        """Show what this returns at scrape time of the endpoints in `pool`."""
+        self._endpoint_sources[pool] = statistics
+
+    def add_kv_events(self, pool: str, figures: Callable[[], KvEventFigures | None]) -> None:
+        """Show what this returns at scrape time; None: the pool's configuration has no use for KV events."""
+        self._kv_events.append((pool, figures))
 
     # --- one request
 
@@ -160,9 +176,14 @@ class Metrics:
         """A request got its answer from us. `reason` is from a small fixed set: a drop reason or an error's kind."""
         self._refused[status, reason] = self._refused.get((status, reason), 0) + 1
 
-    def degraded(self, reason: str, detail: str = "") -> None:
-        """Count a degradation and log it, at most once a minute. `reason` is a fixed word; `detail` is only logged."""
+    def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        """Count a degradation and log it, at most once a minute. `reason` is a fixed word; `detail` is only logged.
+
+        `lasting`: it goes on until `recovered` is called, and `warmpath_degraded_now` says so.
+        """
         self._degraded[reason] = self._degraded.get(reason, 0) + 1
+        if lasting:
+            self._lasting[reason] = True
         now = self._clock()
         said = self._logged.get(reason)
         if said is not None and now - said[0] < QUIET_S:
@@ -172,7 +193,28 @@ class Metrics:
         more = f" (and {said[1]} more since this was last logged)" if said is not None and said[1] else ""
         log.warning("degraded: %s%s%s", reason, f": {detail[:500]}" if detail else "", more)
 
+    def shadow_compared(self, pool: str, profile: str, agreed: bool, regret: float, failed: bool) -> None:
+        """The shadow profile picked for a request too; its pick would have cost `regret` seconds more."""
+        series = self._shadows.setdefault((pool, profile), ShadowSeries())
+        if failed:
+            series.failed += 1
+            return
+        series.same += agreed
+        series.other += not agreed
+        series.dearer += max(0.0, regret)
+        series.cheaper += max(0.0, -regret)
+
+    def recovered(self, reason: str) -> None:
+        """A lasting degradation is over; of one that was not there nothing is said."""
+        if self._lasting.get(reason):
+            self._lasting[reason] = False
+            log.info("recovered: %s", reason)
+
     # --- figures
+
+    def shadows(self, pool: str) -> dict[str, ShadowSeries]:
+        """Every shadow profile this pool had since the start."""
+        return {profile: series for (of, profile), series in self._shadows.items() if of == pool}
 
     def endpoint(self, endpoint: _Endpoint) -> EndpointSeries:
         """What was counted for this endpoint; forgotten with the object."""
@@ -180,6 +222,16 @@ class Metrics:
         if series is None:
             series = self._endpoints[endpoint] = EndpointSeries()
         return series
+
+    def endpoint_statistics(self, pool: _Pool) -> dict[Any, dict[str, dict[str, float]]]:
+        """What plugins tell of each endpoint in the pool: endpoint -> plugin -> figure -> value."""
+        found: dict[Any, dict[str, dict[str, float]]] = {endpoint: {} for endpoint in pool.endpoints}
+        source = self._endpoint_sources.get(pool.name)
+        for plugin, figures in (source() if source is not None else {}).items():
+            for endpoint, values in figures.items():
+                if endpoint in found:
+                    found[endpoint][plugin] = self._numbers(plugin, values)
+        return found
 
     def rows(self, name: str) -> Rows:
         """The rows of a family of `FAMILIES` as they stand: label values and a number or a histogram."""
@@ -244,14 +296,39 @@ class Metrics:
             sum(count for (status, _), count in self._refused.items() if status in (429, 503)),
         )
 
+    def _of_kv_events(self, of: Callable[[KvEventFigures], Rows]) -> Rows:
+        for pool, source in self._kv_events:
+            if (figures := source()) is not None:
+                for labels, value in of(figures):
+                    yield (pool, *labels), value
+
     def _statistics(self) -> Rows:
         for pool, source in self._sources:
             for plugin, figures in source().items():
-                for name, value in figures.items():
-                    if isinstance(value, int | float):
-                        yield (pool, plugin, name), value
-                    else:  # a user's plugin must not cost us the page
-                        self.degraded("statistic-no-number", f"{plugin}: {name} is a {type(value).__name__}")
+                for name, value in self._numbers(plugin, figures).items():
+                    yield (pool, plugin, name), value
+
+    def _shadow_picks(self) -> Rows:
+        for (pool, profile), series in self._shadows.items():
+            for outcome in ("same", "other", "failed"):
+                yield (pool, profile, outcome), getattr(series, outcome)
+
+    def _of_plugins_and_endpoints(self) -> Rows:
+        for pool in self._pools:
+            for endpoint, told in self.endpoint_statistics(pool).items():
+                for plugin, figures in told.items():
+                    for name, value in figures.items():
+                        yield (pool.name, plugin, endpoint.name, name), value
+
+    def _numbers(self, plugin: str, figures: Mapping[str, float]) -> dict[str, float]:
+        """Those that are numbers: a user's plugin must not cost us the page."""
+        numbers = {}
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                numbers[name] = value
+            else:
+                self.degraded("statistic-no-number", f"{plugin}: {name} is a {type(value).__name__}")
+        return numbers
 
 
 _ROWS: dict[str, Callable[[Metrics], Rows]] = {
@@ -280,6 +357,12 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_endpoint_running": lambda m: m._of_loads(lambda load: load.running),
     "warmpath_endpoint_kv_usage": lambda m: m._of_loads(lambda load: load.kv_usage),
     "warmpath_endpoint_load_age_seconds": lambda m: m._of_loads(m._load_age),
+    "warmpath_endpoint_kv_events": lambda m: m._of_kv_events(lambda f: [((e[0], e[1]), 1) for e in f.endpoints]),
+    "warmpath_endpoint_kv_events_lag_seconds": lambda m: m._of_kv_events(
+        lambda f: [((name,), lag) for name, _, lag, _ in f.endpoints if lag is not None]
+    ),
+    "warmpath_endpoint_prefix_trust": lambda m: m._of_kv_events(lambda f: [((e[0],), e[3]) for e in f.endpoints]),
+    "warmpath_kv_events_total": lambda m: m._of_kv_events(lambda f: [((o,), n) for o, n in f.counts.items()]),
     "warmpath_endpoints": lambda m: [((pool.name,), len(pool.endpoints)) for pool in m._pools],
     "inference_pool_average_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, fmean),
     "llm_d_epp_std_dev_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, pstdev),
@@ -288,7 +371,12 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "inference_pool_average_running_requests": lambda m: m._of_pools(lambda load: load.running, fmean),
     "llm_d_epp_std_dev_running_requests": lambda m: m._of_pools(lambda load: load.running, pstdev),
     "warmpath_plugin_statistic": Metrics._statistics,
+    "warmpath_plugin_endpoint_statistic": Metrics._of_plugins_and_endpoints,
+    "warmpath_shadow_picks_total": Metrics._shadow_picks,
+    "warmpath_shadow_dearer_seconds_total": lambda m: [(key, series.dearer) for key, series in m._shadows.items()],
+    "warmpath_shadow_cheaper_seconds_total": lambda m: [(key, series.cheaper) for key, series in m._shadows.items()],
     "warmpath_degraded_total": lambda m: [((reason,), count) for reason, count in m._degraded.items()],
+    "warmpath_degraded_now": lambda m: [((reason,), float(on)) for reason, on in m._lasting.items()],
     "warmpath_info": lambda m: [((__version__,), 1)],
 }
 

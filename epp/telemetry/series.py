@@ -5,7 +5,9 @@
 """
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from epp.telemetry import table
 
@@ -30,6 +32,15 @@ class Histogram:
         return list(zip(names, (float(count) for count in accumulate(self.counts)), strict=True))
 
 
+class KvEventFigures(NamedTuple):
+    """What a pool's KV events come to, when a scrape asks."""
+
+    endpoints: Sequence[tuple[str, str, float | None, float]]
+    """Name, state, lag in seconds (None: nothing heard yet), trust 0..1."""
+    counts: Mapping[str, int]
+    """Outcome -> blocks or events."""
+
+
 class ModelSeries:
     """What is counted per model."""
 
@@ -46,6 +57,19 @@ class ModelSeries:
         self.prompt = Histogram(table.TOKENS)
         self.completion = Histogram(table.TOKENS)
         self.cached = Histogram(table.TOKENS)
+
+
+class ShadowSeries:
+    """What a shadow profile would have done, and by how many seconds its picks were dearer or cheaper."""
+
+    __slots__ = ("cheaper", "dearer", "failed", "other", "same")
+
+    def __init__(self) -> None:
+        self.same = 0
+        self.other = 0
+        self.failed = 0
+        self.dearer = 0.0
+        self.cheaper = 0.0
 
 
 class EndpointSeries:

@@ -245,6 +245,33 @@ FAMILIES: tuple[Family, ...] = (
         "Age of the last successful scrape; absent before the first",
         ENDPOINT,
     ),
+    # --- KV events, where a precise prefix producer is configured
+    Family(
+        "warmpath_endpoint_kv_events",
+        "gauge",
+        "1 for the state an endpoint's KV events are in: off (it publishes none), connecting, replaying, live, lost",
+        (*ENDPOINT, "state"),
+    ),
+    Family(
+        "warmpath_endpoint_kv_events_lag_seconds",
+        "gauge",
+        "From the engine's timestamp of its last batch of events to our having it; two clocks, so it shows their "
+        "difference too; absent before the first",
+        ENDPOINT,
+    ),
+    Family(
+        "warmpath_endpoint_prefix_trust",
+        "gauge",
+        "Share of the predicted cached tokens that turn out to be cached, 0..1, as matches are discounted by it",
+        ENDPOINT,
+    ),
+    Family(
+        "warmpath_kv_events_total",
+        "counter",
+        "Blocks stored and removed and caches cleared by KV events; events that were malformed, ignored (kinds of "
+        "cache and media that do not count) or unresolved (built upon unknown blocks)",
+        ("pool", "outcome"),
+    ),
     # --- pools
     Family(
         "warmpath_endpoints",
@@ -264,9 +291,40 @@ FAMILIES: tuple[Family, ...] = (
         ("pool", "plugin", "statistic"),
     ),
     Family(
+        "warmpath_plugin_endpoint_statistic",
+        "gauge",
+        "What plugins tell about single endpoints (`Plugin.endpoint_statistics`), learned speeds among it",
+        ("pool", "plugin", "endpoint", "statistic"),
+    ),
+    # --- the shadow profile, where a configuration has one
+    Family(
+        "warmpath_shadow_picks_total",
+        "counter",
+        "Requests the shadow profile picked for as well: `same` endpoint (or as good by its score), `other`, `failed`",
+        ("pool", "profile", "outcome"),
+    ),
+    Family(
+        "warmpath_shadow_dearer_seconds_total",
+        "counter",
+        "Estimated seconds by which its picks would have cost more than those made, where they would",
+        ("pool", "profile"),
+    ),
+    Family(
+        "warmpath_shadow_cheaper_seconds_total",
+        "counter",
+        "Estimated seconds by which its picks would have cost less than those made, where they would",
+        ("pool", "profile"),
+    ),
+    Family(
         "warmpath_degraded_total",
         "counter",
         "Times something worked less well than it should, by reason",
+        ("reason",),
+    ),
+    Family(
+        "warmpath_degraded_now",
+        "gauge",
+        "1 while it goes on and 0 after it, of degradations that have an end: the API server away, readers not checked",
         ("reason",),
     ),
     Family(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +16,9 @@ import pytest
 
 from epp.app import Settings, serve
 from epp.errors import ConfigError
-from laptop.ports import free_ports
+from laptop.ports import free_ports, is_free
 from tests.support import ext_proc
+from tests.support.api_server import FakeApiServer, use
 from tests.support.chain import eventually
 from tests.support.ext_proc_door import Gateway
 
@@ -63,8 +65,18 @@ async def test_a_port_in_use_is_told_by_its_number(settings: Settings, which: st
         port = server.getsockname()[1]
         taken: Any = {which: (0, port) if which == "grpc_port" else port}
         told = await refusal(replace(settings, **taken))
+    assert told.startswith(f"--{which.replace('_', '-')}: ")
     assert f"127.0.0.1:{port}" in told
     assert "in use" in told
+
+
+@pytest.mark.skipif(not is_free(0, "::1"), reason="no IPv6 on this machine")
+@pytest.mark.parametrize("which", ["grpc_port", "grpc_health_port"])
+async def test_an_ipv6_address_is_told_in_brackets(settings: Settings, which: str) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        taken: Any = {which: (0, port) if which == "grpc_port" else port}
+        assert f"cannot listen on [::1]:{port}" in await refusal(replace(settings, host="::1", **taken))
 
 
 async def test_pools_with_one_port_need_flags(settings: Settings) -> None:
@@ -110,10 +122,10 @@ class Process:
         self.metrics = metrics
         self.log = log
 
-    async def get(self, path: str) -> tuple[int, str]:
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
         """Status and text; 0 while nobody listens."""
         try:
-            async with aiohttp.request("GET", f"http://127.0.0.1:{self.metrics}{path}") as answer:
+            async with aiohttp.request("GET", f"http://127.0.0.1:{self.metrics}{path}", headers=headers) as answer:
                 return answer.status, await answer.text()
         except aiohttp.ClientError:
             return 0, ""
@@ -169,6 +181,60 @@ async def test_each_pool_has_its_port(settings: Settings, tmp_path: Path) -> Non
     assert [line["address"] for line in lines] == ["10.0.0.1:8000", "10.0.0.2:8000"]
 
 
+SHADOW = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: expected-ttft}, {type: queue-scorer}]
+schedulingProfiles:
+- {name: main, plugins: [{pluginRef: expected-ttft}]}
+- {name: new, plugins: [{pluginRef: queue-scorer}]}
+"""
+
+
+async def test_a_shadow_comes_with_a_changed_file_and_is_told_of(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(SHADOW.replace("- {name: new", "# {name: new"))
+    async with serving(settings, tmp_path, "--config", str(file)) as process:
+        file.write_text(SHADOW + "shadow: {profile: new, sample: 1}\n")
+        await eventually(lambda: process.get("/config"), lambda seen: "shadow new" in seen[1])
+        async with Gateway(process.grpc[0]) as gateway:
+            stream = gateway.stream()
+            await stream.write(ext_proc.request_headers())
+            await stream.write(ext_proc.request_body(REQUEST, end=True))
+            await stream.said()
+            await stream.rest()
+        _, text = await process.get("/decisions")
+        assert json.loads(text)["decisions"][0]["shadow"]["profile"] == "new"
+        _, metrics = await process.get("/metrics")
+        assert 'warmpath_shadow_picks_total{outcome="same",pool="one",profile="new"} 1.0' in metrics
+        assert "Shadow profile new: of 1 picks" in (await process.get("/"))[1]
+        file.write_text(SHADOW + "shadow: {profile: now}\n")
+        told = "shadow.profile: no profile is called 'now'; did you mean 'new'?"
+        await eventually(lambda: asyncio.to_thread(process.log.read_text), lambda log: told in log)
+        assert "shadow new" in (await process.get("/config"))[1]
+
+
+async def test_pools_of_one_name_are_told_apart_by_their_namespace(settings: Settings, tmp_path: Path) -> None:
+    two = POOLS.replace("metadata: {name: one}", "metadata: {name: same, namespace: left}")
+    pods = "endpoints:\n" + "".join(
+        f"- {{name: {name}, namespace: {side}, address: 10.0.0.{n}, port: 8000, labels: {{app: {app}}}}}\n"
+        for n, (name, side, app) in enumerate((("a", "left", "one"), ("b", "right", "two")), 1)
+    )
+    text = two.replace("metadata: {name: two}", "metadata: {name: same, namespace: right}")
+    settings.endpoints[0].write_text(text.partition("endpoints:")[0] + pods)
+    async with serving(settings, tmp_path) as process:
+        for port in process.grpc:
+            async with Gateway(port) as gateway:
+                stream = gateway.stream()
+                await stream.write(ext_proc.request_headers())
+                await stream.write(ext_proc.request_body(REQUEST, end=True))
+                await stream.said()
+                await stream.rest()
+        decisions = json.loads((await process.get("/decisions"))[1])["decisions"]
+        shown = [(each["namespace"], each["pool"], each["address"]) for each in decisions]
+        assert shown == [("right", "same", "10.0.0.2:8000"), ("left", "same", "10.0.0.1:8000")]
+
+
 async def test_a_drain_has_an_end(settings: Settings, tmp_path: Path) -> None:
     flags = ("--drain-timeout", "0.1")
     async with serving(settings, tmp_path, *flags) as process, Gateway(process.grpc[0]) as gateway:
@@ -197,5 +263,75 @@ async def test_a_certificate_needs_tls(settings: Settings, tmp_path: Path) -> No
     assert told == "--cert-path: expected with --secure-serving=true only"
 
 
+async def test_tokenizer_files_that_are_not_there_are_told_at_start(settings: Settings, tmp_path: Path) -> None:
+    told = await refusal(replace(settings, tokenizer=(f"org/m={tmp_path / 'm'}",)))
+    assert (
+        told
+        == f"--tokenizer org/m: {tmp_path / 'm'}: expected a directory with tokenizer.json and tokenizer_config.json"
+    )
+
+
 async def test_of_files_one_pool_or_all(settings: Settings) -> None:
     assert "--pool-name: given several times" in await refusal(replace(settings, pool_name=("one", "two")))
+
+
+async def test_the_second_door_may_speak_tls(settings: Settings, tmp_path: Path) -> None:
+    told = await refusal(replace(settings, metrics_client_ca_file=tmp_path))
+    assert told == "--metrics-client-ca-file: expected with --metrics-cert-dir only"
+    assert (await refusal(replace(settings, metrics_cert_dir=tmp_path))).startswith(
+        "--metrics-cert-dir: expected tls.crt"
+    )
+
+
+async def test_flags_without_effect_are_told_once(settings: Settings, tmp_path: Path) -> None:
+    async with serving(settings, tmp_path, "--ha-enable-leader-election", "-v=4", "-health-checking") as process:
+        lines = process.log.read_text().splitlines()
+    told = [line for line in lines if "without effect" in line]
+    assert len(told) == 1
+    assert told[0].endswith(
+        "given and without effect: --ha-enable-leader-election: every replica is active, none leads"
+    )
+
+
+async def test_a_configuration_may_be_given_as_text(settings: Settings, tmp_path: Path) -> None:
+    text = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n"
+    async with serving(settings, tmp_path, "--config-text", text) as process:
+        assert "queue-scorer" in (await process.get("/config"))[1]
+    assert "--config-text" in await refusal(replace(settings, config_text="plugins: 7"))
+
+
+async def test_the_cipher_suites_of_tls_1_2_can_be_chosen(settings: Settings, tmp_path: Path) -> None:
+    def client(suite: str) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(suite)
+        context.set_alpn_protocols(["h2"])
+        return context
+
+    flags = ("--secure-serving", "--tls-min-version=VersionTLS12")
+    suites = "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"
+    async with serving(settings, tmp_path, *flags, suites) as process:
+        port = process.grpc[0]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client("ECDHE-ECDSA-AES256-GCM-SHA384"))
+        writer.close()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", port, ssl=client("ECDHE-ECDSA-AES128-GCM-SHA256"))
+
+
+async def test_in_kubernetes_readers_need_a_token_and_with_files_only_if_asked(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(settings, tmp_path) as process:
+        assert (await process.get("/metrics"))[0] == 200
+    fake = FakeApiServer()
+    fake.tokens["t"] = "ann"
+    async with fake.running():
+        use(fake.host, tmp_path, monkeypatch)
+        async with serving(settings, tmp_path, "--metrics-endpoint-auth") as process:
+            assert [(await process.get(path))[0] for path in ("/metrics", "/decisions", "/ready")] == [401, 401, 200]
+            told = await process.get("/metrics", Authorization="Bearer t")
+            assert told[0] == 403
+            fake.rights.add(("ann", "/decisions"))
+            assert (await process.get("/decisions", Authorization="Bearer t"))[0] == 200

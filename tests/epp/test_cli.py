@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 import epp.app
 import laptop.up
 from epp.cli import STRATEGIES, warmpath
 from epp.errors import ConfigError
+from epp.loader import DEFAULT_STRATEGY, strategies
 
 GOOD = """
 apiVersion: llm-d.ai/v1
@@ -20,9 +20,6 @@ schedulingProfiles:
 - name: default
   plugins: [{pluginRef: queue-scorer, weight: 2}, {pluginRef: max-score-picker}]
 """
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def call(*arguments: object) -> Result:
@@ -81,6 +78,11 @@ def test_check_prints_the_pipeline(config: Path) -> None:
     assert told.exit_code == 0
     assert "scorer, weight 2: queue-scorer" in told.output
     assert "picker max-score-picker" in told.output
+
+
+def test_the_strategies_offered_are_those_there_are() -> None:
+    assert sorted(STRATEGIES) == strategies()
+    assert STRATEGIES[0] == DEFAULT_STRATEGY == epp.app.Settings.strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -153,10 +155,10 @@ def test_without_flags_settings_are_the_defaults(config: Path, settings: list[ep
         (("--strategy", "sesion"), "'sesion' is not one of"),
         (("--config", "gone.yaml"), "'gone.yaml' does not exist"),
         (("--grpc-port", "70000"), "not in the range 0<=x<=65535"),
-        (("--refresh-metrics-interval", "0"), "not in the range x>0"),
+        (("--refresh-metrics-interval", "0"), "0 is too short; expected more than 0 s"),
         (("--fallbacks", "-1"), "not in the range x>=0"),
         (("--max-body", "0"), "not in the range 1<=x<=1024"),
-        (("--drain-timeout", "-1"), "not in the range x>=0"),
+        (("--drain-timeout", "-1"), "'-1' is no duration"),
         (("--grpc-prt", "1"), "Did you mean one of"),
     ],
 )
@@ -203,13 +205,3 @@ def test_what_ends_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laptop.up, "run", run)
     told = call("up")
     assert (told.exit_code, told.stderr) == (1, "Error: no Envoy found\n")
-
-
-@pytest.mark.parametrize("overlay", ["deployment"])
-def test_the_flags_of_the_shipped_deployment_are_ours(overlay: str) -> None:
-    [deployment] = yaml.safe_load_all((ROOT / "manifests" / "base" / f"{overlay}.yaml").read_text())
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    command, *flags = container["args"]
-    given = {flag.partition("=")[0] for flag in flags} | {"--cert-path", "--endpoint-selector", "--fallbacks"}
-    options = {name for option in epp.cli.warmpath.commands[command].params for name in option.opts}
-    assert given <= options

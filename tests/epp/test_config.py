@@ -84,6 +84,12 @@ def test_sections_that_load(version: str, body: str) -> None:
             "saturationDetector: {pluginRef: a}\nflowControl: {saturationDetector: {pluginRef: b}}",
             "saturationDetector: flowControl.saturationDetector says it too",
         ),
+        ("shadow: {sample: 0.5}", "shadow.profile: missing"),
+        ("shadow: {profile: a, sample: 0}", "sample: expected more than 0 and at most 1, got 0.0"),
+        ("shadow: {profile: a, sample: 2}", "sample: expected more than 0 and at most 1, got 2.0"),
+        ("shadow: {profile: a, sample: often}", "shadow.sample: expected a number, got 'often'"),
+        ("shadow: {profil: a}", "shadow.profil: unknown; did you mean 'profile'?"),
+        ("shadow: new", "shadow: expected"),
         ("schedulingProfile: []", "schedulingProfile: unknown; did you mean 'schedulingProfiles'?"),
         ("schedulingProfiles: [{plugins: []}]", "schedulingProfiles[0].name: missing"),
         (

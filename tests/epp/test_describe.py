@@ -30,5 +30,26 @@ hooks         plugin watching (tests.support.plugins.Watching)
 not used      plugin queue-scorer"""
 
 
+SHADOW = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: expected-ttft}, {type: queue-scorer}]
+schedulingProfiles:
+- {name: main, plugins: [{pluginRef: expected-ttft}]}
+- {name: new, plugins: [{pluginRef: queue-scorer}]}
+shadow: {profile: new, sample: 0.5}
+"""
+
+
+def test_a_shadow_in_words() -> None:
+    text = SHADOW
+    lines = [line for line in describe(loaded(text)).splitlines() if line.startswith("shadow new")]
+    assert lines == [
+        "shadow new    picks for 0.5 of the requests, priced by expected-ttft",
+        "shadow new    scorer, weight 1: queue-scorer",
+        "shadow new    picker new-picker (max-score-picker) maxNumOfEndpoints=1  [added: profile new has no picker]",
+    ]
+
+
 def test_a_pipeline_in_words() -> None:
     assert describe(loaded(CONFIG)) == EXPECTED

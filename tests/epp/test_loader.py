@@ -76,7 +76,7 @@ def test_strategies_load(name: str) -> None:
 
 
 def test_strategies_by_name() -> None:
-    assert loader.strategies() == ["least-load", "prefix-aware", "round-robin", "session"]
+    assert loader.strategies() == ["kv-aware", "least-load", "prefix-aware", "round-robin", "session"]
     assert loader.DEFAULT_STRATEGY in loader.strategies()
     with pytest.raises(ConfigError, match=r"strategy: expected one of .*, got 'sessions'; did you mean 'session'"):
         loader.strategy_text("sessions")
@@ -182,6 +182,34 @@ def test_a_dataclass_that_cannot_be_hashed_is_a_plugin_like_any_other() -> None:
     assert isinstance(loaded(text).profiles["default"].scorers[0][0], Required)
 
 
+def test_a_shadow_is_a_profile_that_takes_no_other_part() -> None:
+    text = config("All Warm", "a: All, b: Warm", "shadow: {profile: b, sample: 0.25}")
+    pipeline = loaded(text)
+    assert list(pipeline.profiles) == ["a"]
+    shadow = pipeline.shadow
+    assert shadow is not None
+    assert (shadow.profile.name, shadow.sample) == ("b", 0.25)
+    assert shadow.profile.picker is not pipeline.profiles["a"].picker
+    assert {shadow.cost, shadow.profile.picker, *(s for s, _ in shadow.profile.scorers)} <= set(pipeline.plugins)
+    assert pipeline.unused == ()
+
+
+def test_a_shadow_is_priced_by_the_configurations_own_cost() -> None:
+    text = config("expected-ttft Warm", "a: expected-ttft, b: Warm", "shadow: {profile: b}")
+    pipeline = loaded(text)
+    assert pipeline.shadow is not None
+    assert pipeline.shadow.cost is pipeline.profiles["a"].scorers[0][0]
+
+
+def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
+    before = loaded(config("All Warm", "a: All, b: Warm", "shadow: {profile: b}"))
+    after = loaded(config("All Warm", "a: All, b: Warm", "shadow: {profile: b, sample: 1}"), before)
+    without = loaded(config("All Warm", "a: All"), after)
+    assert after.plugins == before.plugins
+    assert without.shadow is None
+    assert set(without.plugins) < set(before.plugins)
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +245,16 @@ def test_a_dataclass_that_cannot_be_hashed_is_a_plugin_like_any_other() -> None:
         ("OwnMatch Couple", "", "", "plugins[1]: Couple and OwnMatch both produce PrefixMatch"),
         ("OwnMatch approx-cache-room-producer", "", "", "ApproximateCacheRoom works only with ApproximatePrefixCache"),
         ("Circular Station", "", "", "these need each other's signals: Circular, Station"),
+        ("All", "a: All, b: All", "shadow: {profile: c}", "shadow.profile: no profile is called 'c'"),
+        ("All", "first: All, b: All", "shadow: {profile: frist}", "did you mean 'first'"),
+        ("All", "a: All", "shadow: {profile: a}", "shadow.profile: 'a' is the only profile; expected one beside"),
+        (
+            "First",
+            "a: First, b: First",
+            "shadow: {profile: b}",
+            "shadow.profile: 'b' has the same picker as profile a; expected one of its own",
+        ),
+        ("All", "a: All, b: All, c: All", "shadow: {profile: c}", "schedulingProfiles: a, b: several need a profile"),
         ("All", "", "saturationDetector: {pluginRef: All}", "saturationDetector.pluginRef: 'All' is no saturation"),
         (
             "All",

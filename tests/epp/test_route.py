@@ -1,9 +1,13 @@
+import asyncio
+import tracemalloc
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 
 import pytest
 
+from epp import route
 from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
 from epp.flow.admission import Admission
 from epp.flow.saturation import ConcurrencyDetector
@@ -110,6 +114,47 @@ class House:
 def chat(*, body: bytes = CHAT, subset: tuple[str, ...] | None = None, **headers: str) -> RawRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return RawRequest("POST", "/v1/chat/completions", named, body, subset, sees_answer=True)
+
+
+def unloaded() -> House:
+    house = House()
+    house.pool = house.router.pool = Pool("p", random=Random(1))
+    house.router.parser = Parser(house.pool, lambda model, size: size // 4, lambda: "made-up")
+    return house
+
+
+async def test_a_request_that_comes_before_the_pool_waits_for_it() -> None:
+    house = unloaded()
+    rewrites = (Rewrite(("m",), (Target("n"),)),)
+
+    async def ask() -> tuple[str, bytes | None]:
+        async with house.router.route(chat()) as routed:
+            return routed.destination, routed.body
+
+    asking = asyncio.ensure_future(ask())
+    await asyncio.sleep(0)
+    assert not asking.done()
+    house.pool.apply(PoolState("p", endpoints=(pod("a", address=A),), rewrites=rewrites))
+    destination, body = await asking
+    assert destination == A
+    assert body == CHAT.replace(b'"m"', b'"n"')
+
+
+async def test_a_pool_that_does_not_come_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "NEW_POOL_SECONDS", 0.01)
+    error = await unloaded().refusal(chat())
+    assert (error.status, str(error)) == (503, "pool default/p is not loaded yet")
+
+
+async def test_a_pool_that_went_is_not_waited_for() -> None:
+    house = House()
+    house.pool.replace([])
+    house.pool.ready = False
+    asking = asyncio.ensure_future(house.refusal(chat()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert asking.done()
+    assert asking.result().status == 503
 
 
 async def test_a_request_is_decided_watched_and_finished_once() -> None:
@@ -230,6 +275,45 @@ async def test_a_rewritten_model_makes_another_body() -> None:
     async with house.router.route(chat()) as routed:
         assert routed.body == CHAT.replace(b'"m"', b'"tuned"')
         assert routed.decision.request.model == "tuned"
+        assert routed.renamed == ("tuned", "m")
+    async with House().router.route(chat()) as routed:
+        assert routed.renamed is None
+
+
+async def test_the_gateways_subset_may_be_left_aside() -> None:
+    house = House()
+    assert isinstance(await house.refusal(chat(subset=())), NoEndpoint)
+    house.router.honour_subset = False
+    async with house.router.route(chat(subset=())) as routed:
+        assert routed.destination == A
+
+
+@dataclass(eq=False)
+class Reader(Plugin):
+    """How much of the prompt and the body is there at each hook."""
+
+    seen: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.seen.append(("picked", len(request.prompt), len(request.body)))
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.seen.append(("finished", len(request.prompt), len(request.body)))
+
+
+async def test_the_prompt_is_let_go_once_the_request_is_on_its_way() -> None:
+    house, reader = House(), Reader()
+    house.router.scheduler = scheduler(picker=RoundRobinPicker(), others=[reader])
+    large = CHAT.replace(b"hello", b"x" * 1_000_000)
+    tracemalloc.start()
+    async with AsyncExitStack() as waiting:
+        for _ in range(10):
+            await waiting.enter_async_context(house.router.route(chat(body=bytes(bytearray(large)))))
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert held < len(large)
+    prompt = len(b'[{"role": "user", "content": "hello"}]') - 5 + 1_000_000
+    assert sorted(set(reader.seen)) == [("finished", 0, 0), ("picked", prompt, len(large))]
 
 
 async def test_candidates_are_those_after_the_wait() -> None:

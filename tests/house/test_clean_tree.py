@@ -1,4 +1,4 @@
-"""Nothing in the tree names a machine, or a package registry."""
+"""Nothing in the tree names a machine, or a package registry, or is half merged."""
 
 import re
 import subprocess
@@ -17,6 +17,7 @@ FORBIDDEN = re.compile(
             r"crates" + r"\.io/",
             r"(?<![\w.])/wo" + r"rk/[a-z.]",
             r"(?<![\w.])/ro" + r"ot/[a-z.]",
+            r"^(?:<{7}|>{7}) ",
         )
     )
 )
@@ -27,7 +28,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listed.decode().split("\0") if name]
 
 
-def test_no_registry_host_and_no_machine_path_is_committed() -> None:
+def test_no_registry_host_no_machine_path_and_no_half_merge_is_committed() -> None:
     found = []
     for path in tracked():
         if not path.is_file():

@@ -18,8 +18,8 @@ from laptop.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
-    r"(?:<!-- background: until (?P<until>\S+) -->\n)?```(?P<language>bash|python|yaml)(?: file=(?P<file>\S+))?\n"
-    r"(?P<text>.*?)```",
+    r"(?:<!-- (?:background: until (?P<until>\S+)|(?P<elsewhere>cluster)) -->\n)?"
+    r"```(?P<language>bash|python|yaml)(?: file=(?P<file>\S+))?\n(?P<text>.*?)```",
     re.DOTALL,
 )
 START_SECONDS = 120.0
@@ -34,7 +34,9 @@ class Block:
 
 
 def blocks(markdown: str) -> list[Block]:
-    return [Block(m["language"], m["text"], m["file"], m["until"]) for m in BLOCK.finditer(markdown)]
+    """Those for a cluster are left to tests/e2e."""
+    found = (m for m in BLOCK.finditer(markdown) if not m["elsewhere"])
+    return [Block(m["language"], m["text"], m["file"], m["until"]) for m in found]
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest_asyncio
 import yaml
 
 from epp.loader import strategy_text
-from laptop.chain import Pod
-from laptop.ports import free_ports
+from laptop.engines import Pod, Simulated
 from tests.support.chain import Laptop, eventually, laptop
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -92,9 +91,10 @@ async def test_a_new_configuration_takes_effect_between_two_requests(chain: Lapt
 async def test_a_pod_comes_and_goes_without_loss(chain: Laptop) -> None:
     names = {endpoint["name"] for endpoint in await chain.endpoints()}
     before = chain.chain.endpoints_file.read_text()
-    extra = Pod("extra", free_ports(1)[0])
-    await chain.chain.start_pod(extra)
-    await chain.chain.ready(f"{extra.url}/health", extra.name)
+    layout = Simulated().lay_out(["extra"])
+    [extra], program = layout.pods, layout.programs["extra"]
+    await chain.chain.start(program)
+    await chain.chain.ready(program.ready, program.name)
     entries: list[Any] = yaml.safe_load(before)["endpoints"]
     entries.append({"name": "extra", "address": "127.0.0.1", "port": extra.port, "labels": {"app": "sim"}})
     async with users(chain) as asking:

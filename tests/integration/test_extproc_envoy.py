@@ -27,6 +27,10 @@ EVENTS = [f'data: {{"choices":[{{"delta":{{"content":"wörd {i}"}}}}]}}\n\n'.enc
 SSE = b"".join([*EVENTS, b"data: [DONE]\n\n"])
 
 
+NAMED = b'{"model":"tuned","choices":[{"text":"%s"}],"usage":{}}' % (b"x" * 200_000)
+NAMED_EVENTS = b'data: {"model":"tuned","choices":[]}\n\n' * 20 + b"data: [DONE]\n\n"
+
+
 @dataclass
 class Stack:
     """Door, upstreams and Envoy."""
@@ -61,6 +65,8 @@ class Upstream:
         self.app.router.add_post("/sse", self.sse)
         self.app.router.add_post("/hang", self.hang)
         self.app.router.add_post("/fails", self.fails)
+        self.app.router.add_post("/named", self.named)
+        self.app.router.add_post("/named-events", self.named_events)
 
     async def echo(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -86,6 +92,18 @@ class Upstream:
         await answer.prepare(request)
         await answer.write(EVENTS[0])
         await self.hanging.wait()
+        return answer
+
+    async def named(self, request: web.Request) -> web.Response:
+        return web.Response(body=NAMED, content_type="application/json")
+
+    async def named_events(self, request: web.Request) -> web.StreamResponse:
+        """Events in pieces that end in the middle of the name."""
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for at in range(0, len(NAMED_EVENTS), 17):
+            await answer.write(NAMED_EVENTS[at : at + 17])
+            await asyncio.sleep(0.001)
         return answer
 
     async def fails(self, request: web.Request) -> web.Response:
@@ -267,3 +285,30 @@ async def test_headers_for_the_client_arrive(stack: Stack, wiring: str) -> None:
     stack.route.answer_headers = {"x-session-token": "abc"}
     async with stack.session.post(stack.url(wiring), data=b"{}") as answer:
         assert answer.headers["x-session-token"] == "abc"
+
+
+@pytest.mark.parametrize("wiring", ["full-duplex", "buffered"])
+@pytest.mark.parametrize(("path", "body"), [("/named", NAMED), ("/named-events", NAMED_EVENTS)])
+@pytest.mark.parametrize("asked", ["a", "the-name-the-client-knows"])
+async def test_a_rewritten_model_is_named_as_it_was_asked_for(
+    stack: Stack, wiring: str, path: str, body: bytes, asked: str
+) -> None:
+    stack.route.body, stack.route.renamed = b'{"model":"tuned"}', ("tuned", asked)
+    async with stack.session.post(stack.url(wiring, path), data=b"{}") as answer:
+        assert answer.status == 200
+        assert await answer.read() == body.replace(b"tuned", asked.encode())
+    await done(stack)
+
+
+async def test_where_answers_are_streamed_a_whole_piece_is_renamed(stack: Stack) -> None:
+    stack.route.body, stack.route.renamed = b'{"model":"tuned"}', ("tuned", "the-name-the-client-knows")
+    async with stack.session.post(stack.url("streamed", "/named"), data=b"{}") as answer:
+        assert await answer.read() == NAMED.replace(b"tuned", b"the-name-the-client-knows")
+    await done(stack)
+
+
+async def test_where_answers_are_not_shown_the_endpoints_name_stays(stack: Stack) -> None:
+    stack.route.body, stack.route.renamed = b'{"model":"tuned"}', ("tuned", "a")
+    async with stack.session.post(stack.url("lean", "/named"), data=b"{}") as answer:
+        assert await answer.read() == NAMED
+    await done(stack)

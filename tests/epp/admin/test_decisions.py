@@ -8,7 +8,7 @@ from tests.support.decisions import SECRET, decision, endpoint
 
 def record(request_id: str, pods: int = 1, **extra: Any) -> Record:
     made = decision(request_id, [endpoint(n) for n in range(pods)])
-    return Record(made, made.endpoint, "p", "m", 10.0, 10.002, None, **extra)
+    return Record(made, made.endpoint, "p", "ns", "m", 10.0, 10.002, None, **extra)
 
 
 def ids(decisions: Decisions, limit: int) -> list[str]:
@@ -50,7 +50,7 @@ def test_a_record_tells_how_it_ended() -> None:
     assert under_way.ttft is None
     response = Response(status=200, first_token_at=10.5, usage=Usage(100, 20, 64), complete=True)
     told = record("r", response=response, ended_at=12.0).as_dict()
-    assert told["pool"] == "p"
+    assert (told["pool"], told["namespace"]) == ("p", "ns")
     assert told["decision_ms"] == 2.0
     assert told["outcome"] == {
         "status": 200,

@@ -21,9 +21,10 @@ class Tags(HTMLParser):
 def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
     pod = Endpoint(HOSTILE, HOSTILE)
     made = decision(HOSTILE, [pod], model=HOSTILE)
-    record = Record(made, pod, HOSTILE, HOSTILE, 0.0, 0.0, None, Response(status=200))
+    record = Record(made, pod, HOSTILE, HOSTILE, HOSTILE, 0.0, 0.0, None, Response(status=200))
     shown = {
         "name": HOSTILE,
+        "namespace": HOSTILE,
         "endpoints": [
             {
                 "name": HOSTILE,
@@ -33,8 +34,10 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
                 "in_flight": 1,
                 "share": 0.5,
                 "predicted_hit_rate": None,
+                "plugins": {HOSTILE: {HOSTILE: 1.0}},
             }
         ],
+        "shadows": [{"profile": HOSTILE, "compared": 2, "failed": 1, "agreed": 0.5, "regret_ms": 1.25}],
     }
     text = page([shown], [record], [HOSTILE])
     tags = Tags(text).seen

@@ -9,6 +9,7 @@ from epp.admin.recorder import Recorder, brief
 from epp.errors import NoEndpoint
 from epp.parsing.request import RawRequest
 from epp.plugin import Response, Usage
+from epp.scheduling.decision import Comparison
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from tests.support.decisions import SECRET, decision, endpoint
@@ -53,6 +54,17 @@ def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     assert kept.decision.request.body == kept.decision.request.prompt == b""
     assert kept.decision.request.signals == {}
     assert kept.as_dict()["predicted_cached_tokens"] == 60
+
+
+def test_what_the_shadow_would_have_done_is_counted() -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1), endpoint(2)])
+    made.shadow = Comparison("new", agreed=False, regret=0.5, run=made.runs[0])
+    desk.recorder.decided(made, 99.999)
+    assert desk.value("warmpath_shadow_picks_total", pool="p", profile="new", outcome="other") == 1
+    assert desk.value("warmpath_shadow_dearer_seconds_total", pool="p", profile="new") == 0.5
+    kept = desk.decisions.find("r1")
+    assert kept is not None
+    assert kept.as_dict()["shadow"]["regret_ms"] == 500.0
 
 
 def test_an_end_counts_once_and_only_after_a_beginning() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from epp.admin.access import Access, Reviewer
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import MOST, AdminServer
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Response
+from epp.pool.apiserver import ApiError, User
 from epp.telemetry.metrics import Metrics
 from tests.support.decisions import SECRET, decision, endpoint
 
@@ -19,12 +21,13 @@ from tests.support.decisions import SECRET, decision, endpoint
 class APool:
     name: str
     endpoints: tuple[Endpoint, ...]
+    namespace: str = "default"
 
 
 class House:
     """An admin server on a free port, and what it shows."""
 
-    def __init__(self) -> None:
+    def __init__(self, reviewer: Reviewer | None = None) -> None:
         self.pool = APool("p", (endpoint(1), endpoint(2)))
         self.metrics = Metrics()
         self.metrics.add_pool(self.pool)
@@ -32,7 +35,14 @@ class House:
         self.recorder = Recorder("p", self.metrics, self.decisions, wall_clock=lambda: 1.0)
         self.reasons: list[str] = []
         self.server = AdminServer(
-            self.metrics, [self.pool], self.decisions, lambda: self.reasons, lambda: "pipeline: <default>\n", port=0
+            self.metrics,
+            [self.pool],
+            self.decisions,
+            lambda: self.reasons,
+            lambda: "pipeline: <default>\n",
+            port=0,
+            profiles=True,
+            access=None if reviewer is None else Access(reviewer, self.metrics),
         )
 
     def request(self, request_id: str) -> None:
@@ -111,6 +121,20 @@ async def test_a_wrong_limit_is_refused_by_name(limit: str) -> None:
         assert len(error["message"]) < 200
 
 
+async def test_a_profile_is_made_off_the_loop_and_within_bounds() -> None:
+    house = House()
+    async with house.server:
+        status, content_type, text = await house.get("/debug/profile?seconds=1")
+        assert (status, content_type) == (200, "text/plain")
+        assert "MainThread;" in text
+        assert (await house.json("/debug/profile?seconds=61", 400))["error"]["param"] == "seconds"
+        with house.server._profiler._turn:
+            assert (await house.json("/debug/profile", 429))["error"]["type"] == "rate_limit_error"
+    without = AdminServer(house.metrics, [], house.decisions, list, str, port=0)
+    async with without, aiohttp.request("GET", f"http://127.0.0.1:{without.port}/debug/profile") as answer:
+        assert answer.status == 404
+
+
 async def test_unknown_paths_and_methods_get_json_errors() -> None:
     house = House()
     async with house.server:
@@ -138,3 +162,61 @@ async def test_leaving_closes_the_door_though_a_client_stays() -> None:
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", house.server.port)
     writer.close()
+
+
+# --- with tokens ----------------------------------------------------------------------------------------------------
+
+
+class Gatekeeper:
+    """Knows `reader`, who may get /metrics and /decisions."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def authenticate(self, token: str) -> User | None:
+        if token == "late":
+            raise ApiError(0, "away")
+        return User(token) if token != "nobody" else None
+
+    def authorized(self, user: User, path: str) -> bool:
+        self.asked.append(path)
+        return user.username == "reader" and path in ("/metrics", "/decisions")
+
+
+async def test_every_page_but_those_of_probes_wants_a_token() -> None:
+    house, gatekeeper = House(guarded := Gatekeeper()), guarded
+    paths = {
+        route.resource.canonical.replace("{request_id}", "r1")
+        for route in house.server._runner.app.router.routes()
+        if route.resource is not None
+    }
+    assert {"/", "/metrics", "/endpoints", "/decisions", "/decisions/r1", "/config", "/debug/profile"} <= paths
+    async with house.server:
+        house.request("r1")
+        for path in sorted(paths):
+            open_ = path in ("/ready", "/healthz")
+            assert (await house.get(path))[0] == (200 if open_ else 401), path
+            assert (await house.get(path, "HEAD"))[0] == (200 if open_ else 401), path
+        assert gatekeeper.asked == []
+
+
+async def test_what_a_reader_is_told() -> None:
+    house = House(gatekeeper := Gatekeeper())
+
+    async def status(path: str, token: str) -> int:
+        return (await house.get(path, Authorization=f"Bearer {token}"))[0]
+
+    async with house.server:
+        house.request("r1")
+        assert await status("/metrics", "reader") == 200
+        assert await status("/decisions/r1", "reader") == 200
+        assert await status("/decisions/r%2F2", "reader") == 404
+        assert gatekeeper.asked == ["/metrics", "/decisions"]  # one decision takes the right to all
+        assert await status("/config", "reader") == 403
+        assert await status("/metrics", "nobody") == 401
+        assert await status("/metrics", "late") == 503
+        assert await status("/nothing", "nobody") == 404
+        refused = json.loads((await house.get("/metrics"))[2])["error"]
+        assert (refused["type"], refused["param"]) == ("authentication_error", None)
+        async with aiohttp.request("GET", f"http://127.0.0.1:{house.server.port}/metrics") as answer:
+            assert answer.headers["WWW-Authenticate"] == 'Bearer realm="warmpath"'

@@ -10,26 +10,52 @@ from tests.support.decisions import endpoint
 class APool:
     name: str
     endpoints: tuple[Endpoint, ...]
+    namespace: str = "default"
 
 
 def test_an_endpoint_nothing_is_known_of_says_so() -> None:
     shown = pool_view(APool("p", (endpoint(1),)), Metrics(), now=10.0)
     assert shown == {
         "name": "p",
+        "namespace": "default",
         "endpoints": [
             {
                 "name": "default/pod-1",
                 "address": "10.0.0.1:8000",
                 "labels": {"zone": "a"},
+                "node": "",
                 "load": None,
                 "load_age_seconds": None,
                 "in_flight": 0,
                 "decisions": 0,
                 "share": None,
                 "predicted_hit_rate": None,
+                "plugins": {},
             }
         ],
+        "shadows": [],
     }
+
+
+def test_what_plugins_say_of_an_endpoint_is_shown() -> None:
+    pods, metrics = (endpoint(1), endpoint(2)), Metrics()
+    metrics.add_endpoint_source(lambda: {"expected-ttft": {pods[1]: {"speed": 0.5}, endpoint(3): {"speed": 1}}}, "p")
+    first, second = pool_view(APool("p", pods), metrics, now=10.0)["endpoints"]
+    assert (first["plugins"], second["plugins"]) == ({}, {"expected-ttft": {"speed": 0.5}})
+
+
+def test_what_a_shadow_profile_would_have_done_is_shown() -> None:
+    metrics = Metrics()
+    metrics.shadow_compared("q", "other", agreed=True, regret=0.0, failed=False)
+    metrics.shadow_compared("p", "new", agreed=False, regret=0.0, failed=True)
+    assert pool_view(APool("p", ()), metrics, now=0.0)["shadows"] == [
+        {"profile": "new", "compared": 0, "failed": 1, "agreed": None, "regret_ms": None}
+    ]
+    for regret in (0.004, -0.001, 0.0):
+        metrics.shadow_compared("p", "new", agreed=not regret, regret=regret, failed=False)
+    assert pool_view(APool("p", ()), metrics, now=0.0)["shadows"] == [
+        {"profile": "new", "compared": 3, "failed": 1, "agreed": 0.3333, "regret_ms": 1.0}
+    ]
 
 
 def test_load_shares_and_hit_rates_are_shown() -> None:

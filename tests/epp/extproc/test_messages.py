@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from epp import protocol
 from epp.errors import EppError, NoEndpoint, TooLarge
@@ -14,7 +15,6 @@ from tests.support.ext_proc import answer_headers, header_map, metadata, request
 def subset_of(value: pb.Value) -> tuple[str, ...] | None:
     context = metadata(protocol.SUBSET_NAMESPACE, protocol.SUBSET, value)
     message = messages.decode(request_headers(context=context))
-    assert message is not None
     return messages.subset(message)
 
 
@@ -57,12 +57,17 @@ def test_subset(told: pb.Value, subset: tuple[str, ...]) -> None:
 )
 def test_no_subset(context: pb.Metadata | None) -> None:
     message = messages.decode(request_headers(context=context))
-    assert message is not None
     assert messages.subset(message) is None
 
 
 def read(headers: pb.HeaderMap) -> dict[str, str]:
-    return messages.request_headers(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers)), 100)
+    return messages.request_headers(
+        received(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers))), 100
+    )
+
+
+def received(message: pb.ProcessingRequest) -> messages.Incoming:
+    return messages.decode(message.SerializeToString())
 
 
 def test_header_names_are_lower_case_and_values_are_text() -> None:
@@ -88,9 +93,9 @@ def test_too_many_headers_and_too_many_bytes_of_them() -> None:
     few = pb.ProcessingRequest(request_headers=pb.HttpHeaders())
     many = pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=header_map({f"h{i}": "" for i in range(1_001)})))
     with pytest.raises(TooLarge, match="1001 fields"):
-        messages.request_headers(many, 100)
+        messages.request_headers(received(many), 100)
     with pytest.raises(TooLarge, match="2000000 bytes"):
-        messages.request_headers(few, 2_000_000)
+        messages.request_headers(received(few), 2_000_000)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,6 @@ def test_too_many_headers_and_too_many_bytes_of_them() -> None:
 )
 def test_answer(headers: dict[str, str | bytes], served: str, answer: tuple[int, str, str]) -> None:
     message = messages.decode(answer_headers(headers, served))
-    assert message is not None
     assert messages.answer(message) == answer
 
 
@@ -114,7 +118,7 @@ def test_served_of_a_wrong_type_is_no_address() -> None:
         response_headers=pb.HttpHeaders(),
         metadata_context=metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(number_value=3)),
     )
-    assert messages.answer(message) == (0, "", "")
+    assert messages.answer(received(message)) == (0, "", "")
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 61_999, 62_000])
@@ -175,5 +179,24 @@ def test_a_refusal_of_any_text_is_bounded_json() -> None:
 
 
 def test_bytes_that_are_no_message() -> None:
-    assert messages.decode(b"\xff") is None
-    assert messages.decode(request_headers()[:-1]) is None
+    for data in (b"\xff", request_headers()[:-1]):
+        with pytest.raises(DecodeError):
+            messages.decode(data)
+
+
+def test_parts_that_are_none_are_found_when_they_are_read() -> None:
+    broken = pb.Incoming(metadata_context=b"\xff" + protocol.SUBSET_NAMESPACE.encode(), protocol_config=b"\xff")
+    broken.request_headers.headers.headers.append(b"\xff")
+    for read in (messages.subset, messages.modes, lambda message: messages.request_headers(message, 100)):
+        with pytest.raises(DecodeError):
+            read(broken)
+
+
+def test_more_headers_than_are_kept_are_all_read() -> None:
+    for first in range(0, 2 * messages.KNOWN_HEADERS, 1_000):
+        sent = {f"x-{number}": str(number) for number in range(first, first + 1_000)}
+        assert read(header_map(sent)) == sent
+    long = {"x-long": "y" * messages.LONGEST_KNOWN}
+    assert read(header_map(long)) == long
+    assert len(messages._known_headers) <= messages.KNOWN_HEADERS
+    assert max(map(len, messages._known_headers)) <= messages.LONGEST_KNOWN

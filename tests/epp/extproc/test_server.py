@@ -391,7 +391,7 @@ async def test_a_taken_port_is_a_clear_error() -> None:
     async with serving(Route()) as (served, _):
         taken = f"127.0.0.1:{served.ports[0]}"
         second = Door(Route(), Metrics(), Settings(listen=(taken,), health=LOOPBACK))
-        with pytest.raises(ConfigError, match=f"listen: cannot listen on {taken}"):
+        with pytest.raises(ConfigError, match=f"--grpc-port: cannot listen on {taken}"):
             await second.start()
         await second.drain(0)
 

@@ -14,6 +14,7 @@ from tests.support.ext_proc import (
     Script,
     answer_body,
     answer_headers,
+    answer_trailers,
     modes,
     request_body,
     request_headers,
@@ -121,3 +122,58 @@ def test_a_decision_that_comes_too_late_changes_nothing() -> None:
     assert [words(r) for r in play.stream.receive(answer_headers()) if isinstance(r, bytes)] == ["answer headers"]
     assert play.stream.routed(TO, {}, None) == []
     assert [words(r) for r in play.send(answer_body(b"x", end=True))] == ["answer body echo 'x' end"]
+
+
+# --- the answer of a model that was rewritten -----------------------------------------------------------------------
+
+RENAMED = Script("", [], body=b'{"model":"tuned"}', renamed=("tuned", "base"))
+ANSWER = b'{"model":"tuned","choices":[]}'
+
+
+def renaming(config: object) -> Play:
+    play = Play(RENAMED)
+    play.send(request_headers(config=config))  # type: ignore[arg-type]
+    play.send(request_body(b'{"model":"base"}', end=True))
+    return play
+
+
+def said(replies: list[bytes]) -> list[str]:
+    return [words(reply) for reply in replies]
+
+
+def test_in_full_duplex_the_name_is_put_back_across_pieces() -> None:
+    play = renaming(modes(4, 4))
+    assert said(play.send(answer_headers())) == ["answer headers drop content-length"]
+    assert said(play.send(answer_body(ANSWER[:12]))) == ["answer body echo '{'"]
+    assert said(play.send(answer_body(ANSWER[12:14]))) == []
+    assert said(play.send(answer_body(ANSWER[14:], end=True))) == [
+        """answer body echo '"model":"base","choices":[]}' end"""
+    ]
+    # What was shown is what the endpoint said.
+    assert b"".join(chunk.chunk for chunk in play.seen[1:]) == ANSWER  # type: ignore[union-attr]
+
+
+def test_what_is_held_back_goes_before_trailers() -> None:
+    play = renaming(modes(4, 4))
+    play.send(answer_headers())
+    assert said(play.send(answer_body(b'{"x":"mod'))) == ["""answer body echo '{"x":'"""]
+    assert said(play.send(answer_trailers())) == ["""answer body echo '"mod'""", "answer trailers"]
+
+
+@pytest.mark.parametrize("config", [modes(BUFFERED, BUFFERED), modes(2, 2, swh=True)])
+def test_elsewhere_the_name_is_put_back_within_a_piece(config: object) -> None:
+    play = renaming(config)
+    assert said(play.send(answer_headers())) == ["answer headers drop content-length"]
+    (reply,) = said(play.send(answer_body(ANSWER, end=True)))
+    assert reply == """answer body replaced by '{"model":"base","choices":[]}'"""
+
+
+def test_a_piece_without_the_name_is_left_to_the_gateway() -> None:
+    play = renaming(modes(BUFFERED, BUFFERED))
+    play.send(answer_headers())
+    assert said(play.send(answer_body(b'{"id":1}', end=True))) == ["answer body"]
+
+
+def test_an_answer_that_is_not_shown_is_not_touched() -> None:
+    play = renaming(LEAN)
+    assert said(play.send(answer_headers())) == ["answer headers"]

@@ -41,6 +41,7 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
     request, forward = parse(body, headers={"x-request-id": "r1", "x-gateway-inference-objective": "vip"})
     assert forward is None
     assert (request.id, request.model, request.api, request.priority) == ("r1", "qwen", "chat", 7)
+    assert request.asked == "qwen"
     assert request.prompt == json.dumps(CHAT["messages"]).encode()
     assert request.tokens == len(request.prompt) // 4
     assert (request.stream, request.max_tokens, request.salt) == (True, 9, "s")

@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import BadRequest
-from epp.parsing.rewrite import rewrite_model
+from epp.parsing.rewrite import NameBack, rewrite_model
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,53 @@ def test_rewriting_to_a_mark_and_back_restores_every_byte(written: tuple[bytes, 
     at = 0
     for piece in pieces:
         at = body.index(piece, at) + len(piece)
+
+
+# --- back again -----------------------------------------------------------------------------------------------------
+
+
+def back(body: bytes, cuts: list[int], model: str = "tuned", asked: str = "base") -> bytes:
+    """The body as it is passed on when it comes in these pieces."""
+    name = NameBack(model, asked)
+    edges = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
+    pieces = [body[a:b] for a, b in pairwise(edges)]
+    return b"".join(name.feed(piece, whole=n == len(pieces) - 1) for n, piece in enumerate(pieces))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"model":"tuned","x":1}', b'{"model":"base","x":1}'),
+        (b'{"model": "tuned"}', b'{"model": "base"}'),
+        (b'data: {"model":"tuned"}\n\ndata: {"model":"tuned"}\n\n', b'data: {"model":"base"}\n\n' * 2),
+        (b'{"message":{"model":"tuned"}}', b'{"message":{"model":"base"}}'),
+        (b'{"model":  "tuned"}', b'{"model":  "tuned"}'),
+        (b'{"model":"tuned2"}', b'{"model":"tuned2"}'),
+        (b'{"content":"tuned"}', b'{"content":"tuned"}'),
+        (b'no json "model":"tun', b'no json "model":"tun'),
+        (b'no json "model":"tuned"model":"tuned"', b'no json "model":"base"model":"tuned"'),
+        (b"", b""),
+    ],
+)
+def test_an_answer_names_the_model_that_was_asked_for(body: bytes, expected: bytes) -> None:
+    assert back(body, []) == expected
+    for cut in range(len(body)):
+        assert back(body, [cut]) == expected
+    assert back(body, list(range(len(body)))) == expected
+
+
+@given(
+    st.lists(st.sampled_from(['"model":"tuned"', '"model": "tuned"', '"model":"', '"', "tuned", "x", "}\n"])),
+    st.lists(st.integers(0, 200)),
+)
+def test_however_it_is_cut_it_is_the_same(parts: list[str], cuts: list[int]) -> None:
+    body = "".join(parts).encode()
+    assert back(body, cuts) == back(body, [])
+
+
+def test_only_the_beginning_of_a_name_is_held_back() -> None:
+    name = NameBack("tuned", "base")
+    assert name.feed(b'data: {"id":"1","mod', whole=False) == b'data: {"id":"1",'
+    assert name.feed(b'e":1}\n\n', whole=False) == b'"mode":1}\n\n'
+    assert name.feed(b'{"model":"tune', whole=False) == b"{"
+    assert name.feed(b"", whole=True) == b'"model":"tune'

@@ -174,6 +174,27 @@ def test_plugins_show_their_statistics_pool_by_pool() -> None:
     assert found == [12, 7]
 
 
+def test_plugins_show_what_they_know_of_the_pools_endpoints_alone() -> None:
+    metrics, pods = Metrics(), (endpoint(1), endpoint(2))
+    metrics.add_pool(APool("a", pods[:1]))
+    wrong: Any = {"ttft": {pods[0]: {"speed": 0.5, "mood": "good"}, pods[1]: {"speed": 2.0}}}
+    metrics.add_endpoint_source(lambda: wrong, "a")
+    rows = [*metrics.rows("warmpath_plugin_endpoint_statistic")]
+    assert rows == [(("a", "ttft", "default/pod-1", "speed"), 0.5)]
+    assert value(metrics, "warmpath_degraded_total", reason="statistic-no-number")
+
+
+def test_a_shadow_profile_is_counted_by_outcome_and_its_seconds_by_sign() -> None:
+    metrics = Metrics()
+    for agreed, regret, failed in ((True, 0.0, False), (False, 0.5, False), (False, -0.25, False), (False, 0.0, True)):
+        metrics.shadow_compared("p", "new", agreed, regret, failed)
+    key = {"pool": "p", "profile": "new"}
+    picks = [value(metrics, "warmpath_shadow_picks_total", **key, outcome=o) for o in ("same", "other", "failed")]
+    assert picks == [1, 2, 1]
+    assert value(metrics, "warmpath_shadow_dearer_seconds_total", **key) == 0.5
+    assert value(metrics, "warmpath_shadow_cheaper_seconds_total", **key) == 0.25
+
+
 def test_a_statistic_that_is_no_number_costs_only_itself() -> None:
     metrics = Metrics()
     wrong: Any = {"mine": {"name": "text", "good": 1.0}}
@@ -198,6 +219,22 @@ def test_degradations_are_always_counted_and_logged_once_a_minute(caplog: pytest
         metrics.degraded("scrape-failed")
         assert caplog.messages[3] == "degraded: scrape-failed"
     assert value(metrics, "warmpath_degraded_total", reason="scrape-failed") == 7
+
+
+def test_a_lasting_degradation_goes_on_until_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    with caplog.at_level(logging.INFO, logger="warmpath"):
+        metrics.recovered("kubernetes-away")
+        assert value(metrics, "warmpath_degraded_now", reason="kubernetes-away") is None
+        metrics.degraded("kubernetes-away", lasting=True)
+        metrics.degraded("scrape-failed")
+        assert value(metrics, "warmpath_degraded_now", reason="kubernetes-away") == 1
+        assert value(metrics, "warmpath_degraded_now", reason="scrape-failed") is None
+        for _ in range(2):
+            metrics.recovered("kubernetes-away")
+        assert value(metrics, "warmpath_degraded_now", reason="kubernetes-away") == 0
+    assert caplog.messages[-1] == "recovered: kubernetes-away"
+    assert len(caplog.messages) == 3
 
 
 def test_two_epps_in_one_process_do_not_meet() -> None:

@@ -1,0 +1,172 @@
+"""Spans as a collector gets them, and what of them endpoints are told."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.admin.traces import Traces, Tracing
+from epp.errors import ConfigError, EppError, NoEndpoint
+from epp.parsing.request import RawRequest, Request, Response, Usage
+from epp.plugin import Endpoint
+from epp.scheduling.decision import Decision
+from tests.support.decisions import SECRET
+from tests.support.otlp import Collector, attributes
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED = f"00-{TRACE}-{PARENT}-01"
+
+
+class Heard:
+    """The witness behind."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def decided(self, decision: Decision, complete_at: float) -> None:
+        self.told.append("decided")
+
+    def finished(self, decision: Decision, response: Response) -> None:
+        self.told.append("finished")
+
+    def failed(self, raw: RawRequest, error: EppError) -> None:
+        self.told.append("failed")
+
+
+class House:
+    def __init__(self) -> None:
+        self.lost = 0
+        self.tracing = Tracing(self._lose)
+        self.heard = Heard()
+        self.now = 100.0
+        self.traces = Traces(self.heard, self.tracing, lambda: self.now, lambda: 1_000_000.0 + self.now)
+
+    def _lose(self) -> None:
+        self.lost += 1
+
+    def decide(self, **headers: str) -> Decision:
+        request = Request(id="r1", model="tuned", asked="base", priority=3, headers=headers, prompt=SECRET.encode())
+        decision = Decision(request, [Endpoint("default/a", "10.0.0.1:8000")], {"x-kept": "1"}, [], 0.0)
+        self.traces.decided(decision, self.now - 0.25)
+        return decision
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    with Collector().running() as collector:
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "picker")
+        yield collector
+
+
+def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_told(collector: Collector) -> None:
+    house = House()
+    decision = house.decide(traceparent=SAMPLED)
+    house.now += 2
+    usage = Usage(prompt=10, completion=-1, cached=4)
+    house.traces.finished(decision, Response(status=200, served="10.0.0.2:8000", usage=usage))
+    house.tracing.flush()
+    assert house.heard.told == ["decided", "finished"]
+    (span,), (inner,) = collector.named("gateway.request"), collector.named("gateway.request_orchestration")
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    assert (inner.trace_id, inner.parent_span_id) == (span.trace_id, span.span_id)
+    assert decision.headers == {"x-kept": "1", "traceparent": f"00-{TRACE}-{span.span_id.hex()}-01"}
+    assert span.end_time_unix_nano - span.start_time_unix_nano == 2_250_000_000
+    assert inner.end_time_unix_nano - inner.start_time_unix_nano == 250_000_000
+    assert attributes(inner) == {"target_model": "tuned", "request_prio": "3"}
+    assert attributes(span) == {
+        "gen_ai.request.model": "base",
+        "http.request.id": "r1",
+        "warmpath.endpoint": "default/a",
+        "warmpath.served": "10.0.0.2:8000",
+        "server.address": "10.0.0.1:8000",
+        "http.response.status_code": "200",
+        "gen_ai.usage.input_tokens": "10",
+        "gen_ai.usage.cached_tokens": "4",
+    }
+    assert collector.resources[0]["service.name"] == "picker"
+    assert SECRET not in str(collector.spans)
+
+
+def test_what_fails_is_an_error(collector: Collector) -> None:
+    house = House()
+    house.traces.failed(RawRequest("POST", "/", {"traceparent": SAMPLED}), NoEndpoint("nobody"))
+    house.traces.finished(house.decide(traceparent=SAMPLED), Response())
+    house.tracing.flush()
+    assert [span.status.code for span in collector.named("gateway.request")] == [2, 2]
+    assert collector.spans[0].status.message == "rejected-no-endpoints"
+    assert house.heard.told == ["failed", "decided", "finished"]
+
+
+def test_who_does_not_sample_is_not_sampled_and_its_trace_goes_on(collector: Collector) -> None:
+    house = House()
+    decision = house.decide(traceparent=f"00-{TRACE}-{PARENT}-00")
+    house.traces.finished(decision, Response(status=200))
+    house.tracing.flush()
+    assert collector.spans == []
+    assert decision.headers["traceparent"].startswith(f"00-{TRACE}-")
+    assert decision.headers["traceparent"].endswith("-00")
+
+
+def test_of_traces_that_begin_here_a_share_is_kept(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    for _ in range(500):
+        house.traces.finished(house.decide(), Response(status=200))
+    house.tracing.flush()
+    assert 0 < len(collector.named("gateway.request")) < 250
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
+    house, before = House(), len(collector.spans)
+    house.traces.finished(house.decide(), Response(status=200))
+    house.tracing.flush()
+    assert len(collector.spans) == before + 2
+
+
+def test_whatever_a_client_calls_a_trace_is_taken(collector: Collector) -> None:
+    house = House()
+
+    @given(st.text(), st.text())
+    def taken(traceparent: str, tracestate: str) -> None:
+        for parent in (traceparent, SAMPLED):
+            decision = house.decide(traceparent=parent, tracestate=tracestate)
+            house.traces.finished(decision, Response(status=200))
+
+    taken()
+    house.tracing.flush()
+    assert not house.traces._open
+    assert len(collector.named("gateway.request")) >= 100
+
+
+def test_a_collector_that_is_away_costs_spans_and_is_told(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    house = House()
+    house.traces.finished(house.decide(traceparent=SAMPLED), Response(status=200))
+    house.tracing.flush()
+    assert house.lost == 1
+
+
+def test_on_the_console_a_span_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
+    house = House()
+    house.traces.finished(house.decide(traceparent=SAMPLED), Response(status=200))
+    house.tracing.flush()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("{") and TRACE in line for line in lines)
+
+
+def test_another_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    with pytest.raises(ConfigError, match="--tracing: OTEL_TRACES_EXPORTER is 'zipkin'; expected console or otlp"):
+        House()
+
+
+def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match="its extra `tracing`"):
+        House()
