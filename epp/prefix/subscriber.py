@@ -189,7 +189,7 @@ class Line:
                 if await self._hear(sources):
                     delay = _RETRY[0]
             except* (OSError, zmq.ZMQError, ValueError) as errors:
-                self._owner._metrics.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)}")
+                self._owner._metrics.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)!r}")
             self._shelf.lost()
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY[1])

@@ -1,7 +1,7 @@
 """A real cluster with a real gateway: the one KUBECONFIG names, with Envoy Gateway and our image in it.
 
 `hack/test e2e` brings one and runs this; `pytest -m e2e tests/e2e` takes any. What README's commands make stays in the
-namespace `default`; all else is in namespaces `warmpath-e2e` and `warmpath-e2e-standalone`.
+namespace `default`; all else is in namespaces that begin with `warmpath-e2e`.
 """
 
 import json
@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,9 +20,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from laptop.ports import free_ports
-from tests.support.kubectl import LOAD, ClusterLoad, Kubectl
+from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, wait
+from tests.support.policies import Enforced, enforced, kind_nodes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -55,6 +59,15 @@ class Admin:
         pools = json.loads(self.page("/endpoints"))["pools"]
         return {each["name"].rpartition("/")[2] for pool in pools for each in pool["endpoints"]}
 
+    def samples(self, name: str) -> list[Sample]:
+        """Of one metric, all that there are."""
+        families = text_string_to_metric_families(self.page("/metrics"))
+        return [sample for family in families for sample in family.samples if sample.name == name]
+
+    def last_decision(self) -> Any:
+        (decision,) = json.loads(self.page("/decisions?limit=1"))["decisions"]
+        return decision
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -86,6 +99,12 @@ class Stack:
         with self.kubectl.forwarded(f"pod/{pod}", 9090) as url:
             yield Admin(url, self.token)
 
+    def configured(self, admin: Admin, as_wanted: Callable[[str], bool]) -> None:
+        """Return when the picker has taken such a configuration from its ConfigMap."""
+        # Kubelets look after a ConfigMap once a minute or so, and whenever something of its pod changes.
+        self.kubectl("annotate", "--overwrite", "pod", "-l", "app=warmpath", f"changed={time.monotonic_ns()}")
+        wait(lambda: as_wanted(admin.page("/config")), "the picker has its new configuration")
+
 
 @pytest.fixture(scope="session")
 def clients() -> Kubectl:
@@ -98,6 +117,24 @@ def clients() -> Kubectl:
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(documents))
     kubectl("wait", "--timeout=120s", "--for=condition=Ready", "pod/client")
     return kubectl
+
+
+@pytest.fixture(scope="session")
+def enforcing(clients: Kubectl) -> bool:
+    """Whether the cluster's own network enforces NetworkPolicies."""
+    return enforced(clients)
+
+
+@pytest.fixture(scope="module")
+def fenced(clients: Kubectl, enforcing: bool) -> Iterator[bool]:
+    """Whether NetworkPolicies are enforced as long as these tests last: by the cluster's network, else by us."""
+    nodes = kind_nodes()
+    if enforcing or not nodes:
+        yield enforcing
+        return
+    with Enforced(nodes):
+        assert enforced(clients, within=60)
+        yield True
 
 
 @pytest.fixture(scope="session")
@@ -124,36 +161,47 @@ def commands() -> tuple[str, str]:
     return text, printed
 
 
+def gateway_of(namespace: str) -> tuple[Kubectl, str]:
+    """The Service of the Envoy that Envoy Gateway runs for the Gateway there: its namespace and name."""
+    gateways = Kubectl("envoy-gateway-system")
+    owner = "gateway.envoyproxy.io/owning-gateway"
+    (service,) = gateways.get("services", "-l", f"{owner}-name=inference,{owner}-namespace={namespace}")["items"]
+    return gateways, service["metadata"]["name"]
+
+
+def put_into(namespace: str, overlay: Path, folder: Path) -> Kubectl:
+    """Apply an overlay in a namespace of its own, as docs/kubernetes.md says; `folder` is for the kustomization."""
+    kubectl = Kubectl(namespace)
+    content = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": namespace,
+        "resources": [os.path.relpath(overlay, folder.resolve())],
+        "patches": [
+            {
+                "target": {"kind": "ClusterRoleBinding", "name": "warmpath-metrics-auth"},
+                "patch": f"- {{op: replace, path: /metadata/name, value: warmpath-metrics-auth-{namespace}}}",
+            }
+        ],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(made))
+    kubectl("apply", "-k", str(folder))
+    return kubectl
+
+
 @pytest.fixture(scope="session")
 def kind(commands: tuple[str, str], token: str) -> Stack:
     """The overlay `kind`, as README's commands made it."""
-    gateways = Kubectl("envoy-gateway-system")
-    (service,) = gateways.get("services", "-l", "gateway.envoyproxy.io/owning-gateway-name=inference")["items"]
-    return Stack(Kubectl("default"), (gateways, service["metadata"]["name"]), token)
+    return Stack(Kubectl("default"), gateway_of("default"), token)
 
 
 @pytest.fixture(scope="session")
 def standalone(tmp_path_factory: pytest.TempPathFactory, token: str) -> Stack:
     """The overlay `kind-standalone` in a namespace of its own."""
-    kubectl = Kubectl(STANDALONE)
-    folder = tmp_path_factory.mktemp("standalone").resolve()
     overlay = ROOT / "manifests" / "overlays" / "kind-standalone"
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": STANDALONE}}
-    content = {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "namespace": STANDALONE,
-        "resources": [os.path.relpath(overlay, folder)],
-        "patches": [
-            {
-                "target": {"kind": "ClusterRoleBinding", "name": "warmpath-metrics-auth"},
-                "patch": f"- {{op: replace, path: /metadata/name, value: warmpath-metrics-auth-{STANDALONE}}}",
-            }
-        ],
-    }
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    kubectl("apply", "-f", "-", stdin=yaml.safe_dump(namespace))
-    kubectl("apply", "-k", str(folder))
+    kubectl = put_into(STANDALONE, overlay, tmp_path_factory.mktemp("standalone"))
     kubectl.rolled_out("warmpath", "llm")
     return Stack(kubectl, (kubectl, "warmpath"), token)
 

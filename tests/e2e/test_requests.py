@@ -109,9 +109,7 @@ def configure(stack: Stack, admin: Admin, strategy: str, expected: str) -> None:
     """Put a strategy into the ConfigMap and wait until the picker has it."""
     patch = {"data": {"config.yaml": strategy_text(strategy)}}
     stack.kubectl("patch", "configmap", "warmpath", "--patch", json.dumps(patch))
-    # Kubelets look after a ConfigMap once a minute or so, and whenever something of its pod changes.
-    stack.kubectl("annotate", "--overwrite", "pod", "-l", "app=warmpath", f"strategy={strategy}")
-    wait(lambda: expected in admin.page("/config"), f"the strategy {strategy}")
+    stack.configured(admin, lambda text: expected in text)
 
 
 def restarts(stack: Stack) -> dict[str, int]:

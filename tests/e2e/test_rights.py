@@ -1,12 +1,13 @@
 """What the pods may do: rights at the API server, files, the network."""
 
+from collections.abc import Callable
+
 import pytest
-import yaml
 
 from tests.e2e.conftest import Stack
-from tests.support.kubectl import Kubectl, KubectlFailed
+from tests.support.kubectl import ClusterLoad, Kubectl, KubectlFailed
+from tests.support.policies import reaches
 
-REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 API = """
 import ssl, sys, urllib.error, urllib.request
 at = "/var/run/secrets/kubernetes.io/serviceaccount/"
@@ -47,38 +48,16 @@ def test_no_pod_is_root_or_writes_its_image(stack: Stack) -> None:
                     stack.kubectl(*into, "touch", "/opt/written")
 
 
-def reaches(clients: Kubectl, address: str, port: int) -> bool:
-    try:
-        clients("exec", "client", "--", "python", "-c", REACH, address, str(port))
-    except KubectlFailed:
-        return False
-    return True
-
-
-def test_only_gateways_reach_picker_and_servers(stack: Stack, clients: Kubectl) -> None:
+def test_only_gateways_reach_picker_and_servers(
+    stack: Stack, clients: Kubectl, fenced: bool, load: Callable[[Stack], ClusterLoad]
+) -> None:
     policies = {each["metadata"]["name"] for each in stack.kubectl.get("networkpolicies")["items"]}
     assert policies == {"warmpath", "llm"}
+    if not fenced:
+        pytest.skip("nobody enforces NetworkPolicies here: those of the overlay are admitted, no more is known")
     addresses = [(address, 9002) for address in stack.kubectl.pods("warmpath").values()]
     addresses += [(address, 8000) for address in stack.kubectl.pods("llm").values()]
-    if not enforced(clients):
-        pytest.skip(
-            "this cluster's network enforces no NetworkPolicy: those of the overlay are admitted, no more is known"
-        )
     assert [each for each in addresses if reaches(clients, *each)] == []
-
-
-def enforced(clients: Kubectl) -> bool:
-    """Whether a policy that lets the client reach nothing does so; the cluster's DNS is what it tries."""
-    dns = Kubectl("kube-system").get("service", "kube-dns")["spec"]["clusterIP"]
-    assert reaches(clients, dns, 53)
-    policy = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": "client"},
-        "spec": {"podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"]},
-    }
-    clients("apply", "-f", "-", stdin=yaml.safe_dump(policy))
-    try:
-        return not reaches(clients, dns, 53)
-    finally:
-        clients("delete", "networkpolicy", "client")
+    with load(stack) as running:
+        running.until_answered(2)
+    assert running.report.lost == []

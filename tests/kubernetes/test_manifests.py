@@ -24,6 +24,7 @@ OVERLAYS: dict[str, set[str]] = {
     "gke": {*GATEWAY, "HealthCheckPolicy", "GCPBackendPolicy"},
     "istio": {*GATEWAY, "DestinationRule"},
     "kind": {*LEAN, "GatewayClass"},
+    "kind-kv-events": {*LEAN, "GatewayClass"},
     "kind-standalone": set(),
     "standalone": set(),
     "tiered-kv": LEAN,
@@ -38,8 +39,8 @@ COMPONENTS: dict[str, set[str]] = {
     "tls": {"Issuer", "Certificate"},
 }
 """What may be added to every overlay, with what it adds to those kinds. `tls` not where ext_proc is plaintext."""
-PLAINTEXT = {"envoy-gateway", "kind", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu"}
-EVENTFUL = {"tiered-kv"}
+PLAINTEXT = {"envoy-gateway", "kind", "kind-kv-events", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu"}
+EVENTFUL = {"kind-kv-events", "tiered-kv"}
 """Those that have `kv-events` already."""
 PRIVILEGED = {"tiered-kv"}
 """Of whose pods some are in their node's IPC namespace, and in no other way less restricted."""

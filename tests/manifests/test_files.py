@@ -119,6 +119,21 @@ def test_a_pod_that_goes_has_time_for_all_it_does() -> None:
     assert leave + int(flags["drain-timeout"]) < grace
 
 
+def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory() -> None:
+    """LMCache's server finds what a pod shares by its name there; a volume of the pod's own would hide it."""
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"]
+        for each in documents(ROOT / "epp" / "tiered-stack.yaml")
+        if each["kind"] in ("Deployment", "DaemonSet")
+    }
+    sharing = {name: pod for name, pod in pods.items() if pod.get("hostIPC")}
+    assert sharing.keys() == {"llm", "lmcache"}
+    for pod in sharing.values():
+        mounts = [mount["mountPath"] for each in pod["containers"] for mount in each["volumeMounts"]]
+        assert mounts
+        assert not any(path.startswith("/dev") for path in mounts)
+
+
 def test_the_image_is_made_of_files_that_exist() -> None:
     lines = (ROOT / "Containerfile").read_text().splitlines()
     copied = [line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line]

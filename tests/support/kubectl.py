@@ -52,9 +52,9 @@ class Kubectl:
             and {"type": "Ready", "status": "True"}.items() <= _condition(pod, "Ready").items()
         }
 
-    def rolled_out(self, *deployments: str) -> None:
+    def rolled_out(self, *deployments: str, seconds: int = 240) -> None:
         for each in deployments:
-            self("rollout", "status", "--timeout=240s", f"deployment/{each}", timeout=260)
+            self("rollout", "status", f"--timeout={seconds}s", f"deployment/{each}", timeout=seconds + 20)
 
     @contextmanager
     def forwarded(self, target: str, port: int) -> Iterator[str]:

@@ -1,0 +1,197 @@
+"""The overlay `tiered-kv` on CPUs: pods with real vLLM, LMCache on the node, its coordinator, Redis, and kv-aware.
+
+`hack/kind-up --engine` makes a cluster for it; hack/kind/tiered-kv says what is not as shipped.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
+from tests.e2e.test_kv_events import all_heard, pod_of
+from tests.support.kubectl import Kubectl, wait
+
+NAMESPACE = "warmpath-e2e-tiered-kv"
+BLOCK = 64
+DEVICE = 128 * BLOCK
+"""Tokens, as hack/kind/tiered-kv has it."""
+START = 900
+"""Seconds in which vLLM starts on a machine that has other things to do."""
+
+
+@pytest.fixture(scope="module")
+def tiered(kind: Stack, fenced: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The overlay in a namespace of its own, where its policies are enforced."""
+    images = [image for node in Kubectl("default").get("nodes")["items"] for image in node["status"]["images"]]
+    if not any("warmpath-engine:" in name for image in images for name in image["names"]):
+        pytest.skip("this cluster has no vLLM: `hack/kind-up --engine` makes one that has")
+    kubectl = put_into(NAMESPACE, ROOT / "hack" / "kind" / "tiered-kv", tmp_path_factory.mktemp("tiered"))
+    try:
+        kubectl("rollout", "status", f"--timeout={START}s", "daemonset/lmcache", timeout=START)
+        kubectl.rolled_out("lmcache-redis", "lmcache-coordinator", "warmpath", "llm", seconds=START)
+        kubectl("wait", "--timeout=180s", "--for=condition=Programmed", "gateway/inference")
+        yield Stack(kubectl, gateway_of(NAMESPACE), kind.token)
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request and its answer; tokens."""
+
+    pod: str
+    prompt: int
+    predicted: int
+    cached: int
+
+
+@dataclass
+class Talk:
+    """Messages pile up; each `say` sends them all."""
+
+    client: OpenAI
+    admin: Admin
+    messages: list[Any]
+
+    def say(self, text: str) -> Turn:
+        self.messages.append({"role": "user", "content": text})
+        told = self.client.chat.completions.create(
+            model="tiny", messages=self.messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+        )
+        self.messages.append({"role": "assistant", "content": told.choices[0].message.content})
+        decision = self.admin.last_decision()
+        assert told.usage is not None
+        details = told.usage.prompt_tokens_details
+        cached = (details.cached_tokens or 0) if details else 0
+        pod = pod_of(decision["endpoint"])
+        return Turn(pod, told.usage.prompt_tokens, decision["predicted_cached_tokens"], cached)
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """What stands behind the engines, asked directly."""
+
+    stack: Stack
+    admin: Admin
+
+    def known(self) -> tuple[float, float]:
+        """Whether the picker reaches the coordinator, and how many chunks it knows by it."""
+        found = {each.labels["statistic"]: each.value for each in self.admin.samples("warmpath_plugin_statistic")}
+        return found["tier_reached"], found["tier_chunks"]
+
+    def chunks(self) -> int:
+        """How many the coordinator has."""
+        with self.stack.kubectl.forwarded("service/lmcache-coordinator", 9300) as url:
+            count: int = json.loads(get(f"{url}/directory/stats"))["num_keys"]
+            return count
+
+    def settled(self) -> None:
+        """Return when what the pods reported has reached the picker."""
+        before = -1
+
+        def same() -> bool:
+            nonlocal before
+            last, before = before, self.chunks()
+            return last == before == self.known()[1]
+
+        wait(same, "the picker knows what the coordinator knows")
+
+    def loaded(self) -> dict[str, float]:
+        """Tokens that the node's LMCache has found so far, by tier."""
+        (server,) = self.stack.kubectl.pods("lmcache")
+        with self.stack.kubectl.forwarded(f"pod/{server}", 8080) as url:
+            families = list(text_string_to_metric_families(get(f"{url}/metrics")))
+        samples = {sample.name: sample.value for family in families for sample in family.samples}
+        return {tier: samples.get(f"lmcache_mp_lookup_hit_{tier}_tokens_total", 0.0) for tier in ("l1", "l2")}
+
+    def forget_l1(self) -> None:
+        (server,) = self.stack.kubectl.pods("lmcache")
+        with self.stack.kubectl.forwarded(f"pod/{server}", 8080) as url:
+            post(f"{url}/cache/clear", {})
+
+    def fill(self, pod: str) -> None:
+        """Have a pod compute so much else that its device holds nothing that it held."""
+        chance = Random(pod)
+        with self.stack.kubectl.forwarded(f"pod/{pod}", 8000) as url:
+            for _ in range(3):
+                prompt = [chance.randrange(100, 4000) for _ in range(DEVICE * 2 // 5)]
+                post(f"{url}/v1/completions", {"model": "tiny", "prompt": prompt, "max_tokens": 1})
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def post(url: str, body: object) -> None:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert answer.status == 200
+
+
+def words(topic: str, count: int) -> str:
+    return " ".join(f"{topic}{number * number}" for number in range(count))
+
+
+@pytest.fixture
+def tiers(tiered: Stack) -> Iterator[Tiers]:
+    with tiered.admin() as admin:
+        all_heard(tiered, admin)
+        found = Tiers(tiered, admin)
+        wait(lambda: found.known()[0] == 1, "the picker reaches the coordinator")
+        yield found
+
+
+@pytest.fixture
+def talk(tiered: Stack, tiers: Tiers, request: pytest.FixtureRequest) -> Iterator[Talk]:
+    with tiered.entered() as url, OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield Talk(client, tiers.admin, [{"role": "system", "content": f"This is {request.node.name}."}])
+
+
+def test_a_conversation_returns_to_the_pod_that_holds_it(talk: Talk) -> None:
+    turns = [talk.say(words(f"turn{number}-", 60)) for number in range(4)]
+    assert len({turn.pod for turn in turns}) == 1
+    assert turns[0].cached == 0
+    for before, turn in pairwise(turns):
+        assert turn.predicted == turn.cached >= before.prompt // BLOCK * BLOCK > 0
+
+
+def test_what_falls_off_the_device_is_known_to_be_in_the_node_s_memory(talk: Talk, tiers: Tiers) -> None:
+    first = talk.say(words("l1-", 300))
+    tiers.fill(first.pod)
+    tiers.settled()
+    before = tiers.loaded()
+    again = talk.say("And then?")
+    after = tiers.loaded()
+    assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK > 0
+    assert after["l1"] - before["l1"] >= first.prompt // BLOCK * BLOCK
+    assert after["l2"] == before["l2"]
+
+
+def test_what_falls_off_the_node_is_known_to_be_in_redis(talk: Talk, tiers: Tiers) -> None:
+    first = talk.say(words("l2-", 300))
+    tiers.settled()
+    tiers.fill(first.pod)
+    tiers.forget_l1()
+    tiers.settled()
+    before = tiers.loaded()
+    again = talk.say("And then?")
+    assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK > 0
+    assert tiers.loaded()["l2"] - before["l2"] >= first.prompt // BLOCK * BLOCK
+
+
+def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers) -> None:
+    (picker,) = tiered.kubectl.pods("warmpath")
+    where = (f"--pool-namespace={NAMESPACE}", "--pool-name=llm", "--coordinator=http://lmcache-coordinator:9300")
+    said = json.loads(tiered.kubectl("exec", picker, "--", "warmpath", "doctor", "--json", *where))
+    assert len(said["examined"]) == 3
+    assert said["findings"] == []
