@@ -1,5 +1,6 @@
 """A simulated pod in virtual time: an engine that is stepped, or leaps over steps in which it only decodes."""
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
@@ -77,7 +78,7 @@ class Pod:
         """Queue a request; it is looked at when the step in progress ends. Raises NeverFits."""
         engine, size = self.look(now), self.kind.parameters.block_size
         about = ask.ids() if self._watched else None
-        chunks = self.chunks(ask) if self.lower is not None else ()
+        chunks = () if self.lower is None else self.chunks(ask) if about is None else _named(about, ask)
         job = engine.add(
             str(number), ask.chain(size), prompt=ask.tokens, output=ask.output, now=now, about=about, chunks=chunks
         )
@@ -91,7 +92,7 @@ class Pod:
 
     def chunks(self, ask: Ask) -> Sequence[int]:
         """Names of a prompt's full chunks: where somebody listens, those he would make of its tokens."""
-        return (chain_of_tokens(ask.ids(), CHUNK) if self._watched else ask.chain(CHUNK))[: ask.tokens // CHUNK]
+        return _named(ask.ids(), ask) if self._watched else ask.chain(CHUNK)[: ask.tokens // CHUNK]
 
     def look(self, now: float) -> Engine:
         """The engine as it is `now`, with all steps done that have begun."""
@@ -139,3 +140,7 @@ class Pod:
         if count > self._done:
             self.engine.leapt(count - self._done)
             self._done = count
+
+
+def _named(ids: "array[int]", ask: Ask) -> Sequence[int]:
+    return chain_of_tokens(ids[: ask.tokens], CHUNK)

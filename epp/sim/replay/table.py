@@ -21,24 +21,23 @@ COLUMNS: Final[Sequence[Column]] = (
     ("good\n%", lambda f: f.goodput * 100, ".1f"),
     ("hits\n%", lambda f: f.hit_rate * 100, ".1f"),
     ("of\nbound %", lambda f: 100 * f.hit_rate / f.hit_bound if f.hit_bound else 0.0, ".0f"),
-    ("hits:\ndevice %", lambda f: 100 * f.hits["device"], ".1f"),
-    ("\nL1 %", lambda f: 100 * f.hits["l1"], ".1f"),
-    ("\nL2 %", lambda f: 100 * f.hits["l2"], ".1f"),
     ("imba-\nlance", lambda f: f.imbalance, ".2f"),
     ("pre-\nempted", lambda f: f.preemptions, ".0f"),
     ("\nfailed", lambda f: f.failed, ".0f"),
     ("$ per 1k\ntokens", lambda f: f.cost, ".4f"),
 )
-_OF_TIERS: Final = slice(8, 11)
-"""Those that are shown only where tiers are simulated."""
+OF_TIERS: Final[Sequence[Column]] = (
+    ("hits:\ndevice %", lambda f: 100 * f.hits["device"], ".1f"),
+    ("\nL1 %", lambda f: 100 * f.hits["l1"], ".1f"),
+    ("\nL2 %", lambda f: 100 * f.hits["l2"], ".1f"),
+)
+"""Those that stand behind the hits where tiers are simulated."""
+_BEHIND: Final = 8
 
 
 def columns(results: Results) -> Sequence[Column]:
     """Those of a comparison."""
-    shown = list(COLUMNS)
-    if not results.runs[0].hits:
-        del shown[_OF_TIERS]
-    return shown
+    return (*COLUMNS[:_BEHIND], *OF_TIERS, *COLUMNS[_BEHIND:]) if results.runs[0].hits else COLUMNS
 
 
 def by_policy(results: Results) -> dict[str, list[Figures]]:
