@@ -23,7 +23,7 @@ def chain(*path: int) -> list[int]:
 
 
 def put(held: Holdings, names: list[int], at: int = 0) -> None:
-    held.store(names[at:], names[at:], held.row(names[at - 1]) if at else NOBODY)
+    held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NOBODY)
 
 
 def depth(held: Holdings, names: list[int]) -> int:
@@ -49,7 +49,7 @@ def test_what_lost_its_beginning_is_out_of_sight_until_it_is_back() -> None:
     held.remove(names[1])
     assert (depth(held, names), depth(held, branch)) == (1, 1)
     held.check()
-    held.store(names[1:2], names[1:2], held.row(names[0]))
+    held.store(names[1:2], names[1:2], held.rows[names[0]])
     assert (depth(held, names), depth(held, branch)) == (4, 3)
     held.check()
 
@@ -134,10 +134,10 @@ def test_any_history_against_a_naive_count(seed: int) -> None:
         names = draw.choice(paths)
         if draw.random() < 0.5:
             start = draw.randint(0, 5)
-            if start and held.row(names[start - 1]) < 0:
+            if start and names[start - 1] not in held.rows:
                 continue
             end = draw.randint(start + 1, 6)
-            held.store(names[start:end], names[start:end], held.row(names[start - 1]) if start else NOBODY)
+            held.store(names[start:end], names[start:end], held.rows[names[start - 1]] if start else NOBODY)
             copies.update(names[start:end])
         else:
             name = draw.choice(names)
