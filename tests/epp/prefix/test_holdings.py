@@ -113,6 +113,19 @@ def test_the_bound_holds_and_the_oldest_ends_go_first() -> None:
     assert evicted >= 20 + 400 - 200
 
 
+def test_room_is_made_of_many_short_chains_as_of_one_long() -> None:
+    short, long = holdings(100), holdings(100)
+    for i in range(100):
+        put(short, chain(i))
+    put(long, chain(*range(100)))
+    names = chain(*range(1000, 1030))
+    for held in (short, long):
+        put(held, names)
+        held.check()
+        assert depth(held, names) == 30
+        assert held._budget.evicted == 30
+
+
 def test_a_chain_longer_than_the_bound_is_held_as_far_as_it_fits() -> None:
     held, names = holdings(100), chain(*range(300))
     put(held, names)
