@@ -25,7 +25,7 @@ from prometheus_client.samples import Sample
 
 from laptop.ports import free_ports
 from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, wait
-from tests.support.policies import Enforced, enforced, kind_nodes
+from tests.support.policies import enforced
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -120,21 +120,9 @@ def clients() -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def enforcing(clients: Kubectl) -> bool:
-    """Whether the cluster's own network enforces NetworkPolicies."""
+def fenced(clients: Kubectl) -> bool:
+    """Whether the cluster's network enforces NetworkPolicies."""
     return enforced(clients)
-
-
-@pytest.fixture(scope="module")
-def fenced(clients: Kubectl, enforcing: bool) -> Iterator[bool]:
-    """Whether NetworkPolicies are enforced as long as these tests last: by the cluster's network, else by us."""
-    nodes = kind_nodes()
-    if enforcing or not nodes:
-        yield enforcing
-        return
-    with Enforced(nodes):
-        assert enforced(clients, within=60)
-        yield True
 
 
 @pytest.fixture(scope="session")

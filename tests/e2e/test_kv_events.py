@@ -17,8 +17,8 @@ BLOCK = 16
 
 
 @pytest.fixture(scope="module")
-def eventful(kind: Stack, fenced: bool) -> Iterator[Stack]:
-    """The running overlay `kind`, with that component as long as these tests last, where its policies are enforced."""
+def eventful(kind: Stack) -> Iterator[Stack]:
+    """The running overlay `kind`, with that component as long as these tests last."""
     put_on(kind, "kind-kv-events", hears=True)
     yield kind
     put_on(kind, "kind", hears=False)
@@ -138,7 +138,7 @@ def test_what_a_deleted_pod_held_is_forgotten_and_its_successor_is_heard(eventfu
 
 def test_only_the_picker_hears_events(eventful: Stack, clients: Kubectl, fenced: bool) -> None:
     if not fenced:
-        pytest.skip("nobody enforces NetworkPolicies here")
+        pytest.skip("this cluster's network enforces no NetworkPolicy")
     with eventful.admin() as admin:
         all_heard(eventful, admin)
     addresses = [(address, port) for address in eventful.kubectl.pods("llm").values() for port in (8000, 5557, 5657)]

@@ -28,8 +28,8 @@ START = 900
 
 
 @pytest.fixture(scope="module")
-def tiered(kind: Stack, fenced: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The overlay in a namespace of its own, where its policies are enforced."""
+def tiered(kind: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The overlay in a namespace of its own."""
     images = [image for node in Kubectl("default").get("nodes")["items"] for image in node["status"]["images"]]
     if not any("warmpath-engine:" in name for image in images for name in image["names"]):
         pytest.skip("this cluster has no vLLM: `hack/kind-up --engine` makes one that has")
