@@ -312,6 +312,13 @@ def up(**flags: Any) -> None:
     "--pods", default="8*h100-8b", show_default=True, help="KINDS, as in 6*h100-8b,2*h100-8b@0.5 or 2*FILE.yaml."
 )
 @click.option(
+    "--l1", metavar="TOKENS[@SPEED]", help="KV in the memory of each node; loaded at SPEED tokens/s. [300000]"
+)
+@click.option("--l2", metavar="TOKENS[@SPEED]", help="KV in storage that all pods share; the same. [30000]")
+@click.option(
+    "--pods-per-node", default=1, show_default=True, type=click.IntRange(1), help="They share their node's L1."
+)
+@click.option(
     "--policy",
     "policies",
     multiple=True,

@@ -9,9 +9,9 @@ as held.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from epp.follow import Current
 from epp.plugin import Endpoint
@@ -29,6 +29,36 @@ _REST: Final = 10
 
 Tell = Callable[[str, str], None]
 """`metrics.degraded`."""
+
+
+class Listed(Protocol):
+    """Some of a directory's keys, in the order in which they came: `epp.prefix.coordinator.Page`."""
+
+    @property
+    def total(self) -> int:
+        """Keys there are."""
+
+    @property
+    def keys(self) -> Sized:
+        """Those told here."""
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk; 0 where it does not tell."""
+
+    @property
+    def models(self) -> set[str]:
+        """Whose they are."""
+
+    def chunks(self, directory: Directory, model: str) -> Iterable[tuple[int, int]]:
+        """(name, mask) for `directory`; only of `model`, unless that is empty. Raises Away."""
+
+
+class Lister(Protocol):
+    """Who tells what the directory has: `epp.prefix.coordinator.Coordinator`."""
+
+    async def keys(self, offset: int) -> Listed:
+        """Some keys, from that place on. Raises Away."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +89,17 @@ class Tiers:
     """The tiers of one pool. An endpoint's L1 is that of the LMCache instance which is called like its node.
 
     `clock` in seconds, monotonic. Times in seconds: `interval` between readings, `sweep` at least between readings of
-    all of it where it is more than a page.
+    all of it where it is more than a page. `lister`: who is read, if not the coordinator that `config` names.
     """
 
     def __init__(
-        self, config: Lmcache, clock: Callable[[], float], *, interval: float = 1.0, sweep: float = 15.0
+        self,
+        config: Lmcache,
+        clock: Callable[[], float],
+        *,
+        interval: float = 1.0,
+        sweep: float = 15.0,
+        lister: Lister | None = None,
     ) -> None:
         self.directory = Directory(config.max_chunks)
         self.chunk = 0
@@ -77,8 +113,9 @@ class Tiers:
         self.looked_up = 0
         self._config = config
         self._coordinator = Coordinator(config.coordinator)
+        self._lister: Lister = lister or self._coordinator
         self._clock = clock
-        self._interval = interval
+        self.interval = interval
         self._sweep = sweep
         self._due = 0.0
         self._models: set[str] = set()
@@ -154,7 +191,7 @@ class Tiers:
                 if not told:
                     told = True
                     degraded("tiers-away", f"LMCache's coordinator at {self._config.coordinator}: {error}")
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(self.interval)
 
     async def _ask(self, degraded: Tell) -> None:
         """Ask for what is wanted, one after the other."""
@@ -194,7 +231,7 @@ class Tiers:
         models: set[str] = set()
         offset, total = 0, 1
         while offset < min(total, self.directory.limit):
-            page = await self._coordinator.keys(offset)
+            page = await self._lister.keys(offset)
             self.chunk = page.chunk or self.chunk
             models |= page.models
             fresh += page.chunks(self.directory, self._config.model)
@@ -212,7 +249,7 @@ class Tiers:
         """Whether keys were only added since the last time; they are known now."""
         offset = self.total
         while True:
-            page = await self._coordinator.keys(offset)
+            page = await self._lister.keys(offset)
             if page.total < self.total:
                 return False
             self.directory.add(page.chunks(self.directory, self._config.model))

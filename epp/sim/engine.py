@@ -3,6 +3,8 @@
 The scheduler follows vLLM's `v1/core/sched/scheduler.py` (0.32) where it matters for routing: one token budget per
 step for decodes and chunked prefill, first come first served, paged KV with a prefix cache (`epp.sim.blocks`),
 preemption by recompute, last come first. Left out: speculative decoding, sliding windows, the reserved null block.
+Below the device there may be tiers (`epp.sim.tiers`). What is loaded from them comes between steps, as with vLLM's
+LMCache connector: the request keeps its blocks and waits, others go on.
 
 A prompt is a token count and a chain of block hashes (`epp.sim.tokens.hash_chain`), so tokens themselves never get
 here. The chain may run on into the answer, whose tokens the simulator knows beforehand; blocks the chain does not
@@ -12,9 +14,11 @@ cover are computed and stored but can never be hit.
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple
 
 from epp.sim.blocks import Blocks
+from epp.sim.tiers import CHUNK, Load, Lower
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +119,23 @@ class Job:
     first_token_at: float | None = None
     ended_at: float | None = None
     cached: int = -1
-    """Prompt tokens found in the prefix cache at its first admission (vLLM's `num_cached_tokens`); -1 before."""
+    """Prompt tokens it did not have to compute at its first admission, found in the prefix cache or loaded from lower
+    tiers (vLLM's `num_cached_tokens`); -1 before."""
+    l1: int = 0
+    l2: int = 0
+    """Those of them that were loaded from either tier."""
     generated: int = 0
     """Tokens generated so far."""
     preemptions: int = 0
     about: Any = None
     """Whatever the caller wants to find again with it."""
+    chunks: Sequence[int] = ()
+    """Names of the prompt's full chunks, under which lower tiers know them."""
+    kept: int = 0
+    """Of those, how many were given to the lower tiers."""
+    ready_at: float = -inf
+    """When what is loaded of it is there; blocks up to `loads` tokens are reserved for it."""
+    loads: int = 0
     computed: int = 0
     """Tokens whose KV is in `blocks`."""
     blocks: list[int] = field(default_factory=list)
@@ -188,13 +203,20 @@ class Totals:
 class Engine:
     """A pod's scheduler and memory. Drive it: `add` requests, call `step` whenever the last step has ended."""
 
-    def __init__(self, parameters: EngineParameters) -> None:
+    def __init__(self, parameters: EngineParameters, lower: Lower | None = None) -> None:
         self.parameters = parameters
         self.totals = Totals()
         self._kv = Blocks(parameters.blocks)
         self._jobs: dict[str, Job] = {}
         self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
+        self._lower = lower
+        self._loading: list[Job] = []
+        """Admitted, with blocks, but not in the batch until what they load is there."""
+        self._taken = (-inf, -inf)
+        """Until when the ways from L1 and from L2 are taken by what is being loaded: one after the other."""
+        self._computed: list[tuple[Job, int, int]] = []
+        """Chunks of prompts that the step in progress completes."""
         self._changes: list[Change] | None = None
 
     def watch(self) -> None:
@@ -221,8 +243,13 @@ class Engine:
 
     @property
     def waiting(self) -> Sequence[Job]:
-        """The queue, next first."""
-        return self._waiting
+        """The queue, next first; before it those that wait for what they load (vLLM counts them as waiting too)."""
+        return [*self._loading, *self._waiting] if self._loading else self._waiting
+
+    @property
+    def ready_at(self) -> float:
+        """When the next load is there; inf while nothing is loaded."""
+        return min((job.ready_at for job in self._loading), default=inf)
 
     @property
     def free_blocks(self) -> int:
@@ -247,12 +274,13 @@ class Engine:
         now: float,
         adapter: str = "",
         about: Any = None,
+        chunks: Sequence[int] = (),
     ) -> Job:
         """Queue a request of `prompt` tokens that will generate `output` (at least 1) tokens.
 
         `hashes` is the chain of the full blocks of prompt and answer (as far as known; what differs by salt or adapter
-        must differ in its hashes). `adapter` and `about` are only remembered. Raises NeverFits, and ValueError for an
-        id that is already live or a length under 1.
+        must differ in its hashes). `chunks` are the prompt's full chunks, as lower tiers name them. `adapter` and
+        `about` are only remembered. Raises NeverFits, and ValueError for an id that is live or a length under 1.
         """
         if request_id in self._jobs:
             raise ValueError(f"request {request_id!r} is already in the engine")
@@ -262,7 +290,7 @@ class Engine:
             raise NeverFits(
                 f"{prompt} prompt and {output} generated tokens do not fit in {self.parameters.capacity} tokens of KV"
             )
-        job = Job(request_id, prompt, output, hashes, now, adapter, about=about)
+        job = Job(request_id, prompt, output, hashes, now, adapter, about=about, chunks=chunks)
         self._jobs[request_id] = job
         self._waiting.append(job)
         return job
@@ -273,7 +301,7 @@ class Engine:
         if job is None:
             return False
         if job.blocks:
-            self._running.remove(job)
+            (self._loading if job in self._loading else self._running).remove(job)
             self._release(job)
         else:
             self._waiting.remove(job)
@@ -289,8 +317,11 @@ class Engine:
     def step(self, now: float) -> Step | None:
         """Run one step that starts at `now`; None if there is nothing to do.
 
-        Jobs that finish free their blocks at once: nobody can use them before the next step anyway.
+        Jobs that finish free their blocks at once: nobody can use them before the next step anyway. While something is
+        being loaded there may be nothing to do before `ready_at`.
         """
+        if self._loading:
+            self._arrive(now)
         batch = _Batch(self.parameters.max_batched_tokens)
         self._schedule_running(batch)
         if not batch.preempted:
@@ -308,7 +339,8 @@ class Engine:
         """
         running, parameters = self._running, self.parameters
         decodes, size = len(running), parameters.block_size
-        if not decodes or decodes > parameters.max_batched_tokens:
+        ready_at = self.ready_at if self._loading else inf
+        if not decodes or decodes > parameters.max_batched_tokens or ready_at <= now:
             return []
         count, context = limit, 0
         for job in running:
@@ -326,7 +358,9 @@ class Engine:
         for read in range(context, context + count * decodes, decodes):
             now += fixed + each * read
             ends.append(now)
-        return ends
+            if now >= ready_at:  # the next step has more to do than decoding
+                break
+        return ends if len(ends) > 1 else []
 
     def leapt(self, steps: int) -> None:
         """Do the first `steps` of what `leap` told, nothing having been added or aborted since."""
@@ -358,7 +392,7 @@ class Engine:
         with.
         """
         size, running = self.parameters.block_size, self._running
-        if not self._waiting or len(running) >= self.parameters.max_running:
+        if not self._waiting or len(running) + len(self._loading) >= self.parameters.max_running:
             return False
         job = self._waiting[0]
         total, hashes = job.prompt + job.generated, job.hashes
@@ -406,25 +440,74 @@ class Engine:
     def _admit(self, batch: "_Batch", now: float) -> None:
         """Move waiting jobs into the batch while the first in line fits as a whole. Nobody overtakes."""
         block_size = self.parameters.block_size
-        while self._waiting and batch.budget and len(self._running) < self.parameters.max_running:
+        most = self.parameters.max_running - len(self._loading)
+        while self._waiting and batch.budget and len(self._running) < most:
             job = self._waiting[0]
             total = job.prompt + job.generated
             found = self._kv.match(job.hashes, (total - 1) // block_size)
             if not self._kv.fits(found, -(-total // block_size) - len(found)):
                 return
             self._waiting.popleft()
-            self._running.append(job)
             self._kv.take(found)
             job.blocks, job.computed = found, len(found) * block_size
+            load = self.load(job.chunks, job.computed, total, now) if self._lower is not None else Load(job.computed)
             if job.admitted_at is None:
-                job.admitted_at, job.cached = now, job.computed
+                job.admitted_at, job.cached, job.l1, job.l2 = now, load.end, load.l1, load.l2
                 self.totals.prompt_tokens += job.prompt
                 self.totals.prefix_queries += job.prompt
-                self.totals.prefix_hits += job.cached
+                self.totals.prefix_hits += job.computed
+            if load.end > job.computed:
+                self._begin_load(job, load, now)
+                most -= 1
+                continue
+            self._running.append(job)
             tokens = min(total - job.computed, batch.budget)
             job.blocks += self._kv.allocate(-(-(job.computed + tokens) // block_size) - len(found))
             batch.add(job, tokens)
             self._compute(job, tokens)
+
+    def load(self, chunks: Sequence[int], held: int, tokens: int, now: float) -> Load:
+        """What it would load from lower tiers `now` of `tokens` tokens, of which its cache holds the first `held`."""
+        if self._lower is None:
+            return Load(held)
+        linear, attention = self.parameters.linear, self.parameters.attention
+
+        def compute(there: int) -> float:
+            left = tokens - there
+            return linear * left + attention * left * (tokens - left / 2)
+
+        l1, l2 = self._taken
+        chunks = chunks[: (tokens - 1) // CHUNK]  # the last token is always computed
+        return self._lower.best(chunks, held, compute, (max(0.0, l1 - now), max(0.0, l2 - now)))
+
+    def _begin_load(self, job: Job, load: Load, now: float) -> None:
+        job.ready_at, job.loads = now + load.seconds, load.end
+        job.blocks += self._kv.allocate(load.end // self.parameters.block_size - len(job.blocks))
+        lower, (l1, l2) = self._lower, self._taken
+        assert lower is not None
+        self._taken = (
+            max(l1, now) + load.l1 / lower.l1_speed if load.l1 else l1,
+            max(l2, now) + load.l2 / lower.l2_speed if load.l2 else l2,
+        )
+        self._loading.append(job)
+
+    def _arrive(self, now: float) -> None:
+        """What was loaded by now joins the batch, in order of admission."""
+        size = self.parameters.block_size
+        for job in [job for job in self._loading if job.ready_at <= now]:
+            self._loading.remove(job)
+            start, end = job.computed // size, job.loads // size
+            job.computed = job.loads
+            self._kv.remember(job.blocks[start:end], job.hashes[start:end])
+            self._changed(Stored(job, start, min(end, len(job.hashes))))
+            self._running.append(job)
+
+    def settle(self) -> None:
+        """The last step has ended: what it computed of prompts goes down to the lower tiers."""
+        for job, start, end in self._computed:
+            assert self._lower is not None
+            self._lower.keep(job.chunks, start, end, job.about)
+        self._computed.clear()
 
     def _compute(self, job: Job, tokens: int) -> None:
         """Advance `job`; blocks that become full are cached at once, so a later job of the same step can hit them."""
@@ -436,6 +519,10 @@ class Engine:
             self._kv.remember(job.blocks[full:now_full], job.hashes[full:now_full])
             if (end := min(now_full, len(job.hashes))) > full:
                 self._changed(Stored(job, full, end))
+        if job.kept < len(job.chunks) and (done := min(job.computed // CHUNK, len(job.chunks))) > job.kept:
+            # When the prompt is complete all of it is used once more: so its tail goes before its head.
+            self._computed.append((job, 0 if done == len(job.chunks) else job.kept, done))
+            job.kept = done
 
     def _advance(self, batch: "_Batch", now: float) -> Step:
         duration = batch.seconds(self.parameters)
@@ -471,9 +558,11 @@ class Engine:
     def check(self) -> None:
         """Raise AssertionError if memory and queues do not agree. For tests."""
         self._kv.check()
-        held = Counter(block for job in self._running for block in job.blocks)
+        held = Counter(block for job in (*self._running, *self._loading) for block in job.blocks)
         assert self._kv.count - self._kv.free == len(held), "blocks are held by nobody, or freed while held"
-        assert set(self._jobs) == {job.id for job in (*self._running, *self._waiting)}, "a request is lost"
+        assert set(self._jobs) == {job.id for job in (*self._running, *self._loading, *self._waiting)}, (
+            "a request is lost"
+        )
         assert not any(job.blocks for job in self._waiting), "a waiting request holds blocks"
 
 

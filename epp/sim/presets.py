@@ -5,8 +5,9 @@ kernels reach. The shares are those that make Llama 8B on one H100 come out at i
 Trust ratios between pods more than seconds. A file has what was measured of a real engine (`hack/bench calibrate`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from epp.decode import decode, nearest, read, short
 from epp.errors import ConfigError, ConfigErrors
 from epp.loader import read_file
 from epp.sim.engine import H100_8B, LAPTOP, EngineParameters
+from epp.sim.tiers import CHUNK, L1_SPEED, L2_SPEED, Lower, Tier, TierParameters
 
 _GIB: Final = 1 << 30
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
@@ -66,14 +68,32 @@ class PodKind:
     parameters: EngineParameters
     price: float
     """Dollars an hour."""
+    l1: TierParameters | None = None
+    """Memory of its node for KV, which all pods of a node share; None = it has none."""
+    l2_speed: float | None = None
+    """Tokens a second that it loads from the pool's shared storage; None = as that says of itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _L2:
+    """How a pod reaches the shared storage."""
+
+    speed: float | None = None
+    """Tokens a second."""
+
+    def __post_init__(self) -> None:
+        if self.speed is not None and not 0 < self.speed < inf:
+            raise ValueError(f"speed: {self.speed}, expected more than 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PodFile:
-    """What a file of a pod kind has: `price`, dollars an hour, and the engine's `parameters` in camelCase."""
+    """What a file of a pod kind has: `price`, dollars an hour, the engine's `parameters` in camelCase, lower tiers."""
 
     price: float = 1.0
     parameters: EngineParameters
+    l1: TierParameters | None = None
+    l2: _L2 = field(default_factory=_L2)
 
     def __post_init__(self) -> None:
         if self.price < 0:
@@ -155,7 +175,7 @@ def preset(name: str) -> PodKind:
             field: getattr(kind.parameters, field) / factor
             for field in ("base", "per_decode", "per_context_token", "linear", "attention")
         }
-        return PodKind(f"{kind.name}@{speed}", replace(kind.parameters, **slower), kind.price)
+        return replace(kind, name=f"{kind.name}@{speed}", parameters=replace(kind.parameters, **slower))
     except (ValueError, ZeroDivisionError):
         raise ConfigError("pods", f"expected a speed of more than 0 behind @, got {short(name)}") from None
 
@@ -167,11 +187,57 @@ def _from_file(path: Path) -> PodKind:
         raise ConfigErrors([ConfigError(_within(path, each), each.message) for each in several.errors]) from None
     except ConfigError as error:
         raise ConfigError(_within(path, error), error.message) from None
-    return PodKind(path.stem, found.parameters, found.price)
+    return PodKind(path.stem, found.parameters, found.price, found.l1, found.l2.speed)
 
 
 def _within(path: Path, error: ConfigError) -> str:
     return str(path) if error.path in ("", str(path)) else f"{path}: {error.path}"
+
+
+def tier(text: str, flag: str, speed: float) -> TierParameters:
+    """A tier from `TOKENS` or `TOKENS@SPEED`, as in 4000000@300000. Raises ConfigError."""
+    size, at, told = text.partition("@")
+    try:
+        return TierParameters(tokens=int(size), speed=float(told) if at else speed)
+    except ValueError as error:
+        what = f": {error}" if "expected" in str(error) else ""
+        raise ConfigError(
+            flag, f"expected TOKENS or TOKENS@TOKENS_PER_SECOND, as in 4000000@300000, got {short(text)}{what}"
+        ) from None
+
+
+def with_l1(kinds: Sequence[PodKind], l1: TierParameters | None) -> list[PodKind]:
+    """The pods, with this L1 where they do not say themselves what they have."""
+    return [kind if kind.l1 is not None else replace(kind, l1=l1) for kind in kinds]
+
+
+def lowers(kinds: Sequence[PodKind], l2: TierParameters | None, per_node: int) -> list[tuple[str, Lower | None]]:
+    """Each pod's node and the tiers below it, all empty; ("", None) where there are none.
+
+    Nodes have `per_node` pods each, in their order, and one L1; the L2 is everybody's. Raises ConfigError.
+    """
+    shared, l2_speed = (None, L2_SPEED) if l2 is None else (Tier(l2.tokens), l2.speed)
+    found: list[tuple[str, Lower | None]] = []
+    for start in range(0, len(kinds), per_node):
+        mates = kinds[start : start + per_node]
+        l1 = mates[0].l1
+        if any(kind.l1 != l1 for kind in mates):
+            names = ", ".join(dict.fromkeys(kind.name for kind in mates))
+            raise ConfigError("pods-per-node", f"pods of a node share its l1; {names} do not say the same of it")
+        memory = None if l1 is None else Tier(l1.tokens)
+        for kind in mates:
+            if memory is None and shared is None:
+                found.append(("", None))
+                continue
+            if CHUNK % kind.parameters.block_size:
+                raise ConfigError(
+                    "pods",
+                    f"{kind.name} has blocks of {kind.parameters.block_size} tokens; below it KV is kept in chunks of "
+                    f"{CHUNK}, expected a divisor of that",
+                )
+            l1_speed = L1_SPEED if l1 is None else l1.speed
+            found.append((f"node-{start // per_node + 1}", Lower(memory, shared, l1_speed, kind.l2_speed or l2_speed)))
+    return found
 
 
 def pods(text: str) -> list[PodKind]:

@@ -1,6 +1,7 @@
 """Ours against round-robin on shared documents of 8k and 64k tokens, seven pods of 70B: the table of docs/replay.md.
 
-Virtual time: the figures do not depend on the machine. Prints Markdown.
+`--priors`: what it costs to learn speeds from priors that are wrong, the table of docs/policies.md. Virtual time: the
+figures do not depend on the machine. Prints Markdown.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,10 +9,11 @@ from typing import Final, NamedTuple
 
 import click
 
+from epp.sim.engine import H100_8B
 from epp.sim.presets import pods
-from epp.sim.replay.figures import Figures, Slo, spread
+from epp.sim.replay.figures import Figures, Slo, regret, spread
 from epp.sim.replay.play import Conditions
-from epp.sim.replay.policies import policy
+from epp.sim.replay.policies import Policy, policy
 from epp.sim.replay.runs import Plan, Rate, Results, Source, compare
 from epp.sim.replay.table import by_policy
 
@@ -54,12 +56,77 @@ def rows(case: Case, load: float, results: Results) -> list[str]:
     return lines
 
 
+class Pool(NamedTuple):
+    """Pods, and their speeds by shell pattern where they are not 1."""
+
+    name: str
+    pods: str
+    speeds: str
+
+
+POOLS: Final = (Pool("uniform", "4*h100-8b", "{}"), Pool("mixed", "3*h100-8b,1*h100-8b@0.5", "{default/pod-4: 0.5}"))
+WORKLOADS: Final = ("independent", "documents-8k")
+WRONG: Final = {"a third": 1 / 3, "right": 1.0, "three times": 3.0}
+"""What the priors say of a token's prefill: times the truth."""
+LOAD: Final = 0.7
+REQUESTS: Final = 2000
+KNOWN: Final = "known"
+
+
+def prior(name: str, times: float, *, learn: bool, speeds: str = "{}") -> Policy:
+    """The default with `lin` and `att` of the pods, `times` too slow."""
+    return Policy(
+        name,
+        "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n- type: expected-ttft\n  parameters:\n"
+        f"    lin: {times * H100_8B.linear!r}\n    att: {times * H100_8B.attention:.20f}\n"
+        f"    learnSpeeds: {str(learn).lower()}\n    speeds: {speeds}\n"
+        "- type: max-score-picker\nschedulingProfiles:\n- name: default\n  plugins:\n"
+        "  - pluginRef: expected-ttft\n  - pluginRef: max-score-picker\n",
+    )
+
+
+def learnt(workload: str, pool: Pool, seeds: int, share: float, workers: int) -> list[str]:
+    """Markdown rows: regret of learned speeds against known ones, by how wrong the priors are."""
+    plan = Plan(
+        Source(workload, max(1, round(REQUESTS * share))),
+        tuple(pods(pool.pods)),
+        (
+            prior(KNOWN, 1.0, learn=False, speeds=pool.speeds),
+            *(prior(name, times, learn=True) for name, times in WRONG.items()),
+        ),
+        Conditions(),
+        Rate("load", LOAD),
+        Slo(),
+        tuple(range(seeds)),
+        workers,
+    )
+    runs = by_policy(compare(plan, lambda what, ended, total: None))
+    known = runs[KNOWN]
+    lines = []
+    for name in WRONG:
+        learned, lost = spread([run.ttft_mean for run in runs[name]]), regret(runs[name], known)
+        lines.append(
+            f"| {pool.name} | {workload} | {name} | {spread([run.ttft_mean for run in known]).mean:.4f} "
+            f"| {learned.mean:.4f} | {100 * lost.mean:+.1f} % ± {100 * lost.deviation:.1f} |"
+        )
+    return lines
+
+
 @click.command()
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--share", default=1.0, show_default=True, help="Of the requests, for a quick look.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1))
-def main(seeds: int, share: float, workers: int) -> None:
+@click.option("--priors", is_flag=True, help="Learned speeds against known ones, with priors three times wrong.")
+def main(seeds: int, share: float, workers: int, priors: bool) -> None:
     """Print the table."""
+    if priors:
+        print("| pool | workload | priors say | mean TTFT with known speeds, s | learned | regret |")
+        print("|---|---|---|---|---|---|")
+        for pool in POOLS:
+            for workload in WORKLOADS:
+                for line in learnt(workload, pool, seeds, share, workers):
+                    print(line, flush=True)
+        return
     print("| workload, load | figure | prefix-aware | round-robin | change |")
     print("|---|---|---|---|---|")
     for case in CASES:

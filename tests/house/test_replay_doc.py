@@ -8,8 +8,10 @@ from click.testing import CliRunner
 from epp.cli import warmpath
 from epp.sim.presets import PRESETS
 from epp.sim.replay.generators import ARRIVALS, WORKLOADS
-from hack.benches.replay import BASE, CASES, LOADS, OURS, PODS, ROWS
+from hack.benches.replay import BASE, CASES, LOADS, OURS, PODS, POOLS, ROWS, WRONG
+from hack.benches.replay import WORKLOADS as LEARNT
 
+POLICIES = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 DOC = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
 
 
@@ -68,3 +70,28 @@ def test_flags_and_names_in_the_text_are_there() -> None:
         assert flag in help_
     for name in (*WORKLOADS, *ARRIVALS):
         assert f"`{name}`" in DOC
+
+
+def test_what_learning_costs_is_what_the_benchmark_prints_and_follows_from_its_figures() -> None:
+    table = re.findall(
+        r"^\| (\w+) \| (\S+) \| ([a-z ]+) \| ([\d.]+) \| ([\d.]+) \| ([+-][\d.]+) % ± [\d.]+ \|$",
+        POLICIES,
+        re.MULTILINE,
+    )
+    assert {row[:3] for row in table} == {
+        (pool.name, workload, wrong) for pool in POOLS for workload in LEARNT for wrong in WRONG
+    }
+    for *_, known, learned, regret in table:  # both are rounded, and regret is a mean over seeds
+        assert abs(100 * (float(learned) / float(known) - 1) - float(regret)) < 1.0
+    assert all(float(regret) < 3 for pool, *_, regret in table if pool == "uniform")
+
+
+def test_hits_by_tier_add_up_to_what_is_reached_of_the_bound() -> None:
+    rows = re.findall(r"^\| (nothing|`--l1[^|]*`) \| ([a-z-]+) \|(.*)\|$", DOC, re.MULTILINE)
+    assert len(rows) == 9
+    bounds = []
+    for _, _, cells in rows:
+        *_, device, l1, l2, share, _ = (cell.strip() for cell in cells.split("|"))
+        hits = sum(float(cell or 0) for cell in (device, l1, l2))
+        bounds.append(hits / float(share))
+    assert max(bounds) / min(bounds) < 1.02, "one bound for all"

@@ -34,9 +34,11 @@ def play(
     name: str = "prefix-aware",
     seed: int = 0,
     conditions: Conditions | None = None,
+    l1: str | None = None,
 ) -> Play:
-    """A finished replay."""
-    made = Play(trace, presets.pods(pods), policy(name).build, conditions or Conditions(), seed)
+    """A finished replay. `l1` as the flag has it."""
+    kinds = presets.with_l1(presets.pods(pods), presets.tier(l1, "l1", 1e5) if l1 else None)
+    made = Play(trace, kinds, policy(name).build, conditions or Conditions(), seed)
     made.run()
     return made
 

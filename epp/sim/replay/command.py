@@ -18,6 +18,7 @@ from epp.sim.replay.play import Conditions, Failure
 from epp.sim.replay.policies import policy
 from epp.sim.replay.runs import Plan, Rate, Results, Source, compare, with_oracle
 from epp.sim.replay.table import table
+from epp.sim.tiers import L1_SPEED, L2_SPEED
 
 _WIDEST = 400
 """Columns of a terminal that no table needs."""
@@ -30,6 +31,9 @@ def plan(
     requests: int | None,
     arrivals: Arrivals,
     pods: str,
+    l1: str | None,
+    l2: str | None,
+    pods_per_node: int,
     policies: Sequence[str],
     oracle: bool,
     load: float | None,
@@ -58,7 +62,7 @@ def plan(
     is_file = Path(trace).suffix in (".jsonl", ".gz", ".json")
     return Plan(
         Source(trace, requests, arrivals),
-        tuple(presets.pods(pods)),
+        tuple(presets.with_l1(presets.pods(pods), None if l1 is None else presets.tier(l1, "l1", L1_SPEED))),
         with_oracle(found) if oracle else found,
         Conditions(
             scrape=scrape,
@@ -68,6 +72,8 @@ def plan(
             sees_answer=not lean,
             foreign=foreign,
             failures=tuple(_failure(each) for each in fail),
+            l2=None if l2 is None else presets.tier(l2, "l2", L2_SPEED),
+            pods_per_node=pods_per_node,
         ),
         rates[0] if rates else Rate() if is_file else Rate("load", 0.8),
         Slo(slo_ttft, slo_tpot),

@@ -1,6 +1,6 @@
 """What a replay is judged by: figures of one run, and of several together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
 from statistics import fmean, stdev
@@ -46,7 +46,7 @@ class Figures:
     goodput: float
     """Share of the requests that were answered within the SLO."""
     hit_rate: float
-    """Share of prompt tokens found in the pod's own cache."""
+    """Share of prompt tokens that the pod did not compute: found in its own cache, or loaded from lower tiers."""
     hit_bound: float
     """The same in one cache without end."""
     imbalance: float
@@ -60,6 +60,8 @@ class Figures:
     """P90 of TTFT of the requests sent in each sixtieth of the run; -1 where there were none."""
     shares: tuple[float, ...]
     """Of the requests, by pod."""
+    hits: Mapping[str, float]
+    """`hit_rate` by tier: device, l1, l2; empty where no tiers are simulated."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -114,7 +116,14 @@ def figures(policy: str, seed: int, play: Play, slo: Slo) -> Figures:
         shares=tuple(
             sum(served.pod == number for _, served in ours) / (len(ours) or 1) for number in range(len(play.pods))
         ),
+        hits=_hits([served for _, served in good], prompts) if play.tiered else {},
     )
+
+
+def _hits(served: Sequence[Served], prompts: int) -> dict[str, float]:
+    l1, l2 = sum(one.l1 for one in served), sum(one.l2 for one in served)
+    found = {"device": sum(one.cached for one in served) - l1 - l2, "l1": l1, "l2": l2}
+    return {tier: tokens / prompts if prompts else 0.0 for tier, tokens in found.items()}
 
 
 def _timeline(served: Sequence[Served], begin: float) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ still takes.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from epp.plugin import Cost, Endpoint, Request, Response
 from epp.sim.engine import EngineParameters
@@ -22,6 +22,14 @@ _S = 0.03
 _WEIGHT = 0.02
 
 
+class _Sent(NamedTuple):
+    ask: Ask
+    tokens: int
+    """It needs memory for."""
+    work: float
+    """Seconds."""
+
+
 @dataclass(eq=False)
 class Oracle(Cost, SeesPods):
     """`expected-ttft` with every account true: the pod's own queue, cache, memory and speed."""
@@ -31,14 +39,15 @@ class Oracle(Cost, SeesPods):
     residence: float = 10.0
     """Seconds a request stays at a pod, until the first have been seen."""
 
-    _sent: dict[Endpoint, "OrderedDict[str, tuple[Ask, int]]"] = field(default_factory=dict, init=False, repr=False)
-    """By endpoint, in order: requests in flight there, and the tokens they will have to compute."""
+    _sent: dict[Endpoint, "OrderedDict[str, _Sent]"] = field(default_factory=dict, init=False, repr=False)
+    """By endpoint, in order: requests in flight there."""
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
         ask: Ask = request.notes[Ask]
         now = self.clock()
         rows = []
         chains: dict[int, list[int]] = {}
+        chunks: Sequence[int] | None = None
         for endpoint in endpoints:
             pod = self.pods[endpoint]
             parameters = pod.kind.parameters
@@ -46,19 +55,29 @@ class Oracle(Cost, SeesPods):
             if size not in chains:
                 chains[size] = ask.chain(size)
             u = self._uncached(ask, chains[size], endpoint, now)
-            rows.append(self._row(pod, parameters, endpoint, u, ask.tokens, now))
-            request.notes[self, endpoint] = u
+            if pod.lower is None:
+                work = _work(parameters, u, ask.tokens)
+            else:
+                if chunks is None:
+                    chunks = pod.chunks(ask)
+                load = pod.look(now).load(chunks, ask.tokens - u, ask.tokens, now)
+                work = load.seconds + _work(parameters, ask.tokens - load.end, ask.tokens)
+            rows.append(self._row(pod, parameters, endpoint, u, work, now))
+            request.notes[self, endpoint] = u, work
         return rows
 
     def _row(
-        self, pod: Pod, parameters: EngineParameters, endpoint: Endpoint, u: int, n: int, now: float
+        self, pod: Pod, parameters: EngineParameters, endpoint: Endpoint, u: int, work: float, now: float
     ) -> tuple[float, ...]:
         engine = pod.look(now)
         pending, needed, decodes, context = 0.0, u, 0, 0
         sent = self._sent.get(endpoint, OrderedDict())
         for job in engine.waiting:
-            own = sent[job.id][1] if job.id in sent else job.prompt
-            pending += _work(parameters, own, job.prompt)
+            if job.id in sent:
+                _, own, seconds = sent[job.id]
+            else:
+                own, seconds = job.prompt, _work(parameters, job.prompt, job.prompt)
+            pending += seconds
             needed += own
         for job in engine.running:
             if job.first_token_at is not None and job.first_token_at <= now:
@@ -66,7 +85,6 @@ class Oracle(Cost, SeesPods):
                 context += job.computed
             else:
                 pending += _work(parameters, job.prompt - job.cached, job.prompt)
-        work = _work(parameters, u, n)
         stall = _S * decodes * work
         step = parameters.base + parameters.per_decode * decodes + parameters.per_context_token * context
         crowd = step / (parameters.linear * parameters.max_batched_tokens)
@@ -81,14 +99,17 @@ class Oracle(Cost, SeesPods):
         size = pod.kind.parameters.block_size
         cached = pod.look(now).cached_blocks(chain, (ask.tokens - 1) // size) * size
         ids = {piece.id for piece in ask.prompt}
-        for other, _ in self._sent.get(endpoint, {}).values():
+        for other, _, _ in self._sent.get(endpoint, {}).values():
             if other.prompt[0].id in ids:
                 cached = max(cached, _common(ask, other))
         return ask.tokens - min(cached, (ask.tokens - 1) // size * size)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        u = request.notes.get((self, endpoint), request.tokens)
-        self._sent.setdefault(endpoint, OrderedDict())[request.id] = (request.notes[Ask], u)
+        if (found := request.notes.get((self, endpoint))) is None:
+            n = request.tokens
+            found = n, _work(self.pods[endpoint].kind.parameters, n, n)
+        u, work = found
+        self._sent.setdefault(endpoint, OrderedDict())[request.id] = _Sent(request.notes[Ask], u, work)
         request.notes[self] = self.clock()
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:

@@ -8,7 +8,7 @@ from epp.sim.replay import plots
 from epp.sim.replay.figures import Figures, regret, spread
 from epp.sim.replay.policies import ORACLE
 from epp.sim.replay.runs import Plan, Results
-from epp.sim.replay.table import COLUMNS, by_policy, title
+from epp.sim.replay.table import by_policy, columns, title
 
 _STYLE: Final = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #212529; max-width: 1000px; margin: 2em auto; padding: 0 1em }
@@ -69,9 +69,19 @@ def page(plan: Plan, results: Results) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>warmpath replay: {escape(results.trace)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title(plan, results))}</h1><p>{plots.legend(names)}</p>"
-        f'<div class="plots">{"".join(sections)}</div><h2>All figures</h2>{_table(runs)}'
+        f'<div class="plots">{"".join(sections)}</div><h2>All figures</h2>{_table(results)}'
         f"<p>{escape(_small_print(plan))}</p></html>\n"
     )
+
+
+def _tiers(plan: Plan) -> list[str]:
+    told = []
+    if sizes := sorted({kind.l1.tokens for kind in plan.kinds if kind.l1 is not None}):
+        said = " or ".join(f"{size:,}" for size in sizes)
+        told.append(f"an L1 of {said} tokens for each {plan.conditions.pods_per_node} pod(s)")
+    if plan.conditions.l2 is not None:
+        told.append(f"an L2 of {plan.conditions.l2.tokens:,} tokens for all")
+    return told
 
 
 def _plot(heading: str, explained: str, svg: str) -> str:
@@ -86,12 +96,13 @@ def _bars(runs: dict[str, list[Figures]], figure: Figure, form: str, bound: floa
     return plots.bars(rows, form, bound=bound)
 
 
-def _table(runs: dict[str, list[Figures]]) -> str:
+def _table(results: Results) -> str:
+    runs, shown = by_policy(results), columns(results)
     oracle = runs.get(ORACLE)
-    heads = [heading.replace("-\n", "").replace("\n", " ") for heading, _, _ in COLUMNS] + ["regret %"] * bool(oracle)
+    heads = [heading.replace("-\n", "").replace("\n", " ") for heading, _, _ in shown] + ["regret %"] * bool(oracle)
     rows = []
     for name, own in runs.items():
-        cells = [f"{spread([figure(run) for run in own]).mean:{form}}" for _, figure, form in COLUMNS]
+        cells = [f"{spread([figure(run) for run in own]).mean:{form}}" for _, figure, form in shown]
         if oracle:
             cells.append("" if name == ORACLE else f"{regret(own, oracle).mean * 100:.0f}")
         rows.append(_row("td", [name, *cells]))
@@ -113,6 +124,7 @@ def _small_print(plan: Plan) -> str:
         told.append("no exchange" if conditions.exchange is None else f"exchange after {conditions.exchange:g} s")
     if conditions.foreign:
         told.append(f"{conditions.foreign:.0%} of the requests pass the picker by")
+    told += _tiers(plan)
     told += [f"pod-{each.pod + 1} dead from {each.at:g} s for {each.seconds:g} s" for each in conditions.failures]
     return (
         "Simulated: step times are rooflines from data sheets, so trust order and ratios more than seconds. "

@@ -11,11 +11,12 @@ from epp.plugin import Response, Usage
 from epp.prefix.events import Batch
 from epp.scheduling.decision import Decision
 from epp.sim.engine import Job
-from epp.sim.presets import PodKind
-from epp.sim.replay.events import batch_of
+from epp.sim.presets import PodKind, lowers
+from epp.sim.replay.events import Ledger, batch_of, batch_of_l1
 from epp.sim.replay.pod import Pod
 from epp.sim.replay.replica import Build, Replica
 from epp.sim.replay.trace import Ask, Trace
+from epp.sim.tiers import Changed, Tier, TierParameters
 
 ATTEMPTS: Final = 5
 """Times a request is sent before it counts as failed."""
@@ -54,6 +55,10 @@ class Conditions:
     foreign: float = 0.0
     """Share of the requests that go to the pods in turn, past the picker; figures leave them out."""
     failures: tuple[Failure, ...] = ()
+    l2: TierParameters | None = None
+    """Storage for KV that all pods share; None = there is none."""
+    pods_per_node: int = 1
+    """Pods that share a node's L1, where their kinds have one: neighbours in their order."""
     notice: float = 1.0
     """Until the picker knows that a pod is gone, or back."""
     saturate: bool = False
@@ -73,7 +78,10 @@ class Served:
     pod: int = -1
     """Who served it last."""
     cached: int = 0
-    """Prompt tokens that pod had in its cache."""
+    """Prompt tokens that pod did not compute: it had them in its cache, or loaded them."""
+    l1: int = 0
+    l2: int = 0
+    """Those of them that it loaded from lower tiers."""
     attempts: int = 0
     failed: bool = False
     foreign: bool = False
@@ -108,16 +116,27 @@ class Play:
         self.now = 0.0
         self.trace = trace
         self.conditions = conditions
-        self.pods = [Pod(f"pod-{number + 1}", kind) for number, kind in enumerate(kinds)]
+        below = lowers(kinds, conditions.l2, conditions.pods_per_node)
+        self.pods = [Pod(f"pod-{n + 1}", kind, *below[n]) for n, kind in enumerate(kinds)]
+        self.tiered = any(pod.lower is not None for pod in self.pods)
+        self._ledger = Ledger([*dict.fromkeys(pod.node for pod in self.pods)]) if self.tiered else None
         self.served = [Served() for _ in trace.asks]
         self.replicas = [
-            Replica(build, self.pods, self.clock, Random(f"{seed} {n}"), sees_answer=conditions.sees_answer)
+            Replica(
+                build,
+                self.pods,
+                self.clock,
+                Random(f"{seed} {n}"),
+                sees_answer=conditions.sees_answer,
+                ledger=self._ledger,
+            )
             for n in range(conditions.replicas)
         ]
         self._listening = any(replica.ears is not None for replica in self.replicas)
         if self._listening:
             for pod in self.pods:
                 pod.watch()
+        self._mates = {pod: [mate for mate in self.pods if mate.node == pod.node] for pod in self.pods}
         self._chance = Random(f"conditions {seed}")
         self._place = {pod: number for number, pod in enumerate(self.pods)}
         self._flights: dict[Pod, dict[str, _Flight]] = {pod: {} for pod in self.pods}
@@ -170,13 +189,15 @@ class Play:
         for replica in self.replicas:
             for pod in self.pods:
                 self._at(conditions.scrape * self._chance.random(), self._scrape, replica, pod)
+            if replica.ears is not None and replica.ears.interval:
+                self._at(0.0, self._read, replica)
         self._feed()
 
     def _drain(self) -> None:
         """Let the replicas hear of what has ended; nothing else is left to happen."""
         while self._events:
             self.now, _, _, action, arguments = heappop(self._events)
-            if action in (self._tell, self._tell_adopted, self._hear):
+            if action in (self._tell, self._tell_adopted, self._hear, self._note):
                 action(*arguments)
 
     def _at(self, time: float, action: Callable[..., None], *arguments: Any, order: int = 0) -> None:
@@ -287,9 +308,33 @@ class Play:
     def _tell_events(self, pod: Pod) -> None:
         """Pods tell what became of their prefix caches when a step has ended, before its tokens are sent."""
         if self._listening and (changes := pod.engine.changes()):
-            batch = batch_of(changes, pod.kind.parameters.block_size, self.now)
-            for replica in self.replicas:
-                self._at(self.now + self.conditions.event_lag, self._hear, replica, pod, batch)
+            self._told(pod, batch_of(changes, pod.kind.parameters.block_size, self.now))
+        if self._listening and pod.lower is not None:
+            if changed := self._changes(pod.lower.l1, pod.node):
+                for mate in self._mates[pod]:  # each engine on a node tells of its L1
+                    if mate.alive:
+                        self._told(mate, batch_of_l1(changed, self.now))
+            self._changes(pod.lower.l2, "")
+
+    def _told(self, pod: Pod, batch: Batch) -> None:
+        for replica in self.replicas:
+            self._at(self.now + self.conditions.event_lag, self._hear, replica, pod, batch)
+
+    def _changes(self, tier: Tier | None, node: str) -> Sequence[Changed]:
+        """What a tier has to tell; the ledger will have it as late as the pickers have events."""
+        changes = tier.changes() if tier is not None else ()
+        if changes:
+            self._at(self.now + self.conditions.event_lag, self._note, node, changes)
+        return changes
+
+    def _note(self, node: str, changes: Sequence[Changed]) -> None:
+        if self._ledger is not None:
+            self._ledger.note(node, changes)
+
+    def _read(self, replica: Replica) -> None:
+        if replica.ears is not None:
+            replica.ears.read()
+            self._at(self.now + replica.ears.interval, self._read, replica)
 
     def _hear(self, replica: Replica, pod: Pod, batch: Batch) -> None:
         replica.hear(pod, batch, self.now)
@@ -297,6 +342,7 @@ class Play:
     def _first_token(self, flight: _Flight) -> None:
         served = self.served[flight.number]
         served.first, served.cached = self.now, flight.job.cached
+        served.l1, served.l2 = flight.job.l1, flight.job.l2
         if self.conditions.sees_answer and flight.home >= 0:
             flight.response.first_token_at = self.now
             self._tell_all(flight, "first_token")

@@ -1,14 +1,17 @@
 """A simulated pod in virtual time: an engine that is stepped, or leaps over steps in which it only decodes."""
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from typing import Final
 
 from epp.plugin import Load
+from epp.prefix.chains import chain_of_tokens
 from epp.sim.engine import Engine, Job, Step
 from epp.sim.presets import PodKind
 from epp.sim.replay.trace import Ask
+from epp.sim.tiers import CHUNK, Lower
 
 _WATCHED_LEAP: Final = 16
 """Steps; an engine tells of each one when it ends, so what is told at the end of a leap must not be old by then."""
@@ -21,10 +24,13 @@ class Pod:
     does. Times given never go back.
     """
 
-    def __init__(self, name: str, kind: PodKind) -> None:
+    def __init__(self, name: str, kind: PodKind, node: str = "", lower: Lower | None = None) -> None:
         self.name = name
         self.kind = kind
-        self.engine = Engine(kind.parameters)
+        self.node = node
+        """Whose memory is its L1; "" where no lower tiers are simulated."""
+        self.lower = lower
+        self.engine = Engine(kind.parameters, lower)
         self._watched = False
         self.alive = True
         self.due = inf
@@ -33,13 +39,17 @@ class Pod:
         self._preempted = 0
         self._step: Step | None = None
         self._ends: Sequence[float] = ()
-        """Ends of a leap's steps; those before `_done` are done in the engine."""
+        """Ends of a leap's steps; those before `_done` are done in the engine. Neither that nor a step: while `due` is
+        finite, all it does is to wait for what is being loaded."""
         self._done = 0
 
     def watch(self) -> None:
         """Have its engines write down what becomes of their prefix caches."""
         self._watched = True
         self.engine.watch()
+        for tier in (self.lower.l1, self.lower.l2) if self.lower is not None else ():
+            if tier is not None:
+                tier.watch()
 
     def begin(self, now: float) -> None:
         """Start the next step, or leap, if there is anything to do."""
@@ -51,7 +61,7 @@ class Pod:
             self._step = step
             self.due = step.ends_at
         else:
-            self.due = inf
+            self.due = self.engine.ready_at
             return
         self.busy += self.due - now
 
@@ -61,18 +71,28 @@ class Pod:
             self._commit(len(self._ends))
             self._ends = ()
         step, self._step = self._step, None
+        self.engine.settle()
         return step
 
     def add(self, number: int, ask: Ask, now: float) -> Job:
         """Queue a request; it is looked at when the step in progress ends. Raises NeverFits."""
         engine, size = self.look(now), self.kind.parameters.block_size
         about = ask.ids() if self._watched else None
-        job = engine.add(str(number), ask.chain(size), prompt=ask.tokens, output=ask.output, now=now, about=about)
+        chunks = () if self.lower is None else self.chunks(ask) if about is None else _named(about, ask)
+        job = engine.add(
+            str(number), ask.chain(size), prompt=ask.tokens, output=ask.output, now=now, about=about, chunks=chunks
+        )
+        if self._step is None and not self._ends and self.due < inf:
+            self.due = now
         if self._ends:
             begun = self._ends[: self._done]
             self.busy -= self.due - begun[-1]
             self._ends, self.due = begun, begun[-1]
         return job
+
+    def chunks(self, ask: Ask) -> Sequence[int]:
+        """Names of a prompt's full chunks: where somebody listens, those he would make of its tokens."""
+        return _named(ask.ids(), ask) if self._watched else ask.chain(CHUNK)[: ask.tokens // CHUNK]
 
     def look(self, now: float) -> Engine:
         """The engine as it is `now`, with all steps done that have begun."""
@@ -97,13 +117,13 @@ class Pod:
         )
 
     def die(self, now: float) -> None:
-        """Everything in it is lost; its counters are at 0 when it is back."""
+        """Everything in it is lost, but not what is in its node's memory; its counters are at 0 when it is back."""
         self.alive = False
-        if self.due < inf:
+        if self._step is not None or self._ends:
             self.busy -= self.due - now
         self._step, self._ends, self.due = None, (), inf
         self._preempted = self.preemptions
-        self.engine = Engine(self.kind.parameters)
+        self.engine = Engine(self.kind.parameters, self.lower)
         if self._watched:
             self.engine.watch()
 
@@ -120,3 +140,7 @@ class Pod:
         if count > self._done:
             self.engine.leapt(count - self._done)
             self._done = count
+
+
+def _named(ids: "array[int]", ask: Ask) -> Sequence[int]:
+    return chain_of_tokens(ids[: ask.tokens], CHUNK)

@@ -1,8 +1,8 @@
 """One endpoint picker of the replay: the production scheduler, its own view of the pods, its own accounts."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from epp.errors import ConfigError
 from epp.loader import Pipeline
@@ -11,7 +11,7 @@ from epp.prefix.events import Batch
 from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
-from epp.sim.replay.events import ears_of
+from epp.sim.replay.events import Ledger, at_once, ears_of
 from epp.sim.replay.pod import Pod
 from epp.sim.replay.trace import Ask
 
@@ -31,7 +31,14 @@ class Replica:
     """What `route` drives in production, driven by the replay; nothing in here decides anything."""
 
     def __init__(
-        self, build: Build, pods: Sequence[Pod], clock: Callable[[], float], random: Random, *, sees_answer: bool
+        self,
+        build: Build,
+        pods: Sequence[Pod],
+        clock: Callable[[], float],
+        random: Random,
+        *,
+        sees_answer: bool,
+        ledger: Ledger | None = None,
     ) -> None:
         pipeline = build(clock, random)
         self.scheduler = Scheduler(
@@ -51,7 +58,7 @@ class Replica:
         for plugin in pipeline.plugins:
             if isinstance(plugin, SeesPods):
                 plugin.pods = self.pod_of
-        self.ears = ears_of(pipeline.plugins)
+        self.ears = ears_of(pipeline.plugins, clock, ledger)
         for pod in pods:
             self.join(pod, clock())
 
@@ -61,7 +68,11 @@ class Replica:
             return
         number = self._order.index(pod)
         endpoint = Endpoint(
-            f"default/{pod.name}", f"10.0.{number >> 8}.{number & 255}:8000", {"kind": pod.kind.name}, pod.load(now)
+            f"default/{pod.name}",
+            f"10.0.{number >> 8}.{number & 255}:8000",
+            {"kind": pod.kind.name},
+            pod.load(now),
+            pod.node,
         )
         self.endpoint_of[pod] = endpoint
         self.pod_of[endpoint] = pod
@@ -103,7 +114,7 @@ class Replica:
             sees_answer=self._sees_answer,
             notes={Ask: ask},
         )
-        _at_once(self.scheduler.prepare(request))
+        at_once(self.scheduler.prepare(request))
         return request
 
     def choose(self, number: int, ask: Ask) -> Decision:
@@ -117,16 +128,6 @@ class Replica:
 
     def _arrange(self) -> None:
         self.endpoints = tuple(self.endpoint_of[pod] for pod in self._order if pod in self.endpoint_of)
-
-
-def _at_once(preparing: Coroutine[Any, Any, None]) -> None:
-    """Run what may wait; in virtual time nobody may."""
-    try:
-        preparing.send(None)
-    except StopIteration:
-        return
-    preparing.close()
-    raise ConfigError("policy", "a producer waits for something outside; such a plugin cannot be replayed")
 
 
 def _fail(plugin: str, error: Exception) -> None:

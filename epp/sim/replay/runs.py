@@ -10,7 +10,7 @@ from typing import Final
 
 from epp.decode import nearest, short
 from epp.errors import ConfigError
-from epp.sim.presets import PodKind
+from epp.sim.presets import PodKind, lowers
 from epp.sim.replay.figures import Figures, Slo, figures
 from epp.sim.replay.generators import WORKLOADS, Arrivals
 from epp.sim.replay.play import Conditions, Play
@@ -110,10 +110,11 @@ def compare(plan: Plan, progress: Progress) -> Results:
             raise ConfigError("fail", f"there are {len(plan.kinds)} pods, so no pod-{failure.pod + 1}")
     first = plan.source.trace(plan.seeds[0])
     _check_fit(first, plan.kinds)
+    lowers(plan.kinds, plan.conditions.l2, plan.conditions.pods_per_node)
     full = None
     if plan.rate.kind == "load":
         enough = replace(plan.source, requests=_MEASURED).trace(plan.seeds[0]) if _is_made(plan.source) else first
-        full = saturation(enough, plan.kinds, plan.seeds[0], progress)
+        full = saturation(enough, plan.kinds, plan.seeds[0], progress, plan.conditions)
     plan, wanted = _settled(plan, full)
     runs = []
     for each in plan.policies:
@@ -147,14 +148,20 @@ def _settled(plan: Plan, full: float | None) -> tuple[Plan, float | None]:
     return replace(plan, source=source), wanted
 
 
-def saturation(trace: Trace, kinds: Sequence[PodKind], seed: int, progress: Progress) -> float:
-    """Requests a second that the pods complete under the reference strategy when something always waits."""
+def saturation(
+    trace: Trace, kinds: Sequence[PodKind], seed: int, progress: Progress, given: Conditions | None = None
+) -> float:
+    """Requests a second that the pods complete under the reference strategy when something always waits.
+
+    Of the conditions only the tiers count: nothing goes wrong.
+    """
+    given = given or Conditions()
     total = len(trace.asks)
     play = Play(
         trace,
         kinds,
         policy(REFERENCE).build,
-        Conditions(saturate=True),
+        Conditions(saturate=True, l2=given.l2, pods_per_node=given.pods_per_node),
         seed,
         lambda ended: progress("saturation", ended, total),
     )

@@ -10,7 +10,9 @@ from epp.sim.replay.figures import Figures, Spread, regret, spread
 from epp.sim.replay.policies import ORACLE
 from epp.sim.replay.runs import Plan, Results
 
-COLUMNS: Final[Sequence[tuple[str, Callable[[Figures], float], str]]] = (
+Column = tuple[str, Callable[[Figures], float], str]
+"""Heading, figure, format."""
+COLUMNS: Final[Sequence[Column]] = (
     ("TTFT\np50 s", lambda f: f.ttft_p50, ".3f"),
     ("\np90 s", lambda f: f.ttft_p90, ".2f"),
     ("\np99 s", lambda f: f.ttft_p99, ".2f"),
@@ -24,7 +26,18 @@ COLUMNS: Final[Sequence[tuple[str, Callable[[Figures], float], str]]] = (
     ("\nfailed", lambda f: f.failed, ".0f"),
     ("$ per 1k\ntokens", lambda f: f.cost, ".4f"),
 )
-"""Heading, figure, format."""
+OF_TIERS: Final[Sequence[Column]] = (
+    ("hits:\ndevice %", lambda f: 100 * f.hits["device"], ".1f"),
+    ("\nL1 %", lambda f: 100 * f.hits["l1"], ".1f"),
+    ("\nL2 %", lambda f: 100 * f.hits["l2"], ".1f"),
+)
+"""Those that stand behind the hits where tiers are simulated."""
+_BEHIND: Final = 8
+
+
+def columns(results: Results) -> Sequence[Column]:
+    """Those of a comparison."""
+    return (*COLUMNS[:_BEHIND], *OF_TIERS, *COLUMNS[_BEHIND:]) if results.runs[0].hits else COLUMNS
 
 
 def by_policy(results: Results) -> dict[str, list[Figures]]:
@@ -51,14 +64,15 @@ def table(plan: Plan, results: Results) -> Table:
     """A row for each policy."""
     made = Table(title=title(plan, results), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     made.add_column("policy", no_wrap=True)
-    for heading, _, _ in COLUMNS:
+    shown = columns(results)
+    for heading, _, _ in shown:
         made.add_column(heading, justify="right")
     runs = by_policy(results)
     oracle = runs.get(ORACLE)
     if oracle:
         made.add_column("regret\n%", justify="right")
     for name, own in runs.items():
-        cells = [_cell(spread([figure(run) for run in own]), form) for _, figure, form in COLUMNS]
+        cells = [_cell(spread([figure(run) for run in own]), form) for _, figure, form in shown]
         if oracle:
             lost = regret(own, oracle)
             cells.append(_cell(Spread(lost.mean * 100, lost.deviation * 100), ".0f") if name != ORACLE else "")

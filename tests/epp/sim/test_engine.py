@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.sim.engine import H100_8B, LAPTOP, Engine, EngineParameters, Job, NeverFits, Step, Stored
+from epp.sim.tiers import CHUNK, Lower, Tier
 
 SMALL = EngineParameters(
     block_size=4,
@@ -388,3 +389,116 @@ def test_cached_blocks_counts_what_a_prompt_would_find(known: int) -> None:
     assert engine.cached_blocks(prompt(1, 40), 10) == known
     assert engine.cached_blocks(prompt(1, 40), 3) == min(known, 3)
     assert engine.cached_blocks(prompt(2, 40), 10) == 0
+
+
+# --- tiers below ------------------------------------------------------------------------------------------------------
+
+TIERED = replace(LAPTOP, blocks=64)
+"""1,024 tokens."""
+
+
+def tiered(l1: int = 100, speed: float = 100_000.0, parameters: EngineParameters = TIERED) -> Engine:
+    return Engine(parameters, Lower(Tier(l1 * CHUNK), None, l1_speed=speed))
+
+
+def ask(engine: Engine, document: int, tokens: int, now: float, output: int = 1) -> Job:
+    chain = [document * 1000 + at for at in range(tokens // 16)]
+    chunks = [document * 1000 + at for at in range(tokens // CHUNK)]
+    return engine.add(f"{document} {now}", chain, prompt=tokens, output=output, now=now, chunks=chunks)
+
+
+def play(engine: Engine, now: float) -> float:
+    """Until nothing is left to do; when that was."""
+    while True:
+        if (step := engine.step(now)) is not None:
+            now = step.ends_at
+            engine.settle()
+        elif engine.ready_at < float("inf"):
+            now = engine.ready_at
+        else:
+            return now
+        engine.check()
+
+
+def test_what_the_device_forgot_is_loaded_and_what_is_loaded_is_cached_again() -> None:
+    engine = tiered()
+    now = 0.0
+    for document in (1, 2):  # each fills most of the device
+        job = ask(engine, document, 800, now)
+        now = play(engine, now)
+        assert (job.cached, job.l1) == (0, 0)
+    engine.watch()
+    again = ask(engine, 1, 800, now)
+    start, now = now, play(engine, now)
+    assert (again.cached, again.l1, again.l2) == (768, 544, 0), "its first 14 blocks were not overwritten"
+    computed = TIERED.base + TIERED.linear * 32 + TIERED.attention * 32 * (768 + 16)
+    assert now - start == pytest.approx(again.l1 / 100_000 + computed)
+    assert engine.totals.prefix_hits == 14 * 16, "the engine counts its own cache alone"
+    assert any(isinstance(change, Stored) and change.job is again for change in engine.changes())
+    job = ask(engine, 1, 800, now)
+    play(engine, now)
+    assert (job.cached, job.l1) == (784, 0), "from the device"
+
+
+def test_others_go_on_while_one_waits_for_what_it_loads() -> None:
+    engine = tiered(speed=2000.0, parameters=replace(TIERED, linear=1e-2, blocks=200))
+    now = play(engine, 0.0)
+    ask(engine, 1, 1024, now)
+    now = play(engine, now)
+    assert engine.reset_prefix_cache()
+    loading = ask(engine, 1, 1024, now)
+    assert engine.step(now) is None
+    assert engine.ready_at == now + 768 / 2000
+    assert list(engine.waiting) == [loading]
+    assert list(engine.running) == []
+    other = ask(engine, 2, 20, now + 0.01)
+    step = engine.step(now + 0.01)
+    assert step is not None
+    assert step.first == [other]
+    engine.check()
+    second = ask(engine, 1, 1024, now + 0.02)
+    play(engine, step.ends_at)
+    assert loading.first_token_at is not None
+    assert second.first_token_at is not None
+    assert second.ready_at >= loading.ready_at, "one way, one after the other"
+
+
+def test_who_goes_while_it_loads_leaves_nothing_behind() -> None:
+    engine = tiered(speed=5000.0, parameters=replace(TIERED, linear=1e-2))
+    ask(engine, 1, 800, 0.0)
+    now = play(engine, 0.0)
+    assert engine.reset_prefix_cache()
+    job = ask(engine, 1, 800, now)
+    assert engine.step(now) is None
+    assert engine.abort(job.id)
+    engine.check()
+    assert engine.free_blocks == TIERED.blocks
+    assert engine.ready_at == float("inf")
+
+
+def test_loading_that_takes_longer_than_computing_is_left() -> None:
+    engine = tiered(speed=1000.0)
+    ask(engine, 1, 800, 0.0)
+    now = play(engine, 0.0)
+    assert engine.reset_prefix_cache()
+    job = ask(engine, 1, 800, now)
+    play(engine, now)
+    assert (job.cached, job.l1) == (0, 0)
+
+
+def test_a_leap_ends_when_something_loaded_is_there() -> None:
+    engine = tiered(speed=50_000.0, parameters=replace(TIERED, blocks=200))
+    ask(engine, 1, 1024, 0.0)
+    now = play(engine, 0.0)
+    assert engine.reset_prefix_cache()
+    ask(engine, 2, 20, now, output=200)
+    step = engine.step(now)
+    assert step is not None
+    loading = ask(engine, 1, 1024, step.ends_at)
+    second = engine.step(step.ends_at)
+    assert second is not None
+    ends = engine.leap(second.ends_at)
+    assert all(end < engine.ready_at for end in ends[:-1])
+    engine.leapt(len(ends))
+    play(engine, ends[-1] if ends else second.ends_at)
+    assert (loading.cached, loading.l1) == (768, 768)

@@ -1,12 +1,14 @@
 """Presets against published figures."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from epp.errors import ConfigError
 from epp.sim.engine import H100_8B
-from epp.sim.presets import GPUS, MODELS, PRESETS, derived, pods, preset
+from epp.sim.presets import GPUS, MODELS, PRESETS, derived, lowers, pods, preset, tier, with_l1
+from epp.sim.tiers import TierParameters
 
 
 def prefill(name: str) -> float:
@@ -122,6 +124,61 @@ def test_a_wrong_file_is_told(tmp_path: Path, before: str, after: str, told: str
     file.write_text(GOOD.replace(before, after))
     with pytest.raises(ConfigError, match=told):
         pods(str(file))
+
+
+def test_a_file_tells_of_the_tiers_below_its_pods(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD + "l1: {tokens: 50000, speed: 4000}\nl2: {speed: 300}\n")
+    named, preset_ = with_l1(pods(f"{file}@2,laptop"), tier("9000", "l1", 700.0))
+    assert named.l1 == TierParameters(tokens=50_000, speed=4000.0), "what it says of itself counts"
+    assert preset_.l1 == TierParameters(tokens=9000, speed=700.0)
+    (first, mine), (_, other) = lowers([named, preset_], tier("1000@50", "l2", 1.0), 1)
+    assert mine is not None
+    assert other is not None
+    assert (first, mine.l1_speed, mine.l2_speed, other.l2_speed) == ("node-1", 4000.0, 300.0, 50.0)
+    assert mine.l2 is other.l2
+    assert mine.l1 is not other.l1
+
+
+@pytest.mark.parametrize(
+    ("added", "told"),
+    [
+        ("l1: {tokens: 100}", r"mine.yaml: l1.tokens: 100, expected at least one chunk of 256"),
+        ("l1: {speed: 100}", r"mine.yaml: l1.tokens: missing"),
+        ("l1: {tokens: 1000, sped: 1}", r"mine.yaml: l1.sped: unknown; did you mean 'speed'"),
+        ("l2: {speed: 0}", r"mine.yaml: l2.speed: 0.0, expected more than 0"),
+        ("l2: {tokens: 1000}", r"mine.yaml: l2.tokens: unknown"),
+        ("l3: {}", r"mine.yaml: l3: unknown; expected one of price, parameters, l1, l2"),
+    ],
+)
+def test_wrong_tiers_in_a_file_are_told(tmp_path: Path, added: str, told: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(GOOD + added + "\n")
+    with pytest.raises(ConfigError, match=told):
+        pods(str(file))
+
+
+@pytest.mark.parametrize("text", ["", "many", "1000@", "1000@fast", "1e6", "-5", "100", "1000@0", "@5", "1000@inf"])
+def test_what_is_no_tier_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^l2: expected TOKENS or TOKENS@TOKENS_PER_SECOND, as in 4000000@300000"):
+        tier(text, "l2", 1.0)
+
+
+def test_pods_of_a_node_share_its_memory() -> None:
+    kinds = with_l1(pods("5*laptop"), tier("9000", "l1", 1.0))
+    places = lowers(kinds, None, 2)
+    assert [node for node, _ in places] == ["node-1", "node-1", "node-2", "node-2", "node-3"]
+    memories = [lower.l1 for _, lower in places if lower is not None]
+    assert memories[0] is memories[1] is not memories[2] is memories[3] is not memories[4]
+    assert lowers(pods("2*laptop"), None, 2) == [("", None)] * 2
+    with pytest.raises(ConfigError, match=r"pods-per-node: pods of a node share its l1; laptop, mine do not say"):
+        lowers([kinds[0], replace(kinds[0], name="mine", l1=None)], None, 2)
+
+
+def test_blocks_that_make_no_chunk_are_refused() -> None:
+    odd = replace(PRESETS["laptop"], parameters=replace(PRESETS["laptop"].parameters, block_size=24))
+    with pytest.raises(ConfigError, match=r"pods: laptop has blocks of 24 tokens; .* chunks of 256"):
+        lowers([odd], tier("9000", "l2", 1.0), 1)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:

@@ -58,6 +58,15 @@ def test_all_conditions_at_once() -> None:
     assert run["failed"] + run["retried"] > 0
 
 
+def test_tiers_are_simulated_and_told() -> None:
+    result = demo("--l1", "20000@50000", "--l2", 60_000, "--pods-per-node", 2, "--json", "--policy", "round-robin")
+    assert result.exit_code == 0, result.output
+    hits = json.loads(result.stdout)["runs"][0]["hits"]
+    assert list(hits) == ["device", "l1", "l2"]
+    assert min(hits.values()) > 0
+    assert json.loads(demo("--json", "--policy", "round-robin").stdout)["runs"][0]["hits"] == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -68,6 +77,9 @@ def test_all_conditions_at_once() -> None:
         (("--html", "/nowhere/page.html"), "/nowhere/page.html: there is no such directory"),
         (("--fail", "3"), "fail: expected POD@AT+SECONDS, as in 3@60+30, got '3'"),
         (("--fail", "1@2+0"), "fail: expected POD@AT+SECONDS"),
+        (("--l1", "lots"), "l1: expected TOKENS or TOKENS@TOKENS_PER_SECOND, as in 4000000@300000, got 'lots'"),
+        (("--l2", "100"), "l2: expected TOKENS or TOKENS@TOKENS_PER_SECOND"),
+        (("--pods", "laptop", "--l2", "9000@0"), "speed: 0.0, expected more than 0"),
         (("--fail", "10@2+1"), "fail: there are 8 pods, so no pod-10"),
     ],
 )

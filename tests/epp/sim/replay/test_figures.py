@@ -2,6 +2,7 @@ import pytest
 
 from epp.sim.replay.figures import Figures, Slo, figures, percentile, regret, spread
 from epp.sim.replay.play import Conditions, Failure
+from epp.sim.tiers import TierParameters
 from tests.support.replaying import asks, play, steady
 
 
@@ -43,6 +44,14 @@ def test_hits_stay_below_their_bound_and_warm_policies_come_nearer() -> None:
     assert cold.hit_rate < warm.hit_rate <= warm.hit_bound
     assert list(warm.curve) == sorted(warm.curve)
     assert warm.curve[50] == warm.ttft_p50
+
+
+def test_hits_by_tier_add_up_to_the_hits() -> None:
+    found = of(l2=TierParameters(tokens=100_000))
+    assert sum(found.hits.values()) == pytest.approx(found.hit_rate)
+    assert found.hits["l1"] == 0.0
+    assert found.hits["l2"] > 0.01
+    assert of().hits == {}
 
 
 def test_foreign_traffic_is_left_out_and_failures_are_counted() -> None:

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.scheduling.cost import ExpectedTtft
+from epp.sim.engine import Engine
 from epp.sim.presets import pods
 from epp.sim.replay.generators import WORKLOADS
 from epp.sim.replay.play import ATTEMPTS, Conditions, Failure, Play
 from epp.sim.replay.policies import policy
 from epp.sim.replay.trace import Ask, Piece, Trace
+from epp.sim.tiers import TierParameters
 from tests.support.replaying import asks, play, steady, waits
 
 CALM = Conditions()
@@ -163,3 +165,128 @@ def test_saturating_keeps_pods_busy_and_stops_when_it_has_seen_enough() -> None:
     assert 2000 <= len(ended) < len(trace.asks)
     for pod in made.pods:
         assert pod.busy > 0.95 * made.now
+
+
+# --- tiers below the pods ---------------------------------------------------------------------------------------------
+
+STORAGE = TierParameters(tokens=100_000, speed=50_000.0)
+MEMORY = "@100000"
+NAMES = ["prefix-aware", "kv-aware", "round-robin", "oracle"]
+
+
+def one_document(*times: float) -> Trace:
+    return Trace("t", [Ask(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate(times)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    failures=FAILURES,
+    name=st.sampled_from(NAMES),
+    l1=st.sampled_from([None, "600@3000", "12000@100000"]),
+    l2=st.sampled_from([None, TierParameters(tokens=3000, speed=4000.0), STORAGE]),
+    per_node=st.sampled_from([1, 2, 3]),
+    replicas=st.sampled_from([1, 2]),
+    foreign=st.sampled_from([0.0, 0.3]),
+    gap=st.sampled_from([0.02, 0.2]),
+)
+def test_books_are_closed_with_tiers_too(
+    failures: list[Failure],
+    name: str,
+    l1: str | None,
+    l2: TierParameters | None,
+    per_node: int,
+    replicas: int,
+    foreign: float,
+    gap: float,
+) -> None:
+    conditions = Conditions(failures=tuple(failures), l2=l2, pods_per_node=per_node, replicas=replicas, foreign=foreign)
+    trace = steady(50, gap, documents=8)
+    made = play(trace, name=name, conditions=conditions, l1=l1)
+    assert made.served == play(trace, name=name, conditions=conditions, l1=l1).served
+    books_are_closed(made)
+    for ask, served in zip(trace.asks, made.served, strict=True):
+        if not served.failed:
+            assert 0 <= served.l1 + served.l2 <= served.cached < ask.tokens
+            assert served.sent < served.first <= served.ended
+    for pod in made.pods:
+        for tier in (pod.lower.l1, pod.lower.l2) if pod.lower is not None else ():
+            assert tier is None or len(tier) <= tier.room
+
+
+@pytest.mark.parametrize("name", ["prefix-aware", "round-robin"])
+def test_leaps_change_nothing_where_something_is_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = steady(150, 0.15, documents=24)
+    leapt = play(trace, name=name, conditions=Conditions(l2=STORAGE), l1="12000@20000")
+    monkeypatch.setattr(Engine, "leap", lambda self, now, limit=512: [])
+    stepped = play(trace, name=name, conditions=Conditions(l2=STORAGE), l1="12000@20000")
+    assert [s.first for s in leapt.served] == pytest.approx([s.first for s in stepped.served], abs=1e-9)
+    assert [(s.pod, s.cached, s.l1, s.l2) for s in leapt.served] == [
+        (s.pod, s.cached, s.l1, s.l2) for s in stepped.served
+    ]
+    assert sum(s.l1 for s in leapt.served) > 0
+    assert sum(s.l2 for s in leapt.served) > 0
+
+
+def test_a_pod_that_lost_its_cache_loads_from_its_nodes_memory() -> None:
+    conditions = Conditions(failures=(Failure(0, 2.0, 1.0),))
+    first, again = play(one_document(0.0, 5.0), pods="laptop", conditions=conditions, l1="10000" + MEMORY).served
+    assert (first.cached, again.cached, again.l1) == (0, 2048, 2048)
+    assert again.first - again.sent < 0.3 * (first.first - first.sent)
+    _, without = play(one_document(0.0, 5.0), pods="laptop", conditions=conditions).served
+    assert without.cached == 0
+
+
+def test_another_pod_has_it_from_storage_or_from_the_memory_they_share() -> None:
+    trace = one_document(0.0, 5.0, 10.0)
+    alone = play(trace, pods="2*laptop", name="round-robin", l1="10000" + MEMORY).served
+    assert [(s.pod, s.l1, s.l2) for s in alone[:2]] == [(0, 0, 0), (1, 0, 0)], "another node's memory is not theirs"
+    shared = play(trace, pods="2*laptop", name="round-robin", conditions=Conditions(l2=STORAGE)).served
+    assert [(s.l1, s.l2) for s in shared] == [(0, 0), (0, 2048), (0, 0)]
+    mates = play(
+        trace, pods="2*laptop", name="round-robin", conditions=Conditions(pods_per_node=2), l1="10000" + MEMORY
+    ).served
+    assert [(s.l1, s.l2) for s in mates] == [(0, 0), (2048, 0), (0, 0)]
+
+
+def test_what_came_from_storage_stays_in_the_nodes_memory() -> None:
+    failures = (Failure(1, 6.0, 1.0),)
+    made = play(
+        one_document(0.0, 5.0, 10.0, 15.0),
+        pods="2*laptop",
+        name="round-robin",
+        conditions=Conditions(l2=STORAGE, failures=failures),
+        l1="10000" + MEMORY,
+    )
+    second = [(s.l1, s.l2) for s in made.served if s.pod == 1]
+    assert second == [(0, 2048), (2048, 0)]
+
+
+def test_a_tier_holds_no_more_than_it_has_room_for() -> None:
+    """Twelve documents in turn: more than a pod, fewer than a large tier holds."""
+    trace = Trace("t", [Ask(n * 1.0, (Piece(1 + n % 12, 2048), Piece(100 + n, 30)), 2) for n in range(48)])
+    found = [
+        sum(s.l1 for s in play(trace, pods="laptop", l1=size and size + MEMORY).served)
+        for size in (None, "4096", "30000")
+    ]
+    assert found[0] == 0
+    assert found[1] < 0.5 * found[2]
+    assert found[2] > 30 * 2048, "all but the first time"
+
+
+def test_knowing_the_tiers_wins_over_taking_turns() -> None:
+    trace = steady(150, 0.15, documents=24)
+    turns, aware = (play(trace, name=name, l1="20000" + MEMORY) for name in ("round-robin", "kv-aware"))
+    assert fmean(waits(aware)) < 0.8 * fmean(waits(turns))
+    assert sum(s.cached for s in aware.served) >= sum(s.cached for s in turns.served)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tiers_that_hold_nothing_in_time_change_nothing(name: str) -> None:
+    """So slow that computing is always quicker."""
+    trace = steady(80, 0.1)
+    none = play(trace, name=name)
+    slow = play(trace, name=name, conditions=Conditions(l2=TierParameters(tokens=99_999, speed=0.01)), l1="9999@0.01")
+    assert [(s.first, s.ended, s.pod, s.cached) for s in slow.served if name != "kv-aware"] == [
+        (s.first, s.ended, s.pod, s.cached) for s in none.served if name != "kv-aware"
+    ]
+    assert sum(s.l1 + s.l2 for s in slow.served) == 0

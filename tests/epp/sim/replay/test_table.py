@@ -2,9 +2,11 @@ from io import StringIO
 
 from rich.console import Console
 
+from epp.sim.replay.play import Conditions
 from epp.sim.replay.policies import policy
 from epp.sim.replay.runs import Rate, Source, compare, with_oracle
-from epp.sim.replay.table import COLUMNS, by_policy, table, title
+from epp.sim.replay.table import COLUMNS, OF_TIERS, by_policy, table, title
+from epp.sim.tiers import TierParameters
 from tests.epp.sim.replay.test_runs import plan
 
 
@@ -25,6 +27,21 @@ def test_a_row_for_each_policy_and_regret_against_the_oracle() -> None:
     assert len(rows["oracle"]) == 1 + len(COLUMNS), "it has nothing to regret"
     assert int(rows["round-robin"][-1]) > 0
     assert "regret" not in shown(oracle=False)
+
+
+def test_hits_by_tier_where_there_are_tiers() -> None:
+    assert "device" not in shown()
+    made = plan(conditions=Conditions(l2=TierParameters(tokens=100_000)))
+    results = compare(made, lambda *told: None)
+    console = Console(width=250, record=True, file=StringIO())
+    console.print(table(made, results))
+    text = console.export_text()
+    for name in ("device %", "L1 %", "L2 %"):
+        assert name in text
+    row = next(line.split() for line in text.splitlines() if line.strip().startswith("round-robin"))
+    assert len(row) == 1 + len(COLUMNS) + len(OF_TIERS)
+    found = results.runs[-1]
+    assert row[9:12] == [f"{100 * found.hits[tier]:.1f}" for tier in ("device", "l1", "l2")]
 
 
 def test_several_runs_show_their_spread() -> None:
