@@ -8,10 +8,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import fill, saturated, settled
+from tests.support.fleet import fill, kv_aware, saturated, settled
 from tests.support.talk import Talk, Turn
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("aware")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def strategy(running: Laptop) -> str:
+    return kv_aware(running)
 
 
 def exact(turn: Turn) -> bool:
