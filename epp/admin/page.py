@@ -53,6 +53,7 @@ def _pool(pool: dict[str, Any]) -> str:
                 _percent(load.get("kv_usage")),
                 _percent(endpoint["predicted_hit_rate"]),
                 _percent(endpoint["share"]),
+                _events(endpoint["kv_events"]),
                 _told(endpoint["plugins"]),
                 _text(endpoint["load_age_seconds"], " s"),
             )
@@ -66,6 +67,7 @@ def _pool(pool: dict[str, Any]) -> str:
         "KV use",
         "hits predicted",
         "share",
+        "KV events",
         "plugins say",
         "scraped",
     )
@@ -114,6 +116,14 @@ def _table(heads: Iterable[str], rows: Sequence[str]) -> str:
 def _row(*values: object) -> str:
     cells = (f'<td class="n">{v}</td>' if isinstance(v, int) else f"<td>{escape(_text(v))}</td>" for v in values)
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _events(told: dict[str, Any] | None) -> str | None:
+    """State of an endpoint's KV events, how old the last batch was, and how far what it said has proved true."""
+    if told is None:
+        return None
+    lag = None if told["lag_seconds"] is None else f"{told['lag_seconds'] * 1000:.0f} ms behind"
+    return ", ".join(filter(None, (told["state"], lag, f"trust {_percent(told['trust'])}")))
 
 
 def _told(plugins: dict[str, dict[str, float]]) -> str | None:

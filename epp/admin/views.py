@@ -24,10 +24,14 @@ def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
     endpoints = pool.endpoints
     decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
     told = metrics.endpoint_statistics(pool)
+    events = metrics.kv_events(pool.name)
     return {
         "name": pool.name,
         "namespace": pool.namespace,
-        "endpoints": [_endpoint(e, metrics, decisions, now, told[e]) for e in endpoints],
+        "endpoints": [
+            {**_endpoint(e, metrics, decisions, now, told[e]), "kv_events": _events(events.get(e.name))}
+            for e in endpoints
+        ],
         "shadows": [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()],
     }
 
@@ -62,6 +66,14 @@ def _endpoint(
         "predicted_hit_rate": _rounded(series.predicted_hit_rate),
         "plugins": told,
     }
+
+
+def _events(told: tuple[str, float | None, float] | None) -> dict[str, Any] | None:
+    """None: the pool's configuration has no use for KV events."""
+    if told is None:
+        return None
+    state, lag, trust = told
+    return {"state": state, "lag_seconds": _rounded(lag), "trust": _rounded(trust)}
 
 
 def _load(load: Load) -> dict[str, Any] | None:

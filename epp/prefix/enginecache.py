@@ -12,16 +12,13 @@ from typing import Any, Final, Literal
 from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
-from epp.prefix.chains import WIDTH, mixed, root_of
+from epp.prefix.chains import mixed, root_of
 from epp.prefix.events import (
     LOW,
     WHOLE_PROMPT,
-    AllBlocksCleared,
     Batch,
     BlockRemoved,
     BlockStored,
-    Event,
-    Hash,
     Medium,
     key_of,
     medium_of,
@@ -140,7 +137,12 @@ class EngineCache:
         self._shelves.counts["malformed"] += batch.malformed
         for event in batch.events:
             try:
-                self._apply(event)
+                if isinstance(event, BlockStored):
+                    self._stored(event)
+                elif isinstance(event, BlockRemoved):
+                    self._removed(event)
+                else:
+                    self._cleared()
             except (OverflowError, TypeError, ValueError):  # of token ids, or of extra keys nobody can write down
                 self._shelves.counts["malformed"] += 1
 
@@ -161,34 +163,36 @@ class EngineCache:
             tier.leave()
         self.tiers.clear()
 
-    def _apply(self, event: Event) -> None:
-        counts = self._shelves.counts
-        if isinstance(event, AllBlocksCleared):
-            counts["cleared"] += 1
-            if (device := self.tiers.get("device")) is not None:
-                device.clear()
-            self._early.pop("device", None)
-            self._shelves.on_emptied(self.endpoint)
-            return
-        medium = medium_of(event.medium)
-        if medium is None or not self._ours(event):
-            counts["ignored"] += 1
-        elif isinstance(event, BlockRemoved):
-            counts["removed"] += len(event.block_hashes)
-            self._remove(medium, _names(event.block_hashes))
-        else:
-            self._store(medium, event)
+    def _cleared(self) -> None:
+        self._shelves.counts["cleared"] += 1
+        if (device := self.tiers.get("device")) is not None:
+            device.clear()
+        self._early.pop("device", None)
+        self._shelves.on_emptied(self.endpoint)
 
-    def _ours(self, event: BlockStored | BlockRemoved) -> bool:
+    def _removed(self, event: BlockRemoved) -> None:
+        medium, group, counts = medium_of(event.medium), event.group_idx, self._shelves.counts
+        if medium is None or (group is not None and group != self._group):
+            counts["ignored"] += 1
+            return
+        counts["removed"] += len(event.block_hashes)
+        if (tier := self.tiers.get(medium)) is None:
+            return
+        for each in event.block_hashes:
+            name = key_of(each)
+            if not tier.remove(name) and (early := self._early.get(medium)) is not None:
+                early.removed(name)
+
+    def _ours(self, event: BlockStored) -> bool:
         """Whether it speaks of the cache group that counts: the first one whose kind keeps whole prefixes."""
-        group = event.group_idx
+        group, whole = event.group_idx, (event.kv_cache_spec_kind or "") in WHOLE_PROMPT
         if group is None:
-            return not isinstance(event, BlockStored) or (event.kv_cache_spec_kind or "") in WHOLE_PROMPT
-        if isinstance(event, BlockStored) and (event.kv_cache_spec_kind or "") not in WHOLE_PROMPT:
+            return whole
+        if not whole:
             if len(self._other_groups) < _GROUPS:
                 self._other_groups.add(group)
             return False
-        if self._group is None and isinstance(event, BlockStored) and group not in self._other_groups:
+        if self._group is None and group not in self._other_groups:
             self._group = group
         return group == self._group
 
@@ -206,57 +210,64 @@ class EngineCache:
             self._shelves.shelf(self.endpoint).size = size
         tier.size = size
 
-    def _remove(self, medium: Medium, names: Sequence[int]) -> None:
-        tier, early = self.tiers.get(medium), self._early.get(medium)
-        if tier is None:
+    def _stored(self, event: BlockStored) -> None:
+        medium, counts = medium_of(event.medium), self._shelves.counts
+        if medium is None or not self._ours(event):
+            counts["ignored"] += 1
             return
-        for name in names:
-            if not tier.remove(name) and early is not None:
-                early.removed(name)
-
-    def _store(self, medium: Medium, event: BlockStored) -> None:
-        names = _names(event.block_hashes)
+        names = [each & LOW if type(each) is int else key_of(each) for each in event.block_hashes]
         if not names:
             return
         if not event.token_ids:
             self._store_known(medium, names)
             return
-        tier = self._tier(medium)
-        size = event.block_size
+        tier, size = self.tiers.get(medium) or self._tier(medium), event.block_size
         if size < 1 or len(event.token_ids) < size * len(names):
             raise ValueError("fewer tokens than its blocks have")
-        if tier.size not in (0, size):
-            self._shelves.counts["ignored"] += 1
-            return
-        self._sized(medium, tier, size)
+        if tier.size != size:
+            if tier.size:
+                counts["ignored"] += 1
+                return
+            self._sized(medium, tier, size)
         if event.lora_name and len(self._shelves.adapters) < _ADAPTERS:
             self._shelves.adapters.add(event.lora_name)
-        todo: list[tuple[Sequence[int], BlockStored]] = [(names, event)]
-        while todo:
-            stored, each = todo.pop()
-            before = NOBODY if each.parent_block_hash is None else tier.row(key_of(each.parent_block_hash))
-            if before < 0 and each.parent_block_hash is not None:
-                early = self._early.setdefault(medium, _Early())
-                self._shelves.counts["unresolved"] += early.add(stored, each)
-                continue
-            start = root_of(size, each.lora_name or "") if before < 0 else tier.key(before)
-            tier.store(stored, _links(each, len(stored), start), before)
-            self._shelves.counts["stored"] += len(stored)
-            if (waiting := self._early.get(medium)) is not None:
-                todo += waiting.due(stored)
+        if self._store(medium, tier, names, event) and self._early:
+            self._store_due(medium, tier, names)
+
+    def _store(self, medium: Medium, tier: Holdings, names: Sequence[int], event: BlockStored) -> bool:
+        """Blocks with their tokens. False: the one before them is not known, so they wait for it."""
+        counts = self._shelves.counts
+        if (parent := event.parent_block_hash) is None:
+            before, link = NOBODY, root_of(event.block_size, event.lora_name or "")
+        elif before := tier.rows.get(key_of(parent), NOBODY):
+            link = tier.keys[before]
+        else:
+            counts["unresolved"] += self._early.setdefault(medium, _Early()).add(names, event)
+            return False
+        tier.store(names, _links(event, len(names), link), before)
+        counts["stored"] += len(names)
+        return True
+
+    def _store_due(self, medium: Medium, tier: Holdings, names: Sequence[int]) -> None:
+        """Blocks that waited for one of `names`, and those that waited for them."""
+        todo, early = [names], self._early.get(medium)
+        while todo and early is not None:
+            for due, event in early.due(todo.pop()):
+                if self._store(medium, tier, due, event):
+                    todo.append(due)
 
     def _store_known(self, medium: Medium, names: Sequence[int]) -> None:
         """Blocks without their tokens: copies of what another tier holds, or held when it was copied."""
         for name in names:
             tier = self._tier(medium)
             for other in (tier, *self.tiers.values()):
-                if (row := other.row(name)) < 0:
+                if (row := other.rows.get(name)) is None:
                     continue
                 parent = other.name_before(row)
-                before = NOBODY if parent is None else tier.row(parent)
-                if tier.size in (0, other.size) and (before >= 0 or parent is None):
+                before = NOBODY if parent is None else tier.rows.get(parent, NOBODY)
+                if tier.size in (0, other.size) and (before or parent is None):
                     self._sized(medium, tier, other.size)
-                    tier.store((name,), (other.key(row),), before)
+                    tier.store((name,), (other.keys[row],), before)
                     self._shelves.counts["stored"] += 1
                     break
             else:
@@ -299,19 +310,17 @@ class _Early:
         return found
 
 
-def _names(hashes: Sequence[Hash]) -> list[int]:
-    return [each & LOW if type(each) is int else key_of(each) for each in hashes]
-
-
 def _links(event: BlockStored, count: int, link: int) -> list[int]:
     """Links of an event's first `count` blocks, which follow `link`. Raises OverflowError for what is no token id."""
     assert event.token_ids is not None
-    data, step, digest = array("I", event.token_ids).tobytes(), WIDTH * event.block_size, xxh3_64_intdigest
+    tokens, size = array("I", event.token_ids), event.block_size
     some_have_extras = event.extra_keys is not None and any(event.extra_keys)
+    if len(tokens) == size and not some_have_extras:  # most events of a decoding engine
+        return [xxh3_64_intdigest(tokens, link)]
     links = []
-    for i, at in enumerate(range(0, count * step, step)):
-        link = digest(data[at : at + step], link)
-        if some_have_extras and (extras := _extras(event, i)):
+    for at in range(0, count * size, size):
+        link = xxh3_64_intdigest(tokens[at : at + size], link)
+        if some_have_extras and (extras := _extras(event, at // size)):
             link = mixed(link, extras)
         links.append(link)
     return links

@@ -12,8 +12,12 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 
 Medium = Literal["device", "l1", "storage"]
-MEDIA: Final[dict[str, Medium]] = {"": "device", "gpu": "device", "cpu": "l1", "storage": "storage"}
-"""The engines' words, in lower case."""
+MEDIA: Final[dict[str | None, Medium]] = {
+    **dict.fromkeys((None, "", "GPU", "gpu"), "device"),
+    **dict.fromkeys(("CPU", "cpu"), "l1"),
+    **dict.fromkeys(("STORAGE", "storage"), "storage"),
+}
+"""The engines' words as they say them; others are looked up in lower case."""
 WHOLE_PROMPT: Final = frozenset({"", "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache in which a prefix is reused as a whole. Others (sliding windows, mamba) forget its beginning."""
 LOW: Final = (1 << 64) - 1
@@ -132,9 +136,9 @@ def _piecemeal(payload: bytes) -> Batch:
 def key_of(hash_: Hash) -> int:
     """An engine's block hash as 64 bits, whichever of its forms it came in: a number, or bytes, of which vLLM's
     number is the last eight."""
-    return (hash_ if isinstance(hash_, int) else int.from_bytes(hash_[-8:], "big")) & LOW
+    return hash_ & LOW if isinstance(hash_, int) else int.from_bytes(hash_[-8:], "big")
 
 
 def medium_of(name: str | None) -> Medium | None:
     """The tier an engine's medium is; None for one we do not know."""
-    return MEDIA.get((name or "").lower())
+    return MEDIA.get(name) or MEDIA.get((name or "").lower())

@@ -9,14 +9,13 @@ The forest lies in flat arrays, one row a block: a million objects would be walk
 
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Final
 
 from epp.plugin import Endpoint
 from epp.prefix.index import PrefixIndex
 
-NOBODY: Final = -1
-"""In place of a row: no block."""
+NOBODY: Final = 0
+"""The row of no block: what stands before the first of a chain. It counts as held, so nothing there is an exception."""
 _GROWTH: Final = 1024
 """Rows added at once."""
 ROW_BYTES: Final = 170
@@ -41,87 +40,81 @@ class Holdings:
         self.bit = index.join(endpoint)
         self.size = 0
         """Tokens a block; 0 until a block came."""
+        self.rows: dict[int, int] = {}
+        """Name -> row; oldest first. To be read only, as `keys` is."""
+        self.keys = array("Q")
+        """Row -> key."""
         self._budget = budget
-        self._rows: dict[int, int] = {}
-        """Name -> row; oldest first."""
         self._free: list[int] = []
-        self._names, self._keys = array("Q"), array("Q")
+        self._names = array("Q")
         self._copies = array("I")
         """How often it was stored and not removed; 0: gone, kept for those behind it."""
         self._shown = bytearray()
-        self._before, self._behind = array("i"), array("i")
-        """The block before, and one of those behind; the others behind are in a ring of two ways with it."""
-        self._next, self._last = array("i"), array("i")
+        self._before, self._behind = array("I"), array("I")
+        """The block before, and the latest of those behind; from it on they are a list of two ways."""
+        self._next, self._last = array("I"), array("I")
+        self._grow()
 
     def __len__(self) -> int:
         """Blocks remembered, those out of sight and those only kept for others among them."""
-        return len(self._rows)
-
-    def row(self, name: int) -> int:
-        """The row of a block, or NOBODY."""
-        return self._rows.get(name, NOBODY)
-
-    def key(self, row: int) -> int:
-        return self._keys[row]
+        return len(self.rows)
 
     def name_before(self, row: int) -> int | None:
         """Name of the block before, None for the first of a chain."""
         before = self._before[row]
-        return None if before < 0 else self._names[before]
+        return self._names[before] if before else None
 
     def store(self, names: Sequence[int], keys: Sequence[int], before: int) -> None:
         """Blocks that follow each other in a chain, and the row `before` (NOBODY: begin it), are held once more."""
-        if self._budget.used + len(names) > self._budget.limit:
-            fitting = self._make_room(len(names), before)
-            self._budget.evicted += len(names) - fitting
+        count = len(names)
+        if self._budget.used + count > self._budget.limit:
+            fitting = self._make_room(count, before)
+            self._budget.evicted += count - fitting
             names = names[:fitting]
-        while len(self._free) < len(names):
+        while len(self._free) < count:
             self._grow()
-        rows, shown, copies, claim, bit = self._rows, self._shown, self._copies, self.index.claim, self.bit
+        rows, shown, behind = self.rows, self._shown, self._behind
         known = len(rows)
-        connected = before < 0 or shown[before]
-        for name, key in zip(names, keys, strict=False):
-            row = rows.get(name, NOBODY)
-            if row < 0:
-                row = self._free.pop()
-                rows[name] = row
-                self._names[row], self._keys[row], copies[row] = name, key, 1
-                self._before[row], self._behind[row] = before, NOBODY
-                if before >= 0:
-                    self._join(row, before)
-                # What is held already came under another name; the first one counts.
-                if connected and (connected := claim(key, bit)):
-                    shown[row] = 1
-            else:
-                copies[row] += 1
-                if not shown[row] and (self._before[row] < 0 or shown[self._before[row]]):
+        connected = shown[before]
+        for name, key in zip(names, keys):  # noqa: B905 - to say `strict` costs as much as a block
+            if row := rows.get(name, NOBODY):
+                self._copies[row] += 1
+                if not shown[row] and shown[self._before[row]]:
                     self._show(row)
                 connected = shown[row]
+            else:
+                row = rows[name] = self._free.pop()
+                self._names[row], self.keys[row], self._copies[row], self._before[row] = name, key, 1, before
+                if first := behind[before]:
+                    self._next[row], self._last[first] = first, row
+                behind[before] = row
+                # What is held already came under another name; the first one counts.
+                if connected and (connected := self.index.claim(key, self.bit)):
+                    shown[row] = 1
             before = row
         self._budget.used += len(rows) - known
 
     def remove(self, name: int) -> bool:
         """One copy of a block is gone. False if it was not known."""
-        row = self._rows.get(name, NOBODY)
-        if row < 0 or not self._copies[row]:
+        row = self.rows.get(name, NOBODY)
+        if not row or not (copies := self._copies[row]):
             return False
-        self._copies[row] -= 1
-        if not self._copies[row]:
-            if self._shown[row]:
-                self._hide(row)
-            self._release(row)
+        self._copies[row] = copies - 1
+        if copies == 1:
+            self._drop(row)
         return True
 
     def clear(self) -> None:
         """Forget everything; the bit stays."""
-        self.index.drop([key for key, shown in zip(self._keys, self._shown, strict=True) if shown], self.bit)
-        self._budget.used -= len(self._rows)
+        self.index.drop([self.keys[row] for row in self.rows.values() if self._shown[row]], self.bit)
+        self._budget.used -= len(self.rows)
         self.size = 0
-        self._rows.clear()
+        self.rows.clear()
         self._free.clear()
         self._shown.clear()
-        for column in (self._names, self._keys, self._copies, self._before, self._behind, self._next, self._last):
+        for column in self._columns():
             del column[:]
+        self._grow()
 
     def leave(self) -> None:
         """The engine is gone: give back everything, the bit too. Nothing may be called after this."""
@@ -130,57 +123,59 @@ class Holdings:
 
     # --- rows
 
-    def _join(self, row: int, before: int) -> None:
-        """Put a row among those behind `before`."""
-        first = self._behind[before]
-        if first < 0:
-            self._behind[before] = self._next[row] = self._last[row] = row
-        else:
-            last = self._last[first]
-            self._next[row], self._last[row] = first, last
-            self._next[last] = self._last[first] = row
+    def _columns(self) -> tuple["array[int]", ...]:
+        return self._names, self.keys, self._copies, self._before, self._behind, self._next, self._last
 
     def _grow(self) -> None:
         start = len(self._names)
-        for column in (self._names, self._keys, self._copies, self._before, self._behind, self._next, self._last):
+        for column in self._columns():
             column.frombytes(bytes(column.itemsize * _GROWTH))
         self._shown.extend(bytes(_GROWTH))
         self._free.extend(range(start + _GROWTH - 1, start - 1, -1))
+        if not start:
+            self._shown[NOBODY] = self._copies[NOBODY] = 1
+            self._free.remove(NOBODY)
+
+    def _drop(self, row: int) -> None:
+        """Nobody holds this block any more."""
+        if self._shown[row]:
+            self._hide(row)
+        if not self._behind[row]:
+            self._release(row)
 
     def _release(self, row: int) -> None:
         """Give up a row that nobody holds and nobody is behind; then those before it that were kept for it alone."""
-        while row >= 0 and not self._copies[row] and self._behind[row] < 0:
-            before = self._before[row]
-            if before >= 0:
-                next_, last = self._next[row], self._last[row]
-                if next_ == row:
-                    self._behind[before] = NOBODY
-                else:
-                    self._next[last], self._last[next_] = next_, last
-                    if self._behind[before] == row:
-                        self._behind[before] = next_
-            del self._rows[self._names[row]]
+        while not (self._copies[row] or self._behind[row]):
+            before, next_, last = self._before[row], self._next[row], self._last[row]
+            if last:
+                self._next[last], self._last[row] = next_, NOBODY
+            else:
+                self._behind[before] = next_
+            if next_:
+                self._last[next_], self._next[row] = last, NOBODY
+            del self.rows[self._names[row]]
             self._free.append(row)
             self._budget.used -= 1
             row = before
 
     def _those_behind(self, row: int) -> Iterator[int]:
-        first = each = self._behind[row]
-        while each >= 0:
-            yield each
-            each = self._next[each]
-            if each == first:
-                return
+        row = self._behind[row]
+        while row:
+            yield row
+            row = self._next[row]
 
     def _hide(self, row: int) -> None:
         """Take a block and all shown behind it out of the index."""
-        todo, gone = [row], []
+        shown, todo, gone = self._shown, [row], []
+        shown[row] = 0
         while todo:
             row = todo.pop()
-            self._shown[row] = 0
-            gone.append(self._keys[row])
-            if self._behind[row] >= 0:
-                todo += [each for each in self._those_behind(row) if self._shown[each]]
+            gone.append(self.keys[row])
+            if self._behind[row]:
+                for each in self._those_behind(row):
+                    if shown[each]:
+                        shown[each] = 0
+                        todo.append(each)
         self.index.drop(gone, self.bit)
 
     def _show(self, row: int) -> None:
@@ -188,7 +183,7 @@ class Holdings:
         todo = [row]
         while todo:
             row = todo.pop()
-            if self._copies[row] and self.index.claim(self._keys[row], self.bit):
+            if self._copies[row] and self.index.claim(self.keys[row], self.bit):
                 self._shown[row] = 1
                 todo += self._those_behind(row)
 
@@ -198,34 +193,50 @@ class Holdings:
         Returns how many of `count` blocks fit then.
         """
         path = set()
-        while needed >= 0:
+        while needed:
             path.add(needed)
             needed = self._before[needed]
-        left = goal = max(count, len(self._rows) // 64)
-        ends = list(islice((row for row in self._rows.values() if self._behind[row] < 0), goal))
-        for row in ends:
-            while left > 0 and row >= 0 and self._behind[row] < 0 and row not in path:
+        left = goal = max(count, len(self.rows) // 64)
+        for row in self._oldest_ends(goal, path):
+            while left > 0 and row and not self._behind[row] and row not in path:
                 before = self._before[row]
-                kept = before >= 0 and self._copies[before]
+                kept = self._copies[before]
                 self._copies[row] = 0
-                if self._shown[row]:
-                    self._hide(row)
-                self._release(row)
+                self._drop(row)
                 self._budget.evicted += 1
                 left -= 1
                 row = before if kept else NOBODY
         return max(0, min(count, self._budget.limit - self._budget.used))
 
+    def _oldest_ends(self, goal: int, path: set[int]) -> list[int]:
+        """Of the oldest chains the last blocks: so many that `goal` blocks can go one after another, if there are."""
+        ends, found = [], 0
+        for row in self.rows.values():
+            if found >= goal:
+                break
+            if self._behind[row] or row in path:
+                continue
+            ends.append(row)
+            alone = True
+            while found < goal and row and alone and row not in path:
+                found += 1
+                alone = not (self._next[row] or self._last[row])
+                row = self._before[row]
+        return ends
+
     def check(self) -> None:
         """Raise AssertionError if the books do not balance. Costs a pass over everything: for tests."""
-        for name, row in self._rows.items():
+        for name, row in self.rows.items():
             assert self._names[row] == name, "a row under another's name"
-            assert self._copies[row] or self._behind[row] >= 0, "kept for nobody"
+            assert self._copies[row] or self._behind[row], "kept for nobody"
             before = self._before[row]
-            if before >= 0:
-                assert row in self._those_behind(before), "a block that the one before it does not know"
+            assert row in self._those_behind(before), "a block that the one before it does not know"
             if self._shown[row]:
                 assert self._copies[row], "shown and not held"
-                assert before < 0 or self._shown[before], "shown behind a gap"
-                assert not self.index.claim(self._keys[row], self.bit), "shown, but not in the index"
-        assert len(self._rows) + len(self._free) == len(self._names), "a row is lost"
+                assert self._shown[before], "shown behind a gap"
+                assert not self.index.claim(self.keys[row], self.bit), "shown, but not in the index"
+        for row in self._free:
+            used = self._shown[row], self._behind[row], self._next[row], self._last[row]
+            assert not any(used), "free and in use"
+        assert self._shown[NOBODY], "chains do not begin"
+        assert len(self.rows) + len(self._free) == len(self._names) - 1, "a row is lost"

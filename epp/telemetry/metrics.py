@@ -233,6 +233,11 @@ class Metrics:
                     found[endpoint][plugin] = self._numbers(plugin, values)
         return found
 
+    def kv_events(self, pool: str) -> dict[str, tuple[str, float | None, float]]:
+        """Name of an endpoint -> state of its KV events, lag in seconds, trust; empty where nobody listens to them."""
+        sources = [source() for name, source in self._kv_events if name == pool]
+        return {each[0]: each[1:] for figures in sources if figures is not None for each in figures.endpoints}
+
     def rows(self, name: str) -> Rows:
         """The rows of a family of `FAMILIES` as they stand: label values and a number or a histogram."""
         return _ROWS[name](self)

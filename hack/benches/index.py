@@ -10,6 +10,7 @@ import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from epp.prefix.events import decode
 from epp.prefix.index import PrefixIndex
 from epp.prefix.precise import PrecisePrefixCache
 from epp.scheduling.cost import ExpectedTtft
+from tests.support.kv_events import block_stored
 
 OK = Response(status=200)
 draw = random.Random(1)
@@ -203,34 +205,27 @@ SIZE = 16
 
 def message(prompt: list[int], start: int, names: list[int], gone: list[int]) -> bytes:
     """A step's events as vLLM 0.32 sends them: blocks stored together, removals one by one."""
+    return step([block_stored(prompt, names, start, SIZE)], gone)
+
+
+def step(stored: list[dict[str, Any]], gone: list[int]) -> bytes:
     removed = [{"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU", "group_idx": 0} for name in gone]
-    stored = {
-        "type": "BlockStored",
-        "block_hashes": names[start:],
-        "parent_block_hash": names[start - 1] if start else None,
-        "token_ids": prompt[start * SIZE : len(names) * SIZE],
-        "block_size": SIZE,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [None] * (len(names) - start),
-        "group_idx": 0,
-        "kv_cache_spec_kind": "full_attention",
-    }
-    return msgspec.msgpack.encode([time.time(), [*removed, stored], 0])  # noqa: TID251
+    return msgspec.msgpack.encode([time.time(), [*removed, *stored], 0])  # noqa: TID251
 
 
-def histories(blocks: int, each: int, evict: bool) -> list[bytes]:
-    """Messages of chats behind a system prompt: `blocks` stored in all, `each` at once; with as many removals."""
+def histories(blocks: int, each: int, evict: bool, chats: int = 1) -> list[bytes]:
+    """Messages of chats behind a system prompt: `blocks` stored in all, `each` at once, of so many `chats` in a step;
+    with as many removals."""
     messages, system = [], [draw.randrange(128_000) for _ in range(4 * SIZE)]
     names = [draw.getrandbits(64) for _ in range(4)]
     old: list[int] = []
     messages.append(message(system, 0, names, []))
-    for _ in range(blocks // each):
-        ids = [draw.randrange(128_000) for _ in range(each * SIZE)]
-        new = [draw.getrandbits(64) for _ in range(each)]
-        messages.append(message(system + ids, 4, names + new, old[::-1] if evict else []))
-        old = new
+    for _ in range(blocks // each // chats):
+        new = [[draw.getrandbits(64) for _ in range(each)] for _ in range(chats)]
+        prompts = [system + [draw.randrange(128_000) for _ in range(each * SIZE)] for _ in range(chats)]
+        stored = [block_stored(ids, names + its, 4, SIZE) for ids, its in zip(prompts, new, strict=True)]
+        messages.append(step(stored, old))
+        old = [name for its in new for name in reversed(its)] if evict else []
     return messages
 
 
@@ -252,9 +247,12 @@ def events() -> None:
     print(
         "\nKV events of one engine, blocks of 16: thousand stored in a second of CPU time (full: and as many removed)"
     )
-    print(f"{'blocks at once':>14} {'cache':>6} {'1000/s':>8} {'best':>8} {'naive':>8} {'ratio':>7}")
-    for each, evict in ((512, False), (64, False), (8, False), (1, False), (64, True), (8, True)):
-        messages = histories(32_768, each, evict)
+    print(
+        f"{'blocks at once':>14} {'chats a step':>12} {'cache':>6} {'1000/s':>8} {'best':>8} {'naive':>8} {'ratio':>7}"
+    )
+    shapes = ((512, 1, False), (64, 1, False), (8, 1, False), (1, 4, False), (1, 1, False))
+    for each, chats, evict in (*shapes, (64, 1, True), (8, 1, True), (1, 4, True)):
+        messages = histories(32_768, each, evict, chats)
 
         def ours(messages: list[bytes] = messages) -> None:
             cache = EngineCache(pool(1)[0], Shelves(10**7))
@@ -264,7 +262,7 @@ def events() -> None:
         median, best = measure(ours, 0.5, time.thread_time)
         theirs, _ = measure(partial(naively, messages, {}, {}), 0.5, time.thread_time)
         print(
-            f"{each:14} {'full' if evict else 'empty':>6} {32_768e3 / median:8.0f} {32_768e3 / best:8.0f}"
+            f"{each:14} {chats:12} {'full' if evict else 'empty':>6} {32_768e3 / median:8.0f} {32_768e3 / best:8.0f}"
             f" {32_768e3 / theirs:8.0f} {theirs / median:7.2f}"
         )
     ids = [draw.randrange(128_000) for _ in range(65_536)]

@@ -16,15 +16,15 @@ def names_of(ids: Sequence[int]) -> list[int]:
     return [hash(("engine", *ids[: i + SIZE])) & (2**64 - 1) for i in range(0, len(ids) - SIZE + 1, SIZE)]
 
 
-def stored(ids: Sequence[int], start: int = 0, **fields: Any) -> dict[str, Any]:
-    """BlockStored of a prompt's blocks from `start` on, as vLLM 0.32 has it on the wire."""
-    names = names_of(ids)
-    event = {
+def block_stored(ids: Sequence[int], names: Sequence[int], start: int, size: int) -> dict[str, Any]:
+    """BlockStored as vLLM 0.32 has it on the wire: of a prompt whose blocks of `size` tokens have these `names`, those
+    from `start` on."""
+    return {
         "type": "BlockStored",
-        "block_hashes": names[start:],
+        "block_hashes": list(names[start:]),
         "parent_block_hash": names[start - 1] if start else None,
-        "token_ids": list(ids[start * SIZE : len(names) * SIZE]),
-        "block_size": SIZE,
+        "token_ids": list(ids[start * size : len(names) * size]),
+        "block_size": size,
         "lora_id": None,
         "medium": "GPU",
         "lora_name": None,
@@ -32,7 +32,11 @@ def stored(ids: Sequence[int], start: int = 0, **fields: Any) -> dict[str, Any]:
         "group_idx": 0,
         "kv_cache_spec_kind": "full_attention",
     }
-    return event | fields
+
+
+def stored(ids: Sequence[int], start: int = 0, **fields: Any) -> dict[str, Any]:
+    """BlockStored of a prompt's blocks from `start` on; `fields` are otherwise."""
+    return block_stored(ids, names_of(ids), start, SIZE) | fields
 
 
 def removed(ids: Sequence[int], block: int) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
                 "share": 0.5,
                 "predicted_hit_rate": None,
                 "plugins": {HOSTILE: {HOSTILE: 1.0}},
+                "kv_events": {"state": HOSTILE, "lag_seconds": 0.02, "trust": 1.0},
             }
         ],
         "shadows": [{"profile": HOSTILE, "compared": 2, "failed": 1, "agreed": 0.5, "regret_ms": 1.25}],
@@ -48,6 +49,19 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
         link = attributes.get("href") or "/"
         assert link.startswith("/")
         assert "<" not in link
+
+
+def test_kv_events_are_told_in_words() -> None:
+    entry: dict[str, object] = {"name": "a", "address": "a", "load": None, "load_age_seconds": None, "in_flight": 0}
+    entry |= {"share": None, "predicted_hit_rate": None, "plugins": {}}
+    states = [
+        {"state": "live", "lag_seconds": 0.021, "trust": 0.95},
+        {"state": "lost", "lag_seconds": None, "trust": 1.0},
+    ]
+    endpoints = [{**entry, "kv_events": state} for state in (*states, None)]
+    text = page([{"name": "p", "namespace": "n", "endpoints": endpoints, "shadows": []}], [], [])
+    assert "<td>live, 21 ms behind, trust 95 %</td>" in text
+    assert "<td>lost, trust 100 %</td>" in text
 
 
 def test_an_empty_house_has_a_page() -> None:

@@ -3,6 +3,7 @@ from dataclasses import dataclass
 from epp.admin.views import pool_view
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.series import KvEventFigures
 from tests.support.decisions import endpoint
 
 
@@ -31,6 +32,7 @@ def test_an_endpoint_nothing_is_known_of_says_so() -> None:
                 "share": None,
                 "predicted_hit_rate": None,
                 "plugins": {},
+                "kv_events": None,
             }
         ],
         "shadows": [],
@@ -42,6 +44,18 @@ def test_what_plugins_say_of_an_endpoint_is_shown() -> None:
     metrics.add_endpoint_source(lambda: {"expected-ttft": {pods[1]: {"speed": 0.5}, endpoint(3): {"speed": 1}}}, "p")
     first, second = pool_view(APool("p", pods), metrics, now=10.0)["endpoints"]
     assert (first["plugins"], second["plugins"]) == ({}, {"expected-ttft": {"speed": 0.5}})
+
+
+def test_how_an_endpoints_kv_events_stand_is_shown() -> None:
+    metrics = Metrics()
+    told = [("default/pod-1", "live", 0.0251234, 0.9), ("default/pod-2", "connecting", None, 1.0)]
+    metrics.add_kv_events("p", lambda: KvEventFigures(told, {}))
+    metrics.add_kv_events("q", lambda: None)
+    first, second, third = pool_view(APool("p", (endpoint(1), endpoint(2), endpoint(3))), metrics, 10.0)["endpoints"]
+    assert first["kv_events"] == {"state": "live", "lag_seconds": 0.0251, "trust": 0.9}
+    assert second["kv_events"] == {"state": "connecting", "lag_seconds": None, "trust": 1.0}
+    assert third["kv_events"] is None
+    assert pool_view(APool("q", (endpoint(1),)), metrics, 10.0)["endpoints"][0]["kv_events"] is None
 
 
 def test_what_a_shadow_profile_would_have_done_is_shown() -> None:

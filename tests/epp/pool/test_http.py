@@ -8,7 +8,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.pool.http import MAX_BODY, MAX_HEAD, AnswerReader, BadAnswer, Connection
+from epp.pool.http import MAX_BODY, MAX_HEAD, AnswerReader, BadAnswer, Connection, Kept, host_and_port
+from tests.support.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"Content-Length: 5\r\n\r\nhello"
@@ -189,3 +190,153 @@ async def test_bytes_nobody_asked_for_close_the_connection() -> None:
     async with connected(serve) as connection:
         await closed.wait()
         assert not connection.open
+
+
+class Server:
+    """Answers each connection with as many numbered pages as `script` says for it, then hangs up; then waits."""
+
+    def __init__(self, *script: int) -> None:
+        self.script = list(script)
+        self.requests: list[int] = []
+        """The connection each request came over."""
+        self.gone = asyncio.Event()
+        """Set when a connection was closed at this side."""
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number, pages = len(self.script), self.script.pop(0)
+        try:
+            for _ in range(pages):
+                await reader.readuntil(b"\r\n\r\n")
+                self.requests.append(number)
+                writer.write(OK + b"Content-Length: 1\r\n\r\n%d" % (len(self.requests) % 10))
+            await self.hang_up(reader)
+        except asyncio.IncompleteReadError:
+            pass
+        finally:
+            writer.close()
+            self.gone.set()
+
+    async def hang_up(self, reader: asyncio.StreamReader) -> None:
+        """Hang up at once."""
+
+
+class AfterReading(Server):
+    async def hang_up(self, reader: asyncio.StreamReader) -> None:
+        """Hang up on the next request instead of answering it."""
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(0)
+
+
+class InTheMiddle(Server):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN)
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(1)
+        writer.write(PLAIN[:-2])
+        writer.close()
+
+
+@asynccontextmanager
+async def kept_at(server: Server) -> AsyncIterator[Kept]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    kept = Kept("127.0.0.1", server.port)
+    try:
+        async with asyncio.timeout(5):
+            yield kept
+    finally:
+        kept.close()
+        listening.close()
+        await listening.wait_closed()
+
+
+GET = b"GET / HTTP/1.1\r\n\r\n"
+
+
+async def test_a_kept_connection_is_made_when_it_is_needed_and_used_again() -> None:
+    server = Server(3)
+    async with kept_at(server) as kept:
+        assert not kept.open
+        assert [await kept.exchange(GET) for _ in range(2)] == [b"1", b"2"]
+        assert kept.open
+        kept.close()
+        assert not kept.open
+    assert server.requests == [1, 1]
+
+
+async def test_a_connection_that_was_closed_while_kept_is_replaced() -> None:
+    server = Server(1, 1)
+    async with kept_at(server) as kept:
+        assert await kept.exchange(GET) == b"1"
+        await until(lambda: not kept.open)
+        assert await kept.exchange(GET) == b"2"
+    assert server.requests == [2, 1]
+
+
+async def test_a_connection_that_is_closed_as_it_is_asked_is_replaced_once() -> None:
+    server = AfterReading(1, 0, 1)
+    async with kept_at(server) as kept:
+        assert await kept.exchange(GET) == b"1"
+        with pytest.raises(BadAnswer, match="closed before the answer's end"):
+            await kept.exchange(GET)
+        assert server.requests == [3, 0, 0], "the kept one and one new one, no more"
+        assert await kept.exchange(GET) == b"4"
+
+
+async def test_an_answer_that_began_is_not_asked_for_again() -> None:
+    server = InTheMiddle()
+    async with kept_at(server) as kept:
+        assert await kept.exchange(GET) == b"hello"
+        with pytest.raises(BadAnswer, match="closed before the answer's end"):
+            await kept.exchange(GET)
+        assert server.requests == [1]
+        assert not kept.open
+
+
+async def test_a_server_that_is_not_there_is_an_os_error() -> None:
+    server = Server(1)
+    async with kept_at(server) as kept:
+        assert await kept.exchange(GET) == b"1"
+    with pytest.raises(ConnectionRefusedError):
+        await kept.exchange(GET)
+
+
+async def test_a_deadline_closes_what_it_interrupts_and_the_next_request_is_not_answered_with_its_answer() -> None:
+    class Slow(Server):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not self.requests:
+                self.requests.append(1)
+                await reader.read()  # until the other side closes
+                writer.close()
+                self.gone.set()
+            else:
+                await super().serve(reader, writer)
+
+    server = Slow(1)
+    async with kept_at(server) as kept:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await kept.exchange(GET)
+        assert not kept.open
+        await server.gone.wait()
+        assert await kept.exchange(GET) == b"2"
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("10.0.0.1:8000", ("10.0.0.1", 8000)),
+        ("[2001:db8::1]:8000", ("2001:db8::1", 8000)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
+    assert host_and_port(address) == parts
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:", "10.0.0.1:http"])
+def test_an_address_without_a_port_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        host_and_port(address)

@@ -1,5 +1,8 @@
+import asyncio
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from epp.parsing.parser import Parser, Rules
 from epp.parsing.request import RawRequest
 from epp.pool.endpoint import Endpoint, Load
 from epp.pool.store import Pool, PoolState, Rewrite, Target, address_of
+from tests.support.waiting import until
 
 
 def endpoint(name: str, address: str, **labels: str) -> Endpoint:
@@ -160,3 +164,73 @@ def test_addresses_are_written_as_envoy_wants_them() -> None:
     assert address_of("2001:DB8:0:0::1", 80) == "[2001:db8::1]:80"
     with pytest.raises(ValueError, match="does not appear"):
         address_of("localhost", 80)
+
+
+class Tended:
+    """Work that notes who is worked on, until it is cancelled or told to fail."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.at_work: list[str] = []
+        self.left: list[tuple[str, bool]] = []
+        """Who left, and whether it was worked on still."""
+        self.fails = asyncio.Event()
+        self.short = False
+        self.done: list[str] = []
+
+    async def work(self, endpoint: Endpoint) -> None:
+        if self.short:
+            self.done.append(endpoint.name)
+            return
+        self.at_work.append(endpoint.name)
+        try:
+            await self.fails.wait()
+            raise RuntimeError(f"no {endpoint.name}")
+        finally:
+            self.at_work.remove(endpoint.name)
+
+    def leave(self, endpoint: Endpoint) -> None:
+        self.left.append((endpoint.name, endpoint.name in self.at_work))
+
+    @asynccontextmanager
+    async def tended(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.pool.tend("test of", self.work, self.leave))
+            yield
+            task.cancel()
+
+
+async def test_each_endpoint_is_tended_from_its_coming_to_its_going() -> None:
+    pool = pool_of("10.0.0.1:8000", "10.0.0.2:8000")
+    tended = Tended(pool)
+    async with tended.tended():
+        await until(lambda: tended.at_work == ["e0", "e1"])
+        first = pool.endpoints[0]
+        pool.replace([first, endpoint("e2", "10.0.0.3:8000")])
+        assert tended.left == [("e1", True)]
+        await until(lambda: sorted(tended.at_work) == ["e0", "e2"])
+        names = {task.get_name() for task in asyncio.all_tasks()}
+        assert {"test of e0", "test of e2"} <= names
+        assert "test of e1" not in names
+    assert tended.at_work == []
+    pool.replace([])
+    assert tended.left == [("e1", True)], "nobody listens any more"
+
+
+async def test_work_that_is_done_before_its_endpoint_leaves_is_no_fault() -> None:
+    tended = Tended(pool_of("10.0.0.1:8000"))
+    tended.short = True
+    async with tended.tended():
+        await until(lambda: tended.done == ["e0"])
+        tended.pool.replace([])
+        assert tended.left == [("e0", False)]
+
+
+async def test_work_that_fails_ends_it_all_and_says_why() -> None:
+    tended = Tended(pool_of("10.0.0.1:8000", "10.0.0.2:8000"))
+    asyncio.get_running_loop().call_soon(tended.fails.set)
+    with pytest.raises(ExceptionGroup, match="TaskGroup") as error:
+        await tended.pool.tend("test of", tended.work, tended.leave)
+    assert [str(each) for each in error.value.exceptions][:1] == ["no e0"]
+    assert tended.at_work == []
+    assert (tended.pool.on_added, tended.pool.on_removed) == ([], [])

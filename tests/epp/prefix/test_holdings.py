@@ -23,7 +23,7 @@ def chain(*path: int) -> list[int]:
 
 
 def put(held: Holdings, names: list[int], at: int = 0) -> None:
-    held.store(names[at:], names[at:], held.row(names[at - 1]) if at else NOBODY)
+    held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NOBODY)
 
 
 def depth(held: Holdings, names: list[int]) -> int:
@@ -49,7 +49,7 @@ def test_what_lost_its_beginning_is_out_of_sight_until_it_is_back() -> None:
     held.remove(names[1])
     assert (depth(held, names), depth(held, branch)) == (1, 1)
     held.check()
-    held.store(names[1:2], names[1:2], held.row(names[0]))
+    held.store(names[1:2], names[1:2], held.rows[names[0]])
     assert (depth(held, names), depth(held, branch)) == (4, 3)
     held.check()
 
@@ -113,6 +113,19 @@ def test_the_bound_holds_and_the_oldest_ends_go_first() -> None:
     assert evicted >= 20 + 400 - 200
 
 
+def test_room_is_made_of_many_short_chains_as_of_one_long() -> None:
+    short, long = holdings(100), holdings(100)
+    for i in range(100):
+        put(short, chain(i))
+    put(long, chain(*range(100)))
+    names = chain(*range(1000, 1030))
+    for held in (short, long):
+        put(held, names)
+        held.check()
+        assert depth(held, names) == 30
+        assert held._budget.evicted == 30
+
+
 def test_a_chain_longer_than_the_bound_is_held_as_far_as_it_fits() -> None:
     held, names = holdings(100), chain(*range(300))
     put(held, names)
@@ -134,10 +147,10 @@ def test_any_history_against_a_naive_count(seed: int) -> None:
         names = draw.choice(paths)
         if draw.random() < 0.5:
             start = draw.randint(0, 5)
-            if start and held.row(names[start - 1]) < 0:
+            if start and names[start - 1] not in held.rows:
                 continue
             end = draw.randint(start + 1, 6)
-            held.store(names[start:end], names[start:end], held.row(names[start - 1]) if start else NOBODY)
+            held.store(names[start:end], names[start:end], held.rows[names[start - 1]] if start else NOBODY)
             copies.update(names[start:end])
         else:
             name = draw.choice(names)
