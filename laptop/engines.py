@@ -216,6 +216,9 @@ class Vllm:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_HOST_IP": _LOOPBACK,  # also where the KV events' sockets listen
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            # The model runs in the engine's process. In one of its own both spin while they wait for the other, and a
+            # second longer: two processors for each pod, of which one computes.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "PYTHONPATH": "",  # its packages are its own
         }
         return Program(pod.name, [*command, *self.flags], f"{pod.url}/health", environment, children=True)

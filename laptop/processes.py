@@ -87,6 +87,10 @@ class Processes:
         """The process id of a running process."""
         return self._running[name].pid
 
+    def runs(self, name: str) -> bool:
+        """Whether a process of that name was started and has not ended."""
+        return name in self._running and self._running[name].returncode is None
+
     async def stop(self, *names: str, how: signal.Signals = signal.SIGTERM) -> list[int]:
         """Signal all `names` at once and wait; SIGKILL after `stop_seconds`. Returns their exit statuses."""
         children = [self._running.pop(name) for name in names if name in self._running]

@@ -87,7 +87,7 @@ async def diagnose(options: Options) -> tuple[list[str], list[Finding]]:
         for url, stored in zip(servers, before, strict=True):
             findings += await examine_server(url, ask, pods, stored)
         if options.coordinator:
-            findings += await examine_coordinator(_base(options.coordinator), ask, servers)
+            findings += await examine_coordinator(_base(options.coordinator), ask, servers, pods, options.patience)
     names = [*(pod.name for pod in pods), *servers]
     return [*names, *([_base(options.coordinator)] if options.coordinator else [])], findings
 

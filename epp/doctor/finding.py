@@ -24,6 +24,7 @@ CHECKS: Final = {
     "lmcache-engines": "an engine is registered with it",
     "lmcache-chunk": "its chunk is the engines' block",
     "lmcache-hash": "it hashes as the engines do",
+    "lmcache-names": "its chunks have the names by which the picker looks for them",
     "lmcache-transfer": "engines let it read their memory, so it knows which tokens a chunk is",
     "l2-shared": "its L2 is for all nodes",
     "l2-stuck": "what it writes to L2 arrives",

@@ -3,11 +3,13 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from epp.doctor.ask import Ask, Trouble
 from epp.doctor.engine import Pod
 from epp.doctor.finding import Finding, hint, problem
+from epp.doctor.names import examine_names
+from epp.prefix.chunks import Algorithm
 
 _TRIES: Final = 20
 """Looks at a server's stores, a tenth of a second apart, until those that were begun have ended."""
@@ -110,6 +112,9 @@ def _blocks(status: Mapping[str, Any]) -> set[int]:
 
 def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
     own, theirs = _at(config, "mp", "hash_algorithm"), {pod.algorithm for pod in pods if pod.algorithm}
+    if own is not None and own not in get_args(Algorithm):
+        found = f"it hashes with {own}, by which the picker finds nothing"
+        return [problem(url, "lmcache-hash", found, f"--hash-algorithm {' or '.join(get_args(Algorithm))}")]
     if not theirs or theirs == {own}:
         return []
     found = f"it hashes with {own}, the engines with {', '.join(sorted(theirs))}: two names for every block"
@@ -161,21 +166,32 @@ def stuck(url: str, before: Stores | None, after: Stores | None) -> list[Finding
     return []
 
 
-async def examine_coordinator(url: str, ask: Ask, servers: Sequence[str]) -> list[Finding]:
-    """What is wrong with the coordinator. `servers`: URLs of LMCache servers it should know."""
+async def examine_coordinator(
+    url: str, ask: Ask, servers: Sequence[str], pods: Sequence[Pod], patience: float
+) -> list[Finding]:
+    """What is wrong with the coordinator, and with what it is told. `servers`: URLs of LMCache servers it should know.
+
+    `pods` were sent something new. `patience`: seconds until the coordinator has heard of it.
+    """
     try:
         await ask.json(f"{url}/healthz")
         listed = (await ask.json(f"{url}/instances")).get("instances") or ()
     except Trouble as trouble:
         return [problem(url, "coordinator-unreachable", str(trouble), "lmcache coordinator --host HOST --port PORT")]
-    known = {f"http://{each.get('ip')}:{each.get('http_port')}" for each in listed if isinstance(each, dict)}
+    known = {
+        f"http://{each.get('ip')}:{each.get('http_port')}": str(each.get("instance_id"))
+        for each in listed
+        if isinstance(each, dict)
+    }
     findings = []
     for server in servers:
         if server not in known:
             found = f"it does not know the LMCache server {server}, only {', '.join(sorted(known)) or 'none'}"
             mend = f"there: --coordinator-url {url} --coordinator-advertise-ip IP"
             findings.append(problem(url, "coordinator-unreachable", found, mend))
-    return findings
+    firsts = {tokens for pod in pods for tokens in pod.hashes}
+    looks = (examine_names(each, url, known[each], ask, firsts, patience) for each in servers if each in known)
+    return findings + [finding for found in await asyncio.gather(*looks) for finding in found]
 
 
 def _at(value: Any, *keys: str) -> Any:

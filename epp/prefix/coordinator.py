@@ -6,7 +6,7 @@ Its answers are read as untrusted: bounded in size, and what makes no sense cost
 import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
@@ -92,6 +92,13 @@ class _Found(msgspec.Struct, gc=False):
     results: list[_Row]
 
 
+class _Job(msgspec.Struct, gc=False):
+    request_id: str = ""
+    status: str = ""
+    found_keys: int = 0
+
+
+_JOB: Final = msgspec.json.Decoder(_Job)
 _PAGE: Final = msgspec.json.Decoder(Page)
 _FOUND: Final = msgspec.json.Decoder(_Found)
 _FAULTS: Final = (BadAnswer, OSError, TimeoutError, msgspec.MsgspecError, ValueError, RecursionError)
@@ -127,11 +134,23 @@ class Coordinator:
         found: _Found = await self._ask("POST /directory/lookup", msgspec.json.encode(what), _FOUND)
         return Rows(found.results)
 
-    async def prefetch(self, instance: str, model: str, tokens: Sequence[int], salt: str) -> None:
-        """Have an instance load into its L1 what L2 holds of a prompt. Raises Away."""
+    async def prefetch(self, instance: str, model: str, tokens: Sequence[int], salt: str) -> str:
+        """Have an instance load into its L1 what L2 holds of a prompt. Raises Away.
+
+        Returns the name of the job, for `prefetched`; "" where the prompt has no full chunk.
+        """
         what = {"instance_id": instance, "model_name": model, "world_size": 1, "token_ids": list(tokens)}
         body = msgspec.json.encode({**what, "cache_salt": salt})
-        await self._ask("POST /cache/prefetches", body, msgspec.json.Decoder(Any))
+        job: _Job = await self._ask("POST /cache/prefetches", body, _JOB)
+        return job.request_id
+
+    async def prefetched(self, instance: str, job: str) -> int | None:
+        """Chunks that a prefetch loaded; None while it is at it. Raises Away, also where nobody knows the job.
+
+        An instance remembers each job until it was asked for after its end.
+        """
+        done: _Job = await self._ask(f"GET /cache/prefetches/{quote(instance, '')}/{quote(job, '')}", b"", _JOB)
+        return done.found_keys if done.status == "completed" else None
 
     def close(self) -> None:
         self._server.close()

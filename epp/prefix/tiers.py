@@ -23,7 +23,8 @@ _INLINE: Final = 1024
 """Tokens named on the event loop; more take a thread: some 10 us a chunk."""
 _WANTED: Final = 64
 """Prefetches, and prompts to look up, that wait to be asked for; beyond, the oldest are dropped."""
-
+_JOBS: Final = 1024
+"""Prefetches that are asked after until they ended; of more the oldest are given up."""
 _REST: Final = 10
 """How many times as long as a reading of everything took nothing else of the kind is done."""
 
@@ -110,6 +111,9 @@ class Tiers:
         """Keys the coordinator has, those we leave out among them."""
         self.sweeps = 0
         self.prefetched = 0
+        """Prefetches that were begun."""
+        self.prefetched_chunks = 0
+        """Chunks that those which ended had loaded from L2."""
         self.looked_up = 0
         self._config = config
         self._coordinator = Coordinator(config.coordinator)
@@ -122,6 +126,8 @@ class Tiers:
         self._wanted: deque[tuple[str, Sequence[int], str]] = deque(maxlen=_WANTED)
         """Instance to fetch a prompt to, or "" to look it up; its tokens and salt."""
         self._asked = asyncio.Event()
+        self._jobs: deque[tuple[str, str]] = deque(maxlen=_JOBS)
+        """Prefetches that may not have ended: instance, name."""
 
     async def names(self, ids: Sequence[int], salt: str) -> Sequence[int]:
         """The chunks of a prompt, by name; () while no tier holds anything."""
@@ -167,6 +173,7 @@ class Tiers:
             "tier_sweeps": self.sweeps,
             "tier_reached": float(self.reached),
             "tier_prefetches": self.prefetched,
+            "tier_prefetched_chunks": self.prefetched_chunks,
             "tier_lookups": self.looked_up,
         }
 
@@ -185,6 +192,7 @@ class Tiers:
         while True:
             try:
                 await self.read()
+                await self._ask_after()
                 told = False
             except Away as error:
                 self._forget()
@@ -205,7 +213,8 @@ class Tiers:
                     continue
                 try:
                     if instance:
-                        await self._coordinator.prefetch(instance, model, ids, salt)
+                        if job := await self._coordinator.prefetch(instance, model, ids, salt):
+                            self._jobs.append((instance, job))
                         self.prefetched += 1
                     else:
                         rows = await self._coordinator.find(model, ids, salt)
@@ -213,6 +222,19 @@ class Tiers:
                         self.looked_up += 1
                 except Away as error:
                     degraded("tier-request-failed", f"{'prefetch to ' if instance else 'lookup'}{instance}: {error}")
+
+    async def _ask_after(self) -> None:
+        """Ask after prefetches: LMCache remembers each until it was asked for after its end."""
+        for _ in range(min(len(self._jobs), _WANTED)):
+            instance, job = self._jobs.popleft()
+            try:
+                chunks = await self._coordinator.prefetched(instance, job)
+            except Away:  # its server was started anew, or is gone
+                continue
+            if chunks is None:
+                self._jobs.append((instance, job))
+            else:
+                self.prefetched_chunks += chunks
 
     async def read(self) -> None:
         """Read what is new, or all of it when that is due. Raises Away."""

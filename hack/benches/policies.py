@@ -10,7 +10,6 @@ comparison may be broken off and taken up again; a change of `epp` does not make
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -50,12 +49,13 @@ WORKLOADS = (
     Workload("conversations of a trace", "trace", "4*h100-8b", 1500),
     Workload("shared documents, 8k", "documents-8k", "4*h100-8b", 1500),
     Workload("shared documents, 64k", "documents-64k", "4*h100-8b", 800),
-    Workload("chats", "chats", "4*h100-8b", 3000),
+    Workload("chats, pods empty at first", "chats", "4*h100-8b", 3000),
+    Workload("chats", "chats", "4*h100-8b", 12000),
     Workload("agents", "agents", "4*h100-8b", 1500),
     Workload("bursts", "bursts", "4*h100-8b", 1500),
     Workload("independent", "independent", "4*h100-8b", 1500),
     Workload("independent, mixed pods", "independent", "3*h100-8b,1*h100-8b@0.5", 1500),
-    Workload("chats, mixed pods", "chats", "3*h100-8b,1*h100-8b@0.5", 3000),
+    Workload("chats, mixed, empty at first", "chats", "3*h100-8b,1*h100-8b@0.5", 3000),
     Workload("conversations, mixed pods", "trace", "3*h100-8b,1*h100-8b@0.5", 1500),
 )
 
@@ -76,7 +76,7 @@ class Result:
     goodput: float
     hit_rate: float
     saturation: float
-    """Requests a second that the pods can do; the load is a share of it."""
+    """Requests a second that the pods can do of this seed's; the load is a share of it."""
 
     @property
     def key(self) -> tuple[str, float, str, int]:
@@ -92,7 +92,7 @@ def results(file: Path) -> list[Result]:
 def run(options: argparse.Namespace) -> None:
     found = results(options.results)
     done = {result.key for result in found}
-    full = {result.workload: result.saturation for result in found}
+    full = {(result.workload, result.seed): result.saturation for result in found}
     chosen = [w for w in WORKLOADS if not options.workload or w.name in options.workload]
     for workload in chosen:
         source = workload.source if workload.source != "trace" else options.trace
@@ -101,14 +101,14 @@ def run(options: argparse.Namespace) -> None:
         for load in options.load or LOADS:
             for seed in range(options.runs):
                 missing = [spec for spec in specs(options) if (workload.name, load, name(spec), seed) not in done]
-                if missing:
-                    if workload.name not in full:
-                        full[workload.name] = measured(workload, source)
-                    for result in play(workload, source, load, seed, missing, full[workload.name]):
-                        with options.results.open("a") as file:
-                            file.write(json.dumps(vars(result)) + "\n")
-                        print(f"{result.workload}, {result.load:.0%}: {result.policy} {result.ttft_mean:.3f} s, "
-                              f"{result.goodput:.1%}", flush=True)  # fmt: skip
+                if missing and (workload.name, seed) not in full:
+                    full[workload.name, seed] = measured(workload, source, seed)
+                for spec in missing:
+                    result = play(workload, source, load, seed, spec, full[workload.name, seed])
+                    with options.results.open("a") as file:
+                        file.write(json.dumps(vars(result)) + "\n")
+                    print(f"{result.workload}, {result.load:.0%}: {result.policy} {result.ttft_mean:.3f} s, "
+                          f"{result.goodput:.1%}", flush=True)  # fmt: skip
 
 
 def specs(options: argparse.Namespace) -> list[str]:
@@ -119,26 +119,27 @@ def name(spec: str) -> str:
     return Path(spec).stem
 
 
-def measured(workload: Workload, source: str) -> float:
-    trace = Source(source, workload.requests).trace(0)
+def measured(workload: Workload, source: str, seed: int) -> float:
+    """Saturation, requests a second, for the very requests of this seed: few of them carry much of the work."""
+    trace = Source(source, workload.requests).trace(seed)
     return saturation(trace, pods(workload.pods), 0, lambda what, ended, total: None)
 
 
-def play(workload: Workload, source: str, load: float, seed: int, missing: list[str], full: float) -> Iterator[Result]:
+def play(workload: Workload, source: str, load: float, seed: int, spec: str, full: float) -> Result:
     plan = Plan(
         source=Source(source, workload.requests),
         kinds=tuple(pods(workload.pods)),
-        policies=tuple(policy(spec) for spec in missing),
+        policies=(policy(spec),),
         conditions=Conditions(),
         rate=Rate("rate", load * full),
         slo=Slo(),
         seeds=(seed,),
     )
-    for one in compare(plan, lambda what, ended, total: None).runs:
-        yield Result(
-            workload.name, load, one.policy, seed, one.ttft_mean, one.ttft_p50, one.ttft_p90, one.ttft_p99,
-            one.tpot_mean, one.goodput, one.hit_rate, full,
-        )  # fmt: skip
+    (one,) = compare(plan, lambda what, ended, total: None).runs
+    return Result(
+        workload.name, load, one.policy, seed, one.ttft_mean, one.ttft_p50, one.ttft_p90, one.ttft_p99,
+        one.tpot_mean, one.goodput, one.hit_rate, full,
+    )  # fmt: skip
 
 
 def main() -> int:
@@ -158,61 +159,72 @@ def main() -> int:
     return 0
 
 
-Group = dict[str, list[Result]]
-"""Policy -> its runs."""
+Group = dict[str, dict[int, Result]]
+"""Policy -> seed -> its run."""
 
 
 def table(options: argparse.Namespace) -> str:
     """Ours against the best of the others, setting by setting, then everybody's mean TTFT against the best."""
     groups: dict[tuple[str, float], Group] = {}
     for result in results(options.results):
-        groups.setdefault((result.workload, result.load), {}).setdefault(result.policy, []).append(result)
+        group = groups.setdefault((result.workload, result.load), {})
+        group.setdefault(result.policy, {})[result.seed] = result
+    groups = {key: groups[key] for key in sorted(groups, key=_order) if OURS in groups[key]}
     lines = [
         "| workload | load | req/s | ours: mean TTFT, s | best other | difference | ours: goodput | best other |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_setting(*key, groups[key]) for key in sorted(groups, key=_order) if OURS in groups[key]]
-    others = sorted({each for group in groups.values() for each in group} - {OURS})
-    lines += ["", "| mean TTFT, times the best | middle | worst |", "|---|---|---|"]
-    for each in (OURS, *others):
-        times = sorted(
-            _mean(group[each], "ttft_mean") / min(_mean(runs, "ttft_mean") for runs in group.values())
-            for group in groups.values()
-            if each in group and OURS in group
-        )
-        lines.append(f"| {each} | {median(times):.2f} | {times[-1]:.2f} |")
+    lines += [_setting(*key, group) for key, group in groups.items()]
+    lines += ["", "| mean TTFT, times the best | middle | worst | settings |", "|---|---|---|---|"]
+    for each in (OURS, *sorted({each for group in groups.values() for each in group} - {OURS})):
+        times = sorted(_times_best(each, group) for group in groups.values() if each in group)
+        lines.append(f"| {each} | {median(times):.2f} | {times[-1]:.2f} | {len(times)} |")
     return "\n".join(lines) + "\n"
 
 
 def _setting(workload: str, load: float, group: Group) -> str:
-    others = {each: runs for each, runs in group.items() if each != OURS}
+    """The others are those that played all seeds of ours: the far behind are not asked more than once."""
+    ours = group[OURS]
+    others = {each: runs for each, runs in group.items() if each != OURS and runs.keys() >= ours.keys()}
     quickest = min(others, key=lambda each: _mean(others[each], "ttft_mean"))
     best = max(others, key=lambda each: _mean(others[each], "goodput"))
-    ours, its = _mean(group[OURS], "ttft_mean"), _mean(others[quickest], "ttft_mean")
-    goodput = _mean(group[OURS], "goodput")
+    behind = [run.ttft_mean / others[quickest][seed].ttft_mean - 1 for seed, run in ours.items()]
+    difference = _mean(ours, "ttft_mean") / _mean(others[quickest], "ttft_mean") - 1
+    goodput, its = _mean(ours, "goodput"), _mean(others[best], "goodput")
+    rate = load * _mean(ours, "saturation")
     return (
-        f"| {workload} | {load:.0%} | {load * group[OURS][0].saturation:.1f} | {_spread(group[OURS])} "
-        f"| {_spread(others[quickest])} {quickest} | {_bold(ours / its - 1, ours / its - 1 > WITHIN)} "
-        f"| {goodput:.1%} | {_mean(others[best], 'goodput'):.1%} {best} |"
+        f"| {workload} | {load:.0%} | {rate:.1f} | {_spread(ours)} "
+        f"| {_spread(others[quickest])} {quickest} "
+        f"| {_bold(f'{difference:+.1%}' + _plus_minus(behind, '.1%'), difference > WITHIN)} "
+        f"| {_bold(f'{goodput:.1%}', its - goodput > WITHIN)} | {its:.1%} {best} |"
     )
+
+
+def _times_best(policy: str, group: Group) -> float:
+    """Mean TTFT against the best of the setting, on the seeds that all have played."""
+    seeds = set[int].intersection(*(set(runs) for runs in group.values()))
+    means = {each: fmean(runs[seed].ttft_mean for seed in seeds) for each, runs in group.items()}
+    return means[policy] / min(means.values())
 
 
 def _order(key: tuple[str, float]) -> tuple[int, float]:
     return [workload.name for workload in WORKLOADS].index(key[0]), key[1]
 
 
-def _mean(runs: list[Result], figure: str) -> float:
-    return fmean(getattr(run, figure) for run in runs)
+def _mean(runs: dict[int, Result], figure: str) -> float:
+    return fmean(getattr(run, figure) for run in runs.values())
 
 
-def _spread(runs: list[Result]) -> str:
-    """The mean and, of several runs, the standard deviation."""
-    values = [run.ttft_mean for run in runs]
-    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+def _spread(runs: dict[int, Result]) -> str:
+    return f"{_mean(runs, 'ttft_mean'):.3f}" + _plus_minus([run.ttft_mean for run in runs.values()], ".3f")
 
 
-def _bold(share: float, strong: bool) -> str:
-    text = f"{share:+.1%}"
+def _plus_minus(values: list[float], form: str) -> str:
+    """The standard deviation; of a single run nothing is known."""
+    return f" ± {stdev(values):{form}}" if len(values) > 1 else ""
+
+
+def _bold(text: str, strong: bool) -> str:
     return f"**{text}**" if strong else text
 
 

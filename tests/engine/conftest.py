@@ -1,7 +1,7 @@
 """Two real vLLM pods, each a node with an LMCache server, a coordinator and Redis, behind our picker and a real Envoy.
 
-All of it is started once for the folder, which takes minutes on a machine that has other things to do, and every test
-leaves it as it found it: pods that it killed run again, the strategy is the one it began with. Tests run on
+All of it is started once for the folder, which takes minutes on a machine that has other things to do. Every test gets
+it whole, whatever the test before broke, and with the strategy that its module's fixture `strategy` names. Tests run on
 the session's loop: `pytestmark = pytest.mark.asyncio(loop_scope="session")`.
 """
 
@@ -12,9 +12,10 @@ import openai
 import pytest
 import pytest_asyncio
 
+from epp.loader import strategy_text
 from laptop.engines import Tiers, Vllm, engine_python
 from tests.support.chain import Laptop, laptop
-from tests.support.fleet import eventually, heard, kv_aware
+from tests.support.fleet import following, mended
 from tests.support.talk import Talk
 
 HERE = Path(__file__).parent
@@ -36,13 +37,27 @@ def python() -> Path:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleet(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
+async def running(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
     """The chain: pods `pod-a` and `pod-b`, services `redis`, `coordinator`, `lmcache-pod-a`, `lmcache-pod-b`."""
     engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=Tiers())
     flags = ("--refresh-metrics-interval", "0.2")
     folder = tmp_path_factory.mktemp("fleet")
     async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
         yield made
+
+
+@pytest.fixture
+def strategy(running: Laptop) -> str:
+    """An EndpointPickerConfig; a module that wants another has a fixture of this name."""
+    return strategy_text("prefix-aware")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fleet(running: Laptop, strategy: str) -> Laptop:
+    """The chain, whole, and picking by the module's strategy."""
+    await mended(running)
+    await following(running, strategy)
+    return running
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -55,14 +70,3 @@ async def client(fleet: Laptop) -> AsyncIterator[openai.AsyncOpenAI]:
 async def talk(fleet: Laptop, client: openai.AsyncOpenAI) -> Talk:
     """A conversation of its own: no other test has said any of it."""
     return Talk(fleet, client)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def aware(fleet: Laptop) -> AsyncIterator[None]:
-    """The strategy is kv-aware, and it hears the pods and the coordinator."""
-    before = fleet.config.read_text()
-    await fleet.chain.reconfigure(fleet.config, kv_aware(fleet))
-    await eventually(lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_reached"), bool)
-    await heard(fleet, 2)
-    yield
-    await fleet.chain.reconfigure(fleet.config, before)

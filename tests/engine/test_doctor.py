@@ -15,18 +15,25 @@ from laptop.engines import Pod, Program, Tiers, Vllm
 from laptop.ports import free_ports
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
+from tests.support.fleet import eventually, mended
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+TOLD = (
+    *("--chunk-size", "--hash-algorithm", "--l2-adapter", "--l2-prefetch-policy", "--supported-transfer-mode"),
+    *("--instance-id", "--coordinator-url", "--coordinator-advertise-ip", "--coordinator-event-reporting"),
+)
+"""Flags of an LMCache server without which it starts all the same."""
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
 
 @dataclass
 class Ward:
-    """Who is ill, and an LMCache server that is, with a Redis of its own."""
+    """Who is ill: pods, LMCache servers, and the Redis behind these."""
 
     pods: dict[str, Pod]
-    lmcache: str
+    lmcache: dict[str, str]
+    """URLs by the pod that each was laid out for."""
     redis: Program
 
 
@@ -45,27 +52,35 @@ def changed(program: Program, *flags: str, without: Sequence[str] = (), **enviro
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def ward(fleet: Laptop, python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ward]:
-    """Three pods and an LMCache server, each with several illnesses that do not hide each other.
+async def ward(running: Laptop, python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ward]:
+    """Three pods and three LMCache servers, most with several illnesses that do not hide each other.
 
     `mute`: larger blocks, another hash, no token details, a publisher that connects instead of listening, and an
-    engine_driven connection to the server. `stranger`: another hash seed and another chat template. `forgetful`: no
-    prefix cache, no KV events, no metrics, another name. The server: its chunk is no block of anybody's, its L2 is its
-    own, and it reports nothing to a coordinator.
+    engine_driven connection to its server, whose chunk is no block of anybody's, whose L2 is its own, and which reports
+    nothing to a coordinator. `stranger`: another hash seed and another chat template; its server has that seed too.
+    `forgetful`: no prefix cache, no KV events, no metrics, another name, and a server that was told nothing.
     """
+    await mended(running)
     template = tmp_path_factory.mktemp("ward") / "template.jinja"
     template.write_text(TEMPLATE)
     names = ("mute", "stranger", "forgetful")
     layout = Vllm(python, size="tiny", block=BLOCK, blocks=192, context=4096, tiers=Tiers()).lay_out(names)
-    redis, server = (next(each for each in layout.services if each.name == name) for name in ("redis", "lmcache-mute"))
+    services = {each.name: replace(each, name=f"ill-{each.name}") for each in layout.services}
+    redis, server = services["redis"], services["lmcache-mute"]
     away, deaf = free_ports(2)
     adapter = json.loads(server.command[list(server.command).index("--l2-adapter") + 1])
-    server = changed(
-        server,
-        *("--chunk-size", "192", "--coordinator-url", f"http://127.0.0.1:{away}"),
-        *("--l2-adapter", json.dumps({**adapter, "shared": False})),
-        without=("--l2-adapter", "--coordinator-event-reporting"),
-    )
+    servers = {
+        "mute": changed(
+            server,
+            *("--chunk-size", "192", "--coordinator-url", f"http://127.0.0.1:{away}"),
+            *("--l2-adapter", json.dumps({**adapter, "shared": False})),
+            without=("--l2-adapter", "--coordinator-event-reporting"),
+        ),
+        "stranger": changed(
+            services["lmcache-stranger"], *("--coordinator-url", running.chain.layout.coordinator), PYTHONHASHSEED="7"
+        ),
+        "forgetful": changed(services["lmcache-forgetful"], without=TOLD),
+    }
     mute = layout.programs["mute"]
     link = json.loads(mute.command[list(mute.command).index("--kv-transfer-config") + 1])
     link["kv_connector_extra_config"]["lmcache.mp.mp_transfer_mode"] = "engine_driven"
@@ -79,7 +94,6 @@ async def ward(fleet: Laptop, python: Path, tmp_path_factory: pytest.TempPathFac
         changed(
             layout.programs["stranger"],
             *("--chat-template", str(template)),
-            without=("--kv-transfer-config",),
             PYTHONHASHSEED="7",
         ),
         changed(
@@ -88,22 +102,21 @@ async def ward(fleet: Laptop, python: Path, tmp_path_factory: pytest.TempPathFac
             without=("--kv-transfer-config", "--kv-events-config"),
         ),
     ]
-    chain = fleet.chain
+    chain, programs = running.chain, [redis, *servers.values(), *ill]
     try:
-        for program in (redis, server):
-            await chain.start(replace(program, name=f"ill-{program.name}"))
-            await chain.ready(program.ready, f"ill-{program.name}", 600.0)
-        for program in ill:
-            await chain.start(program)
-        for program in ill:
-            await chain.ready(program.ready, program.name, 900.0)
-        yield Ward({pod.name: pod for pod in layout.pods}, "http://" + server.ready.split("/")[2], redis)
+        for some in (programs[:4], programs[4:]):
+            for program in some:
+                await chain.start(program)
+            for program in some:
+                await chain.ready(program.ready, program.name, 900.0)
+        urls = {name: "http://" + program.ready.split("/")[2] for name, program in servers.items()}
+        yield Ward({pod.name: pod for pod in layout.pods}, urls, redis)
     finally:
-        await chain.processes.stop(*names, "ill-lmcache-mute", "ill-redis")
+        await chain.processes.stop(*reversed([program.name for program in programs]))
         layout.tidy()
 
 
-def servers(fleet: Laptop) -> dict[str, Any]:
+def servers_of(fleet: Laptop) -> dict[str, Any]:
     lmcache = [f"http://{fleet.service(f'lmcache-{pod.name}')}" for pod in fleet.chain.pods]
     return {"lmcache": lmcache, "coordinator": f"http://{fleet.service('coordinator')}"}
 
@@ -119,7 +132,7 @@ def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
 
 async def test_a_fleet_that_is_well_has_nothing_wrong(fleet: Laptop) -> None:
     pods = [pod.url for pod in fleet.chain.pods]
-    assert await found(endpoint=pods, model="tiny", **servers(fleet)) == []
+    assert await found(endpoint=pods, model="tiny", **servers_of(fleet)) == []
 
 
 async def test_the_tokens_of_its_own_files_are_its_tokens(fleet: Laptop) -> None:
@@ -131,7 +144,7 @@ async def test_the_tokens_of_its_own_files_are_its_tokens(fleet: Laptop) -> None
 
 async def test_a_publisher_that_connects_other_blocks_and_no_token_details(fleet: Laptop, ward: Ward) -> None:
     mute = ward.pods["mute"]
-    findings = await found(endpoint=[*(pod.url for pod in fleet.chain.pods), mute.url], patience=5.0)
+    findings = await found(endpoint=[*(pod.url for pod in fleet.chain.pods), mute.url])
     assert {finding.subject for finding in findings} == {mute.address}
     by_check = told(findings)
     assert set(by_check) == {"kv-events-endpoint", "prompt-token-details", "block-size", "hash-algorithm"}
@@ -144,7 +157,7 @@ async def test_a_publisher_that_connects_other_blocks_and_no_token_details(fleet
 async def test_another_hash_seed_and_another_chat_template(fleet: Laptop, ward: Ward) -> None:
     stranger = ward.pods["stranger"]
     pods = [*(pod.url for pod in fleet.chain.pods), stranger.url]
-    findings = await found(endpoint=pods, **servers(fleet))
+    findings = await found(endpoint=pods, **servers_of(fleet))
     assert {finding.subject for finding in findings} == {stranger.address}
     by_check = told(findings)
     assert set(by_check) == {"hash-seed", "tokenizer"}
@@ -163,31 +176,67 @@ async def test_no_prefix_cache_no_kv_events_no_metrics_another_name(fleet: Lapto
     assert by_check["kv-events"][1].startswith("--kv-events-config")
 
 
-async def test_a_server_with_the_wrong_chunk_transfer_l2_and_no_coordinator(fleet: Laptop, ward: Ward) -> None:
-    coordinator = servers(fleet)["coordinator"]
-    findings = await found(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache], coordinator=coordinator)
-    own = told([finding for finding in findings if finding.subject == ward.lmcache])
+async def test_a_server_with_the_wrong_chunk_hash_transfer_and_l2_that_reports_nothing(
+    fleet: Laptop, ward: Ward
+) -> None:
+    server, coordinator = ward.lmcache["mute"], servers_of(fleet)["coordinator"]
+    findings = await found(endpoint=[ward.pods["mute"].url], lmcache=[server], coordinator=coordinator)
+    own = told([finding for finding in findings if finding.subject == server])
+    assert own == {
+        "lmcache-transfer": (
+            "problem",
+            'in vLLM\'s --kv-transfer-config: "lmcache.mp.mp_transfer_mode": "lmcache_driven"',
+        ),
+        "lmcache-chunk": ("problem", "lmcache server --chunk-size 96"),
+        "lmcache-hash": ("hint", own["lmcache-hash"][1]),
+        "l2-shared": ("problem", 'in --l2-adapter: "shared": true'),
+        "coordinator-unset": ("problem", "--coordinator-event-reporting"),
+    }
+    assert "--prefix-caching-hash-algo sha256_cbor" in own["lmcache-hash"][1]
+    level, mend = told([finding for finding in findings if finding.subject == coordinator])["coordinator-unreachable"]
+    assert level == "problem"
+    assert f"--coordinator-url {coordinator}" in mend
+
+
+async def test_a_server_that_was_told_nothing(fleet: Laptop, ward: Ward) -> None:
+    server = ward.lmcache["forgetful"]
+    findings = await found(endpoint=[fleet.chain.pods[0].url], lmcache=[server])
+    assert {finding.subject for finding in findings} == {server}
+    own = told(findings)
     assert {check: level for check, (level, _) in own.items()} == {
-        "lmcache-transfer": "problem",
+        "lmcache-engines": "hint",
         "lmcache-chunk": "problem",
         "lmcache-hash": "hint",
-        "l2-shared": "problem",
-        "coordinator-unset": "problem",
+        "l2-shared": "hint",
+        "coordinator-unset": "hint",
     }
-    assert "lmcache_driven" in own["lmcache-transfer"][1]
-    theirs = told([finding for finding in findings if finding.subject == coordinator])
-    assert theirs["coordinator-unreachable"][0] == "problem"
+    assert "LMCacheMPConnector" in own["lmcache-engines"][1]
+    assert own["lmcache-chunk"][1] == f"lmcache server --chunk-size {BLOCK}"
+    assert "--hash-algorithm sha256_cbor" in own["lmcache-hash"][1]
+    assert own["l2-shared"][1].startswith("--l2-adapter")
+    assert own["coordinator-unset"][1] == "--coordinator-url URL --coordinator-event-reporting"
+
+
+async def test_a_server_with_another_hash_seed(fleet: Laptop, ward: Ward) -> None:
+    server, coordinator = ward.lmcache["stranger"], servers_of(fleet)["coordinator"]
+    findings = await found(endpoint=[ward.pods["stranger"].url], lmcache=[server], coordinator=coordinator)
+    assert [(finding.subject, finding.check, finding.level) for finding in findings] == [
+        (server, "lmcache-names", "problem")
+    ]
+    assert "without PYTHONHASHSEED" in findings[0].mend
 
 
 async def test_a_server_that_lost_redis_and_calls_itself_healthy(fleet: Laptop, ward: Ward) -> None:
-    mute = ward.pods["mute"].url
-    assert "l2-stuck" not in told(await found(endpoint=[mute], lmcache=[ward.lmcache], patience=1.0))
-    await fleet.chain.processes.stop("ill-redis")
-    await fleet.chain.start(replace(ward.redis, name="ill-redis"))
-    await fleet.chain.ready(ward.redis.ready, "ill-redis", 60.0)
-    stuck = told(await found(endpoint=[mute], lmcache=[ward.lmcache], patience=1.0))["l2-stuck"]
-    assert stuck[0] == "problem"
-    assert "start this LMCache server again" in stuck[1]
+    async def checks() -> dict[str, tuple[str, str]]:
+        return told(await found(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache["mute"]]))
+
+    assert "l2-stuck" not in await checks()
+    await fleet.chain.processes.stop(ward.redis.name)
+    await fleet.chain.start(ward.redis)
+    await fleet.chain.ready(ward.redis.ready, ward.redis.name, 60.0)
+    level, mend = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
+    assert level == "problem"
+    assert "start this LMCache server again" in mend
 
 
 async def test_a_coordinator_that_is_away(fleet: Laptop) -> None:

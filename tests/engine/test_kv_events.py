@@ -1,31 +1,27 @@
 """Real vLLM's KV events: what they tell beside the requests that we sent, and a process that is another."""
 
 import signal
-from collections.abc import AsyncIterator
 
 import openai
 import pytest
-import pytest_asyncio
 
 from epp.loader import strategy_text
 from tests.engine.conftest import BLOCK
-from tests.support.chain import Laptop, eventually
+from tests.support.chain import Laptop
+from tests.support.fleet import eventually, heard, started
 from tests.support.talk import Talk, ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", autouse=True)
-async def aware(fleet: Laptop) -> AsyncIterator[None]:
-    before = fleet.config.read_text()
-    await fleet.chain.reconfigure(fleet.config, strategy_text("kv-aware"))
-    await eventually(lambda: live(fleet), lambda count: count == 2)
-    yield
-    await fleet.chain.reconfigure(fleet.config, before)
+@pytest.fixture
+def strategy() -> str:
+    """Events alone: nobody asks LMCache."""
+    return strategy_text("kv-aware")
 
 
-async def live(fleet: Laptop) -> float:
-    return await fleet.metric("warmpath_endpoint_kv_events", state="live")
+async def restarts(fleet: Laptop) -> float:
+    return await fleet.metric("warmpath_degraded_total", reason="kv-events-restart")
 
 
 async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk: Talk) -> None:
@@ -59,12 +55,10 @@ async def test_a_salt_keeps_what_it_should_apart(talk: Talk) -> None:
 
 async def test_another_process_is_noticed_and_heard(fleet: Laptop, talk: Talk) -> None:
     first = await talk.say(talk.words(300))
-    program = fleet.chain.layout.programs[first.endpoint]
-    restarts = await fleet.metric("warmpath_degraded_total", reason="kv-events-restart")
-    await fleet.chain.processes.stop(program.name, how=signal.SIGKILL)
-    await eventually(lambda: live(fleet), lambda count: count == 1)
-    await fleet.chain.start(program)
-    await fleet.chain.ready(program.ready, program.name, fleet.chain.shape.engine.ready_seconds)
-    await eventually(lambda: live(fleet), lambda count: count == 2)
-    assert await fleet.metric("warmpath_degraded_total", reason="kv-events-restart") == restarts + 1
+    before = await restarts(fleet)
+    await fleet.chain.processes.stop(first.endpoint, how=signal.SIGKILL)  # it stays in the pool
+    await heard(fleet, 1)
+    await started(fleet, first.endpoint)
+    await heard(fleet, 2)
+    await eventually(lambda: restarts(fleet), lambda count: count == before + 1)
     assert await fleet.metric("warmpath_kv_events_total", outcome="malformed") == 0

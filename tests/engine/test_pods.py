@@ -9,7 +9,8 @@ import pytest
 
 from epp.pool.engines import ENGINES, parse
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
-from tests.support.chain import Laptop, eventually
+from tests.support.chain import Laptop
+from tests.support.fleet import eventually
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

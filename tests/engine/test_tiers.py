@@ -4,14 +4,21 @@ import asyncio
 
 import openai
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from epp.prefix.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import fill, saturated, settled
+from tests.support.fleet import eventually, fill, following, kv_aware, saturated, settled
 from tests.support.talk import Talk, Turn
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.usefixtures("aware")]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def strategy(running: Laptop) -> str:
+    return kv_aware(running)
 
 
 def exact(turn: Turn) -> bool:
@@ -19,7 +26,7 @@ def exact(turn: Turn) -> bool:
 
 
 async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
-    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2."""
+    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2. It counts a moment later."""
     async with fleet.http.get(f"http://{fleet.service(f'lmcache-{pod}')}/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     samples = {sample.name: sample.value for family in families for sample in family.samples}
@@ -29,12 +36,13 @@ async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
 
 async def test_what_is_predicted_is_what_is_cached(fleet: Laptop, client: openai.AsyncOpenAI) -> None:
     talks = [Talk(fleet, client) for _ in range(6)]
-    told: list[Turn] = []
-    for _ in range(5):
-        told += await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
+    told: list[Turn] = await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
     assert len({turn.endpoint for turn in told}) == 2
-    for first in range(len(talks)):
+    for _ in range(3):
+        told += [await talk.say(talk.words(60)) for talk in talks]
+    for first in range(len(talks)):  # of two idle pods the one whose device has it
         assert len({turn.endpoint for turn in told[first :: len(talks)]}) == 1
+    told += await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
     # On a machine that has other things to do the tokens may come too late: then they are a guess.
     known = [turn for turn in told if turn.estimated == turn.prompt]
     assert len(known) > 0.8 * len(told)
@@ -53,11 +61,55 @@ async def test_after_device_eviction_it_is_known_to_be_in_l1(
     before = await loaded(fleet, first.endpoint)
     again = await talk.say(talk.words(20))
     assert again.endpoint == first.endpoint
-    l1, l2 = await loaded(fleet, first.endpoint)
-    assert l1 - before[0] >= first.prompt // BLOCK * BLOCK
+    whole = first.prompt // BLOCK * BLOCK
+    _, l2 = await eventually(lambda: loaded(fleet, first.endpoint), lambda now: now[0] - before[0] >= whole)
     assert l2 == before[1]
     assert again.cached >= first.prompt // BLOCK * BLOCK
     assert exact(again)
+
+
+async def test_the_coordinator_has_a_node_load_ahead_from_l2(fleet: Laptop, talk: Talk) -> None:
+    first = await talk.say(talk.words(600))
+    await settled(fleet)
+    other = next(pod for pod in fleet.chain.pods if pod.name != first.endpoint)
+    command = fleet.chain.layout.programs[other.name].command
+    model = command[list(command).index("--model") + 1]
+    async with fleet.http.post(f"{other.url}/tokenize", json={"model": "tiny", "messages": talk.messages}) as answer:
+        ids = (await answer.json())["tokens"]
+    before = await loaded(fleet, other.name)
+    coordinator = Coordinator(fleet.chain.layout.coordinator)
+    try:
+        job = await coordinator.prefetch(other.node, model, ids, "")
+        loads = await eventually(lambda: coordinator.prefetched(other.node, job), lambda chunks: chunks is not None)
+        assert loads >= first.prompt // BLOCK
+        with pytest.raises(Away, match="404"):  # it is forgotten once its end was seen
+            await coordinator.prefetched(other.node, job)
+    finally:
+        coordinator.close()
+    async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
+        told = await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
+    assert told.usage is not None
+    assert told.usage.prompt_tokens_details is not None
+    whole = first.prompt // BLOCK * BLOCK
+    assert (told.usage.prompt_tokens_details.cached_tokens or 0) >= whole
+    _, l2 = await eventually(lambda: loaded(fleet, other.name), lambda now: now[0] - before[0] >= whole)
+    assert l2 == before[1]
+
+
+async def test_what_lies_in_l2_is_fetched_while_the_request_is_on_its_way(fleet: Laptop, talk: Talk) -> None:
+    strategy = yaml.safe_load(kv_aware(fleet))
+    [precise] = [each for each in strategy["plugins"] if each["type"] == "precise-prefix-cache-producer"]
+    precise["parameters"]["lmcache"]["prefetch"] = True
+    await following(fleet, yaml.safe_dump(strategy, sort_keys=False))
+    first = await talk.say(talk.words(600))
+    await settled(fleet)
+    async with saturated(fleet, first.endpoint):
+        again = await talk.say(talk.words(20))
+    assert again.endpoint != first.endpoint
+    assert again.cached >= first.prompt // BLOCK * BLOCK
+    chunks = lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_prefetched_chunks")  # noqa: E731
+    await eventually(chunks, lambda count: count >= first.prompt // BLOCK)
+    assert await fleet.metric("warmpath_degraded_total", reason="tier-request-failed") == 0
 
 
 async def test_a_saturated_owner_is_left_and_the_other_loads_from_l2(
@@ -70,6 +122,7 @@ async def test_a_saturated_owner_is_left_and_the_other_loads_from_l2(
     async with saturated(fleet, first.endpoint):
         again = await talk.say(talk.words(20))
     assert again.endpoint == other
-    assert (await loaded(fleet, other))[1] - before[1] >= first.prompt // BLOCK * BLOCK
+    whole = first.prompt // BLOCK * BLOCK
+    await eventually(lambda: loaded(fleet, other), lambda now: now[1] - before[1] >= whole)
     assert again.cached >= first.prompt // BLOCK * BLOCK
     assert exact(again)

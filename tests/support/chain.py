@@ -177,16 +177,22 @@ class Laptop:
         await eventually(self.in_flight, lambda count: count == 0)
 
 
-async def eventually(look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = PATIENCE) -> Any:
-    """What `look` (async) returns as soon as it is `true` of it."""
+async def eventually(
+    look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = PATIENCE, every: float = 0.05
+) -> Any:
+    """What `look` (async) returns as soon as it is `true` of it. A door that does not answer is asked again."""
     seen: Any = None
     try:
         async with asyncio.timeout(seconds):
-            while not true(seen := await look()):
-                await asyncio.sleep(0.05)
+            while True:
+                try:
+                    if true(seen := await look()):
+                        return seen
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    seen = error
+                await asyncio.sleep(every)
     except TimeoutError:
         raise AssertionError(f"still {seen!r} after {seconds:g} s") from None
-    return seen
 
 
 @asynccontextmanager

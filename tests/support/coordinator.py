@@ -21,6 +21,8 @@ class StandIn:
         self.offsets: list[int] = []
         """Of the pages that were asked for."""
         self.prefetches: list[dict[str, Any]] = []
+        self.jobs: dict[str, int] = {}
+        """Of prefetches that nobody saw the end of: how often they are still `pending`."""
         self.broken: str | None = None
         """Answered instead of a page."""
         self.url = ""
@@ -47,6 +49,7 @@ class StandIn:
                 web.get("/directory/keys", self._keys),
                 web.post("/directory/lookup", self._lookup),
                 web.post("/cache/prefetches", self._prefetch),
+                web.get("/cache/prefetches/{instance}/{job}", self._progress),
             ]
         )
         runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -82,4 +85,16 @@ class StandIn:
 
     async def _prefetch(self, request: web.Request) -> web.Response:
         self.prefetches.append(await request.json())
-        return web.json_response({"instance_id": "", "request_id": "1", "chunks": 1, "status": "submitted"})
+        job = str(len(self.prefetches))
+        self.jobs[job] = 2
+        return web.json_response({"instance_id": "", "request_id": job, "chunks": 1, "status": "submitted"})
+
+    async def _progress(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        if job not in self.jobs:
+            raise web.HTTPNotFound
+        if self.jobs[job]:
+            self.jobs[job] -= 1
+            return web.json_response({"request_id": job, "status": "pending"})
+        del self.jobs[job]
+        return web.json_response({"request_id": job, "status": "completed", "found_keys": 6, "total_keys": 6})

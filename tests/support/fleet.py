@@ -1,4 +1,4 @@
-"""Helpers for tests over a fleet of real engines: what to wait for, what to fill, what to break."""
+"""Helpers for tests over a fleet of real engines: what to wait for, what to fill, what to break and mend."""
 
 import asyncio
 import os
@@ -21,14 +21,49 @@ PATIENCE = 180.0
 """Seconds that anything may take where a dozen processes of real engines share a machine with others."""
 
 
-async def eventually(look: Callable[[], Any], true: Callable[[Any], bool]) -> Any:
+async def eventually(look: Callable[[], Any], true: Callable[[Any], bool], every: float = 0.05) -> Any:
     """What `look` (async) returns as soon as it is `true` of it."""
-    return await eventually_within(look, true, PATIENCE)
+    return await eventually_within(look, true, PATIENCE, every)
 
 
 def kv_aware(fleet: Laptop) -> str:
     """The strategy of that name, with the fleet's LMCache."""
     return knowing_tiers(strategy_text("kv-aware"), fleet.chain.layout)
+
+
+async def following(fleet: Laptop, text: str) -> None:
+    """Return when the picker follows this configuration, and knows what it says can be known of the fleet."""
+    if fleet.config.read_text() != text:
+        await fleet.chain.reconfigure(fleet.config, text)
+    if "coordinator:" in text:
+        await eventually(lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_reached"), bool)
+    if "precise-prefix-cache-producer" in text:
+        await heard(fleet, len(fleet.chain.pods))
+
+
+async def mended(fleet: Laptop) -> None:
+    """Return when all pods and services run and know each other, whatever was broken; what is dead is started."""
+    processes, layout = fleet.chain.processes, fleet.chain.layout
+    names = [*(service.name for service in layout.services), *layout.programs]
+    down = [name for name in names if not processes.runs(name)]
+    if "redis" in down:  # an LMCache server does not connect to a Redis that came back
+        servers = [name for name in names if name.startswith("lmcache-")]
+        await processes.stop(*servers)
+        down = [*servers, *(name for name in down if name not in servers)]
+    if back := [*down, *(name for name in fleet.chain.gone if name not in down)]:
+        await started(fleet, *back)
+    await eventually(lambda: missing(fleet), lambda names: not names)
+
+
+async def missing(fleet: Laptop) -> list[str]:
+    """Pods that are no endpoints with a load, and LMCache servers without their engine."""
+    told = {each["name"].rpartition("/")[2] for each in await fleet.endpoints() if each["load"]}
+    found = [pod.name for pod in fleet.chain.pods if pod.name not in told]
+    for service in fleet.chain.layout.services:
+        if service.name.startswith("lmcache-"):
+            status = await fleet.chain.get(f"http://{fleet.service(service.name)}/status")
+            found += [] if status["registered_gpu_ids"] else [service.name]
+    return found
 
 
 async def settled(fleet: Laptop) -> None:
@@ -68,6 +103,10 @@ async def saturated(fleet: Laptop, pod: str) -> AsyncIterator[None]:
     async def waiting() -> int:
         return sum(each["load"]["waiting"] for each in await fleet.endpoints() if each["name"].endswith(f"/{pod}"))
 
+    async def busy() -> int:
+        loads = [each["load"] for each in await fleet.endpoints()]
+        return sum(load["waiting"] + load["running"] for load in loads if load)
+
     async with direct, asyncio.TaskGroup() as group:
         tasks = [group.create_task(keep_asking()) for _ in range(24)]
         try:
@@ -76,6 +115,7 @@ async def saturated(fleet: Laptop, pod: str) -> AsyncIterator[None]:
         finally:
             for task in tasks:
                 task.cancel()
+    await eventually(busy, lambda count: count == 0)
 
 
 async def heard(fleet: Laptop, count: int) -> None:
@@ -85,21 +125,23 @@ async def heard(fleet: Laptop, count: int) -> None:
 
 
 async def killed(fleet: Laptop, name: str) -> None:
-    """Kill a pod or a service as the kernel would, and return when it is gone."""
-    pid = fleet.chain.processes.pid(name)
-    os.kill(pid, signal.SIGKILL)
+    """Kill a pod or a service as the kernel would, and return when it is gone; a pod is no endpoint any more then."""
+    os.kill(fleet.chain.processes.pid(name), signal.SIGKILL)
     if any(pod.name == name for pod in fleet.chain.pods):
         await until(lambda: name in fleet.chain.gone, PATIENCE)
+        told = lambda: fleet.endpoints()  # noqa: E731
+        await eventually(told, lambda found: all(each["name"].rpartition("/")[2] != name for each in found))
     else:
         await fleet.chain.processes.stop(name)
 
 
 async def started(fleet: Laptop, *names: str) -> None:
-    """Start pods or services that were killed, and return when they answer; pods are endpoints again then."""
+    """Start those pods or services that do not run; return when all of them answer. Pods are endpoints again then."""
     layout = fleet.chain.layout
     programs = {program.name: program for program in (*layout.services, *layout.programs.values())}
     for name in names:
-        await fleet.chain.start(programs[name])
+        if not fleet.chain.processes.runs(name):
+            await fleet.chain.start(programs[name])
     for name in names:
         await fleet.chain.ready(programs[name].ready, name, fleet.chain.shape.engine.ready_seconds)
     if back := [name for name in names if name in fleet.chain.gone]:

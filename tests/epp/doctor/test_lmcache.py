@@ -56,6 +56,7 @@ def test_a_server_that_is_well() -> None:
         (config(chunk=48), status(), "lmcache-chunk", "problem", "--chunk-size 32"),
         (config(chunk=16), status(block=16), "", "", ""),
         (config(algorithm="blake3"), status(), "lmcache-hash", "hint", "--hash-algorithm sha256_cbor"),
+        (config(algorithm="sha256"), status(), "lmcache-hash", "problem", "--hash-algorithm blake3 or sha256_cbor"),
         (config(adapters=[{**ADAPTER, "shared": False}]), status(), "l2-shared", "problem", '"shared": true'),
         (config(adapters=[]), status(), "l2-shared", "hint", "--l2-adapter"),
         (config(url=""), status(), "coordinator-unset", "hint", "--coordinator-url URL"),
@@ -143,10 +144,10 @@ async def test_a_coordinator_is_asked_whom_it_knows() -> None:
         "/instances": {"instances": [{"instance_id": "a", "ip": "127.0.0.1", "http_port": 8591}]},
     }
     async with serving(pages) as url, Ask(5.0) as ask:
-        assert await examine_coordinator(url, ask, [URL]) == []
-        (finding,) = await examine_coordinator(url, ask, ["http://127.0.0.1:8592"])
+        assert await examine_coordinator(url, ask, [URL], [pod()], 1.0) == []
+        (finding,) = await examine_coordinator(url, ask, ["http://127.0.0.1:8592"], [], 1.0)
         assert (finding.check, finding.level) == ("coordinator-unreachable", "problem")
         assert "127.0.0.1:8591" in finding.found
     async with Ask(5.0) as ask:
-        (finding,) = await examine_coordinator("http://127.0.0.1:1", ask, [])
+        (finding,) = await examine_coordinator("http://127.0.0.1:1", ask, [], [], 1.0)
         assert (finding.subject, finding.check) == ("http://127.0.0.1:1", "coordinator-unreachable")

@@ -148,6 +148,26 @@ async def test_what_lies_in_l2_is_prefetched_where_asked_for() -> None:
     }
 
 
+async def test_a_prefetch_is_asked_after_until_it_ended() -> None:
+    """LMCache remembers each of them until then, and for ever if nobody asks."""
+    async with tiers_of(prefetch=True) as (stand_in, tiers):
+        stand_in.store(IDS, "l2", model="the/model")
+        task = asyncio.ensure_future(tiers.run(lambda reason, detail: None))
+        await until(lambda: tiers.reached)
+        for _ in range(2):
+            tiers.picked(B, 96, IDS, "")
+        await until(lambda: tiers.statistics()["tier_prefetched_chunks"] == 12)
+        assert (tiers.statistics()["tier_prefetches"], stand_in.jobs) == (2, {})
+        tiers.picked(B, 96, IDS, "")
+        await until(lambda: tiers.statistics()["tier_prefetches"] == 3)
+        stand_in.jobs.clear()  # its server was started anew
+        await until(lambda: not tiers._jobs)
+        assert tiers.reached
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
 async def test_a_prompt_is_looked_up_where_the_directory_is_larger_than_we_remember() -> None:
     async with tiers_of(max_chunks=48) as (stand_in, tiers):
         stand_in.store(range(1000, 1000 + 16 * 50), "l2")

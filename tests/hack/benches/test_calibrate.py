@@ -8,7 +8,7 @@ from epp.sim.engine import LAPTOP
 from epp.sim.presets import pods
 from epp.sim.replay.play import Conditions, Play
 from epp.sim.replay.policies import policy
-from hack.benches.calibrate import at_load, compared, errors, kind_of, pod_file, step_time, typical
+from hack.benches.calibrate import at_load, compared, errors, kind_of, noise, pod_file, step_time, typical
 from hack.benches.rig.asking import Answered
 from hack.benches.rig.fit import Fitted, Timing
 from hack.benches.rig.processes import BenchError
@@ -61,12 +61,18 @@ def test_an_engine_that_is_as_the_replay_says_has_no_error() -> None:
     slow = [Answered(each.sent, each.prompt, each.cached, [at + 5 for at in each.times]) for each in answers]
     told = compared(trace, [answers, slow, answers], kind, FITTED, 1)
     assert told[1:] == [
-        "  TTFT: median error 0.0%, nine in ten within 0.0%",
-        "  TPOT: median error 0.0%, nine in ten within 0.0%",
+        "  TTFT: median error 0.0%, nine in ten within 0.0%, bias +0.0%; the engine itself 0.0% from round to round",
+        "  TPOT: median error 0.0%, nine in ten within 0.0%, bias +0.0%; the engine itself 0.0% from round to round",
     ]
 
 
-def test_errors_are_relative_and_have_no_sign() -> None:
-    found = errors([1.0, 2.0, 4.0, 0.0], [1.1, 1.8, 4.0, 5.0])
+def test_errors_are_relative_and_only_the_bias_has_a_sign() -> None:
+    found = errors([1.0, 2.0, 4.0, 0.0], [1.1, 1.8, 3.6, 5.0])
     assert found.median == pytest.approx(0.1)
     assert found.p90 == pytest.approx(0.1)
+    assert found.bias == pytest.approx(-0.1)
+
+
+def test_noise_is_how_far_rounds_are_off_their_median() -> None:
+    assert noise([[1.0, 5.0], [1.0, 5.0], [9.0, 5.0]]) == 0
+    assert noise([[1.0, 5.0], [1.2, 6.0], [1.1, 5.5]]) == pytest.approx(1 / 11)
