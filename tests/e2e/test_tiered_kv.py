@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
 from tests.e2e.test_kv_events import all_heard, pod_of
 from tests.support.kubectl import Kubectl, wait
+from tests.support.lmcache import tokens_found
 
 NAMESPACE = "warmpath-e2e-tiered-kv"
 BLOCK = 64
@@ -108,9 +108,7 @@ class Tiers:
         """Tokens that the node's LMCache has found so far, by tier."""
         (server,) = self.stack.kubectl.pods("lmcache")
         with self.stack.kubectl.forwarded(f"pod/{server}", 8080) as url:
-            families = list(text_string_to_metric_families(get(f"{url}/metrics")))
-        samples = {sample.name: sample.value for family in families for sample in family.samples}
-        return {tier: samples.get(f"lmcache_mp_lookup_hit_{tier}_tokens_total", 0.0) for tier in ("l1", "l2")}
+            return tokens_found(get(f"{url}/metrics"))
 
     def forget_l1(self) -> None:
         (server,) = self.stack.kubectl.pods("lmcache")

@@ -5,12 +5,12 @@ import asyncio
 import openai
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from epp.prefix.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually, fill, following, kv_aware, saturated, settled
+from tests.support.lmcache import tokens_found
 from tests.support.talk import Talk, Turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -26,12 +26,10 @@ def exact(turn: Turn) -> bool:
 
 
 async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
-    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2. It counts a moment later."""
+    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2."""
     async with fleet.http.get(f"http://{fleet.service(f'lmcache-{pod}')}/metrics") as answer:
-        families = text_string_to_metric_families(await answer.text())
-    samples = {sample.name: sample.value for family in families for sample in family.samples}
-    l1, l2 = (samples.get(f"lmcache_mp_lookup_hit_{tier}_tokens_total", 0.0) for tier in ("l1", "l2"))
-    return l1, l2
+        found = tokens_found(await answer.text())
+    return found["l1"], found["l2"]
 
 
 async def test_what_is_predicted_is_what_is_cached(fleet: Laptop, client: openai.AsyncOpenAI) -> None:
