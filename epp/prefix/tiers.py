@@ -75,7 +75,7 @@ class Lmcache:
     max_chunks: int = 500_000
     """Bound on memory: chunks known, at 120 bytes. Where there are more, prompts are looked up one by one."""
     prefetch: bool = False
-    """Have LMCache load what lies in L2 into the L1 of the chosen endpoint's node while the request is on its way."""
+    """Have LMCache load what lies in L2 into the L1 of the chosen endpoint's node while the request waits there."""
 
     def __post_init__(self) -> None:
         if self.coordinator:
@@ -156,7 +156,9 @@ class Tiers:
 
     def picked(self, endpoint: Endpoint, l2: int, ids: Sequence[int], salt: str) -> None:
         """A request was given to an endpoint that would load `l2` tokens of it from L2."""
-        if self._config.prefetch and l2 > 0 and endpoint.node:
+        # Where nobody waits the engine looks the request up before a prefetch ends: that would load everything twice,
+        # and LMCache 0.5.6 finds nothing at all if the prefetch ends between its looks at L1 and at L2.
+        if self._config.prefetch and l2 > 0 and endpoint.node and endpoint.load.waiting > 0:
             self._want(endpoint.node, ids, salt)
         if self.total > self.directory.limit and len(ids) >= self.chunk > 0:
             self._want("", ids, salt)

@@ -497,6 +497,7 @@ async def test_what_lies_in_l2_is_prefetched_to_the_chosen_endpoint() -> None:
     async with StandIn().running() as stand_in:
         rig = Rig(2, lmcache=Lmcache(stand_in.url, "sha256_cbor", prefetch=True))
         rig.endpoints[1].node = "b"
+        rig.endpoints[1].load = Load(waiting=1)
         stand_in.store(ids_of(text(100)), "l2")
         tiers = rig.cache.tiers
         assert tiers is not None

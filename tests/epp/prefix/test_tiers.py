@@ -4,7 +4,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from epp.plugin import Endpoint
+from epp.plugin import Endpoint, Load
 from epp.prefix import coordinator as coordinator_module
 from epp.prefix import tiers as tiers_module
 from epp.prefix.coordinator import Away
@@ -13,7 +13,8 @@ from tests.support.coordinator import StandIn
 from tests.support.waiting import until
 
 IDS = list(range(100))
-A, B, NOWHERE = (Endpoint(f"pod-{node}", "10.0.0.1:8000", node=node) for node in ("a", "b", ""))
+BUSY = Load(waiting=1)
+A, B, NOWHERE = (Endpoint(f"pod-{node}", "10.0.0.1:8000", load=BUSY, node=node) for node in ("a", "b", ""))
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +127,7 @@ async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_told_once
     assert told[0].startswith("tiers-away: LMCache's coordinator at http://127.0.0.1:")
 
 
-async def test_what_lies_in_l2_is_prefetched_where_asked_for() -> None:
+async def test_what_lies_in_l2_is_prefetched_where_others_wait() -> None:
     async with tiers_of(prefetch=True) as (stand_in, tiers):
         stand_in.store(IDS, "l2", model="the/model")
         task = asyncio.ensure_future(tiers.run(lambda reason, detail: None))
@@ -134,6 +135,7 @@ async def test_what_lies_in_l2_is_prefetched_where_asked_for() -> None:
         tiers.picked(B, 96, IDS, "s")
         tiers.picked(A, 0, IDS, "")
         tiers.picked(NOWHERE, 96, IDS, "")
+        tiers.picked(Endpoint("pod-idle", "10.0.0.1:8000", node="b"), 96, IDS, "")
         await until(lambda: bool(stand_in.prefetches))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
