@@ -94,30 +94,36 @@ async def test_the_coordinator_has_a_node_load_ahead_from_l2(fleet: Laptop, talk
     assert l2 == before[1]
 
 
-async def test_what_lies_in_l2_is_fetched_while_the_request_waits(
-    fleet: Laptop, client: openai.AsyncOpenAI, talk: Talk
-) -> None:
+async def test_what_lies_in_l2_is_fetched_while_the_request_waits(fleet: Laptop, client: openai.AsyncOpenAI) -> None:
     strategy = yaml.safe_load(kv_aware(fleet))
     [precise] = [each for each in strategy["plugins"] if each["type"] == "precise-prefix-cache-producer"]
     precise["parameters"]["lmcache"]["prefetch"] = True
     await following(fleet, yaml.safe_dump(strategy, sort_keys=False))
-    first = await talk.say(talk.words(600))
-    whole = first.prompt // BLOCK * BLOCK
-    await fill(fleet, client, first.endpoint)
+    pods = [pod.name for pod in fleet.chain.pods]
+    talks = [Talk(fleet, client) for _ in range(4)]
+    firsts = [await talk.say(talk.words(600)) for talk in talks]
+    for pod in pods:
+        await fill(fleet, client, pod)
     await settled(fleet)
     for cache in fleet.chain.layout.caches:  # the L1 of both nodes
         async with fleet.http.post(cache) as answer:
             assert answer.status == 200
     await settled(fleet)
-    pods = [pod.name for pod in fleet.chain.pods]
-    before = {pod: await loaded(fleet, pod) for pod in pods}
+    before = [(await loaded(fleet, pod))[0] for pod in pods]
     async with saturated(fleet, pods[0]), saturated(fleet, pods[1]):
-        again = await talk.say(talk.words(20))
-    assert again.cached >= whole
+        turns = await asyncio.gather(*(talk.say(talk.words(20)) for talk in talks))
+    # On a machine that has other things to do the tokens may come too late: then nobody knows what lies in L2.
+    known = [first for first, turn in zip(firsts, turns, strict=True) if turn.estimated == turn.prompt]
+    assert known
+    whole = min(first.prompt for first in known) // BLOCK * BLOCK
     chunks = lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_prefetched_chunks")  # noqa: E731
     await eventually(chunks, lambda count: count >= whole // BLOCK)
-    l1, _ = before[again.endpoint]
-    await eventually(lambda: loaded(fleet, again.endpoint), lambda now: now[0] - l1 >= whole)
+
+    async def found() -> float:
+        now = [(await loaded(fleet, pod))[0] for pod in pods]
+        return sum(now) - sum(before)
+
+    await eventually(found, lambda tokens: tokens >= whole)
     assert await fleet.metric("warmpath_degraded_total", reason="tier-request-failed") == 0
 
 
