@@ -78,7 +78,11 @@ class CacheRoom(msgspec.Struct, frozen=True, gc=False):
     """An endpoint's KV memory as our own requests use it, in tokens. `capacity` 0 = unknown, treat as endless."""
 
     pinned: int
+    """In use; where a request would not fit otherwise, with what answers in flight will take."""
     capacity: int
+    shared: int = 0
+    """Of `pinned`, what this request's prompt has in common with those in flight, so what it uses without taking more;
+    told where it would not fit otherwise. What is cached and idle counts as free until somebody uses it again."""
 
 
 class InFlight(NamedTuple):

@@ -79,7 +79,8 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         self._longest = self.max_prefix_tokens_to_match or self.max_prefix_blocks_to_match * max(
             _SMALLEST_BLOCK, self.block_size_tokens
         )
-        self._answer = _ANSWER_TOKENS
+        self.answer = _ANSWER_TOKENS
+        """Tokens of an answer, in the mean of those seen lately."""
         self._sees_status = False
 
     async def prepare(self, request: Request) -> None:
@@ -114,6 +115,11 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
                 shadow.resize(*size)
         return shadow
 
+    def chain(self, request: Request) -> Sequence[int]:
+        """Blocks of a prepared request's prompt."""
+        note: _Note | None = request.notes.get(self)
+        return note.chain if note is not None else ()
+
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         note: _Note = request.notes[self]
         if endpoint not in note.pins:
@@ -128,7 +134,7 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         """
         usage = response.usage
         if usage is not None and usage.completion >= 0:
-            self._answer += _ANSWER_WEIGHT * (usage.completion - self._answer)
+            self.answer += _ANSWER_WEIGHT * (usage.completion - self.answer)
         self._sees_status = self._sees_status or response.status > 0
         pin = request.notes[self].pins.pop(endpoint, None)
         shadow = self.shadows.get(endpoint)
@@ -150,7 +156,7 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         """Tokens of the answer: as reported, else the mean of those seen, and no more than were asked for."""
         if response.usage is not None and response.usage.completion >= 0:
             return response.usage.completion
-        mean = round(self._answer)
+        mean = round(self.answer)
         return mean if request.max_tokens is None else min(mean, request.max_tokens)
 
     def on_removed(self, endpoint: Endpoint) -> None:
@@ -180,11 +186,17 @@ class ApproximateCacheRoom(Producer[CacheRoom]):
         self._cache = cache
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, CacheRoom]:
-        known, shadow = self._cache.shadows, self._cache.shadow
+        cache, tokens = self._cache, request.tokens
+        known, shadow = cache.shadows, cache.shadow
         rooms = {}
         for endpoint in endpoints:
             found = known.get(endpoint)
             if found is None or found.load is not endpoint.load:
                 found = shadow(endpoint)
-            rooms[endpoint] = found.room
+            room = rooms[endpoint] = found.room
+            pinned = room.pinned + round(found.flights * cache.answer)
+            if pinned + tokens > room.capacity:
+                # Engines admit a prompt when all of it fits, while answers take what is left: near the end of the
+                # memory it counts what they will grow to, and that what is idle of the prompt is memory too.
+                rooms[endpoint] = CacheRoom(pinned, room.capacity, min(tokens, found.in_use(cache.chain(request))))
         return rooms

@@ -178,10 +178,10 @@ class EngineCache:
         counts["removed"] += len(event.block_hashes)
         if (tier := self.tiers.get(medium)) is None:
             return
-        for each in event.block_hashes:
-            name = key_of(each)
-            if not tier.remove(name) and (early := self._early.get(medium)) is not None:
-                early.removed(name)
+        names = [each & LOW if type(each) is int else key_of(each) for each in event.block_hashes]
+        unknown = tier.remove(names)
+        if unknown and (early := self._early.get(medium)) is not None:
+            early.removed(unknown)
 
     def _ours(self, event: BlockStored) -> bool:
         """Whether it speaks of the cache group that counts: the first one whose kind keeps whole prefixes."""
@@ -294,9 +294,9 @@ class _Early:
                 forgotten += len(gone)
         return forgotten
 
-    def removed(self, name: int) -> None:
-        """A block that may wait here is gone again."""
-        self._names.discard(name)
+    def removed(self, names: Sequence[int]) -> None:
+        """Blocks that may wait here are gone again."""
+        self._names.difference_update(names)
 
     def due(self, names: Sequence[int]) -> list[tuple[Sequence[int], BlockStored]]:
         """The events that waited for one of `names`, each as far as its blocks are still there."""

@@ -94,15 +94,28 @@ class Holdings:
             before = row
         self._budget.used += len(rows) - known
 
-    def remove(self, name: int) -> bool:
-        """One copy of a block is gone. False if it was not known."""
-        row = self.rows.get(name, NOBODY)
-        if not row or not (copies := self._copies[row]):
-            return False
-        self._copies[row] = copies - 1
-        if copies == 1:
-            self._drop(row)
-        return True
+    def remove(self, names: Sequence[int]) -> list[int]:
+        """One copy of each block is gone. Returns those that were not known."""
+        rows, copies, shown, behind = self.rows, self._copies, self._shown, self._behind
+        unknown, gone = [], []
+        for name in names:
+            row = rows.get(name, NOBODY)
+            if not row or not (left := copies[row]):
+                unknown.append(name)
+                continue
+            copies[row] = left - 1
+            if left > 1:
+                continue
+            if not behind[row]:  # nearly always: a chain is evicted from its end
+                if shown[row]:
+                    shown[row] = 0
+                    gone.append(self.keys[row])
+                self._release(row)
+            elif shown[row]:
+                self._hide(row)
+        if gone:
+            self.index.drop(gone, self.bit)
+        return unknown
 
     def clear(self) -> None:
         """Forget everything; the bit stays."""
@@ -136,26 +149,22 @@ class Holdings:
             self._shown[NOBODY] = self._copies[NOBODY] = 1
             self._free.remove(NOBODY)
 
-    def _drop(self, row: int) -> None:
-        """Nobody holds this block any more."""
-        if self._shown[row]:
-            self._hide(row)
-        if not self._behind[row]:
-            self._release(row)
-
     def _release(self, row: int) -> None:
         """Give up a row that nobody holds and nobody is behind; then those before it that were kept for it alone."""
-        while not (self._copies[row] or self._behind[row]):
-            before, next_, last = self._before[row], self._next[row], self._last[row]
+        copies, behind, followers, leaders = self._copies, self._behind, self._next, self._last
+        while True:
+            before, next_, last = self._before[row], followers[row], leaders[row]
             if last:
-                self._next[last], self._last[row] = next_, NOBODY
+                followers[last], leaders[row] = next_, NOBODY
             else:
-                self._behind[before] = next_
+                behind[before] = next_
             if next_:
-                self._last[next_], self._next[row] = last, NOBODY
+                leaders[next_], followers[row] = last, NOBODY
             del self.rows[self._names[row]]
             self._free.append(row)
             self._budget.used -= 1
+            if copies[before] or behind[before]:
+                return
             row = before
 
     def _those_behind(self, row: int) -> Iterator[int]:
@@ -201,8 +210,8 @@ class Holdings:
             while left > 0 and row and not self._behind[row] and row not in path:
                 before = self._before[row]
                 kept = self._copies[before]
-                self._copies[row] = 0
-                self._drop(row)
+                self._copies[row] = 1
+                self.remove((self._names[row],))
                 self._budget.evicted += 1
                 left -= 1
                 row = before if kept else NOBODY

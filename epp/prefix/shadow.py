@@ -79,6 +79,8 @@ class Shadow:
         self.page = page
         self.pinned = 0
         self.idle = 0
+        self.flights = 0
+        """Requests in flight."""
         self.room = CacheRoom(0, capacity)
         self._segments: dict[int, Segment] = {}
         self._oldest: OrderedDict[Segment, None] = OrderedDict()
@@ -95,6 +97,7 @@ class Shadow:
 
     def pin(self, chain: Sequence[int], tokens: int, bytes_per_token: float) -> Pin:
         """A prompt of `tokens` tokens was sent: all of it is held from now on, until `release` or `abandon`."""
+        self.flights += 1
         last, at = None, 0
         depth = self.index.depth(chain, self.bit)
         while at < depth:
@@ -115,9 +118,18 @@ class Shadow:
         self._settle()
         return Pin(last, loose, tokens)
 
+    def in_use(self, chain: Sequence[int]) -> int:
+        """Tokens of a chain that requests in flight pin."""
+        tokens, at, depth = 0, 0, self.index.depth(chain, self.bit)
+        while at < depth and (segment := self._segments[chain[at]]).users:
+            tokens += segment.tokens_of(min(depth - at, len(segment.blocks)))
+            at += len(segment.blocks)
+        return tokens
+
     def release(self, pin: Pin, generated: int) -> None:
         """The request ended after `generated` tokens: what it used becomes idle, its tail first."""
         # The last generated token is never computed upon, so it takes no memory.
+        self.flights -= 1
         self.pinned -= pin.loose
         self._let_go(pin.loose + self._paged(pin.prompt + max(0, generated - 1)) - self._paged(pin.prompt))
         segment = pin.last
@@ -129,6 +141,7 @@ class Shadow:
 
     def abandon(self, pin: Pin) -> None:
         """The request ended before it was computed: what only such requests used was never there."""
+        self.flights -= 1
         self.pinned -= pin.loose
         segment = pin.last
         while segment is not None:

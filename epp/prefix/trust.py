@@ -23,12 +23,14 @@ class Trust:
     def __init__(self, load: Load) -> None:
         self._predicted = self._found = _BELIEF
         self._answers = False
-        self._load = load
-        """The scrape at which the window began."""
+        self._load = self._began = load
+        """The last scrape looked at, and the one at which the window began."""
         self._promised = 0
         """Tokens predicted for what was sent in the window."""
+        self._alone = True
+        """All that ran in the window was ours, as far as its scrapes show."""
         self._open = self._peak = 0
-        """Our requests in flight: now, and most in the window."""
+        """Our requests in flight: now, and most since the last scrape."""
 
     @property
     def value(self) -> float:
@@ -52,13 +54,21 @@ class Trust:
             self._observe(predicted, cached)
 
     def _look(self, load: Load) -> None:
-        """A new scrape closes a window. With requests running that are not ours its counters say nothing of ours."""
+        """A new scrape closes a window, if by then the engine has looked up all that was promised in it.
+
+        Engines count hits when a request's turn comes, which may be seconds after it was sent: so not while something
+        waits or is on its way. With requests running that are not ours the counters say nothing of ours.
+        """
         if load is self._load:
             return
-        hits = load.prefix_hits - self._load.prefix_hits
-        if not self._answers and self._load.at is not None and load.running + load.waiting <= self._peak and hits >= 0:
+        self._alone = self._alone and load.running + load.waiting <= self._peak
+        self._load, self._peak = load, self._open
+        if load.waiting or load.running != self._open:
+            return
+        hits = load.prefix_hits - self._began.prefix_hits
+        if not self._answers and self._began.at is not None and self._alone and hits >= 0:
             self._observe(self._promised, hits)
-        self._load, self._promised, self._peak = load, 0, self._open
+        self._began, self._promised, self._alone = load, 0, True
 
     def _observe(self, predicted: int, found: int) -> None:
         if predicted <= 0:

@@ -4,7 +4,7 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
 
     work   = lin * u + att * u * (n - u / 2)                                     seconds of prefill, attention included
     crowd  = (base + c * decodes + d * their context) / seconds of a full prefill chunk
-    memory = max(0, used + u - capacity) / tokens that come free in a second
+    memory = max(0, used + n - shared - capacity) / tokens that come free in a second
     cost   = factor * (1 + crowd) * (pending + work * (g + busy) + s * requests * (work + min(pending, work))) + memory
 
 `pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
@@ -281,7 +281,7 @@ class ExpectedTtft(Cost):
             decodes = account.decodes
             rate = (base + c * decodes + d * account.context) * per_chunk if decodes else calm
             sum_ = pending + own + shared + stall
-            foreign, over = 0.0, room.pinned + u - room.capacity
+            foreign, over = 0.0, room.pinned + n - room.shared - room.capacity
             if account.foreign_waiting or account.foreign_decodes:
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used

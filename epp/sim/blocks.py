@@ -18,8 +18,8 @@ class Blocks:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.on_evicted: Callable[[int], None] | None = None
-        """Told the hash of each cached block that is overwritten, once for each of its copies."""
+        self.on_evicted: Callable[[list[int]], None] | None = None
+        """Told the hashes of cached blocks that are overwritten, each once for each of its copies."""
         self._references = [0] * count
         self._hash_of: list[int | None] = [None] * count
         self._by_hash: dict[int, int] = {}
@@ -74,16 +74,20 @@ class Blocks:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks from the head of the free queue; their old content is forgotten. The caller checked room."""
         free, references, hash_of, by_hash = self._free, self._references, self._hash_of, self._by_hash
+        twins, evicted = self._twins, []
         taken = [*islice(free, count)]
         for block in taken:
             del free[block]
             references[block] = 1
             if (value := hash_of[block]) is not None:
-                if value in self._twins or self.on_evicted is not None:
-                    self._evict(block)
-                else:  # nearly always: nobody else has it, and nobody wants to know
-                    hash_of[block] = None
+                hash_of[block] = None
+                evicted.append(value)
+                if value in twins:
+                    self._hand_over(value, block)
+                else:  # nearly always: nobody else has it
                     del by_hash[value]
+        if evicted and self.on_evicted is not None:
+            self.on_evicted(evicted)
         return taken
 
     def remember(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
@@ -111,16 +115,9 @@ class Blocks:
         self._hash_of = [None] * self.count
         return True
 
-    def _evict(self, block: int) -> None:
-        value = self._hash_of[block]
-        assert value is not None
-        self._hash_of[block] = None
-        if self.on_evicted is not None:
-            self.on_evicted(value)
-        twins = self._twins.get(value)
-        if twins is None:
-            del self._by_hash[value]
-            return
+    def _hand_over(self, value: int, block: int) -> None:
+        """`block` no longer has the hash `value`; others do."""
+        twins = self._twins[value]
         if self._by_hash[value] == block:
             self._by_hash[value] = twins.pop(0)
         else:

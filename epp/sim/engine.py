@@ -169,9 +169,9 @@ class Stored(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """A cached block was overwritten: one copy of this hash is gone."""
+    """Cached blocks were overwritten: one copy of each of these hashes is gone."""
 
-    hash: int
+    hashes: list[int]
 
 
 class Cleared(NamedTuple):
@@ -222,7 +222,7 @@ class Engine:
     def watch(self) -> None:
         """Write down from now on what becomes of the prefix cache; `changes` has it."""
         self._changes = []
-        self._kv.on_evicted = lambda value: self._changed(Evicted(value))
+        self._kv.on_evicted = lambda hashes: self._changed(Evicted(hashes))
 
     def changes(self) -> list[Change]:
         """What became of the prefix cache since this was asked last, in order; [] where nobody watches."""

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from epp.sim.engine import Change, Cleared, Evicted
+from epp.sim.engine import Change, Cleared, Evicted, Stored
 from epp.sim.generation import Said
 from epp.sim.tokens import unpack
 
@@ -28,14 +28,21 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 def events_of(changes: Sequence[Change], block_size: int) -> list[dict[str, Any]]:
     """What became of a prefix cache as vLLM 0.32 says it. The jobs' `about` is a `Said`."""
-    return [_event(change, block_size) for change in changes]
+    events: list[dict[str, Any]] = []
+    for change in changes:
+        if isinstance(change, Evicted):  # vLLM tells of each by itself
+            events += [
+                {"type": "BlockRemoved", "block_hashes": [each], "medium": "GPU", "group_idx": 0}
+                for each in change.hashes
+            ]
+        else:
+            events.append(_event(change, block_size))
+    return events
 
 
-def _event(change: Change, size: int) -> dict[str, Any]:
+def _event(change: Stored | Cleared, size: int) -> dict[str, Any]:
     if isinstance(change, Cleared):
         return {"type": "AllBlocksCleared"}
-    if isinstance(change, Evicted):
-        return {"type": "BlockRemoved", "block_hashes": [change.hash], "medium": "GPU", "group_idx": 0}
     job, start, end = change
     said: Said = job.about
     adapter = [job.adapter] if job.adapter else []

@@ -143,12 +143,30 @@ async def test_capacity_is_the_engines_own_and_follows_it() -> None:
     assert room.produce(made, [a, b]) == {a: CacheRoom(0, 32_000), b: CacheRoom(0, 1600)}
     a.load = Load(block_size=16, blocks=50, at=2.0)
     cache.on_picked(made, a)
-    assert room.produce(made, [a, b])[a] == CacheRoom(640, 800)
+    assert room.produce(made, [a, b])[a] == CacheRoom(640 + 256, 800, 640)
     a.load = Load(at=3.0)  # a scrape that does not tell keeps what was known
     assert room.produce(made, [a])[a].capacity == 800
     fixed = ApproximatePrefixCache(auto_tune=False, block_size_tokens=8, lru_capacity_per_server=100)
     a.load = Load(block_size=16, blocks=50, at=4.0)
     assert ApproximateCacheRoom(fixed).produce(made, [a])[a] == CacheRoom(0, 800)
+
+
+async def test_where_memory_ends_answers_and_idle_prompts_count() -> None:
+    cache, (a,) = ApproximatePrefixCache(lru_capacity_per_server=200), pool(1)
+    room, cost = ApproximateCacheRoom(cache), ExpectedTtft()
+
+    async def bill(prompt: bytes) -> float:
+        made = await asked(cache, prompt)
+        made.signals[PrefixMatch], made.signals[CacheRoom] = cache.produce(made, [a]), room.produce(made, [a])
+        (row,) = cost.bill(made, [a])
+        return dict(zip(cost.terms, row, strict=True))["memory"]
+
+    await serve(cache, a, text(4096, 1))
+    cache.on_picked(await asked(cache, text(4096, 2)), a)  # 1024 of 3200 tokens, its answer will be a few hundred
+    assert await bill(text(4096, 1)) == 0
+    cache.on_picked(await asked(cache, text(4096, 3)), a)
+    assert await bill(text(4096, 1)) > 0  # idle memory, no longer free for answers once it is used again
+    assert await bill(text(4096, 3)) == 0  # in use already, so it takes no more
 
 
 async def test_answers_are_as_long_as_reported_or_as_those_seen() -> None:

@@ -73,3 +73,33 @@ def test_answers_are_believed_before_counters() -> None:
         trust.sent(1000, load)
         trust.ended(1000, 1000, load)
     assert trust.value == 1
+
+
+def test_what_waits_in_the_engine_is_no_broken_promise() -> None:
+    trust = Trust(scrape(0, 0))
+    trust.sent(60_000, scrape(1, 0))
+    trust.sent(60_000, scrape(2, 60_000, running=1))
+    for at in range(3, 9):  # the second and all who follow wait; their hits are not counted yet
+        trust.sent(0, Load(at=at, prefix_hits=60_000, running=1, waiting=at - 2))
+    assert trust.value == 1
+    trust.sent(0, scrape(9, 120_000, running=8))  # all were looked up
+    assert trust.value == 1
+
+
+def test_promises_are_counted_once_nothing_waits() -> None:
+    trust = Trust(scrape(0, 0))
+    for _ in range(4):
+        trust.sent(60_000, scrape(1, 0))
+    trust.sent(60_000, Load(at=2, prefix_hits=0, running=1, waiting=3))
+    assert trust.value == 1
+    trust.sent(60_000, Load(at=3, prefix_hits=30_000, running=5))
+    assert trust.value < 0.2
+
+
+def test_others_seen_anywhere_in_the_window_spoil_it() -> None:
+    trust = Trust(scrape(0, 0))
+    for _ in range(4):
+        trust.sent(60_000, scrape(1, 0))
+    trust.sent(60_000, Load(at=2, prefix_hits=0, running=1, waiting=9))
+    trust.sent(60_000, Load(at=3, prefix_hits=0, running=5))
+    assert trust.value == 1
