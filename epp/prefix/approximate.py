@@ -195,7 +195,7 @@ class ApproximateCacheRoom(Producer[CacheRoom]):
                 found = shadow(endpoint)
             room = rooms[endpoint] = found.room
             pinned = room.pinned + round(found.flights * cache.answer)
-            if pinned + tokens > room.capacity:
+            if 0 < room.capacity < pinned + tokens:
                 # Engines admit a prompt when all of it fits, while answers take what is left: near the end of the
                 # memory it counts what they will grow to, and that what is idle of the prompt is memory too.
                 rooms[endpoint] = CacheRoom(pinned, room.capacity, min(tokens, found.in_use(cache.chain(request))))

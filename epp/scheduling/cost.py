@@ -5,14 +5,19 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     work   = lin * u + att * u * (n - u / 2)                                     seconds of prefill, attention included
     crowd  = (base + c * decodes + d * their context) / seconds of a full prefill chunk
     memory = max(0, used + n - shared - capacity) / tokens that come free in a second
-    cost   = factor * (1 + crowd) * (pending + work * (g + busy) + s * requests * (work + min(pending, work))) + memory
+    stall  = s * requests * (work * (1 + work / residence) + min(pending, work))
+    cost   = factor * (1 + crowd) * (pending + work * (g + busy) + stall) + memory
 
 `pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
-there was some; `requests` are those in flight there. Everything is our own account, exact and instant; the engines'
-metrics only tell what is *not* ours. Which terms matter was found in virtual time against published policies
-(docs/policies.md); the constants are priors for an 8B model on one H100 and may be wrong by three times
-on a uniform pool, because only the ratios between endpoints and `memory` depend on them. `factor` is what is learned of
-the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`); elsewhere it is 1.
+there was some; `requests` are those in flight there, and `residence` is how long requests are in flight in the mean.
+By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
+it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
+
+Everything is our own account, exact and instant; the engines' metrics only tell what is *not* ours. Which terms matter
+was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
+H100 and may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and what
+comes meanwhile depend on them. `factor` is what is learned of the endpoint's speed where first tokens are seen
+(`epp.scheduling.speeds`); elsewhere it is 1. In `work / residence` it counts too: `residence` is by the clock.
 """
 
 from collections import OrderedDict
@@ -38,6 +43,8 @@ _MEMORY: Final = 60.0
 """Seconds over which the share of busy time is remembered."""
 _FRESH: Final = 1.0
 """Seconds for which that share is taken as it was."""
+_SHORTEST: Final = 1e-3
+"""Seconds. No request counts as in flight for less, so that their mean can be divided by."""
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
 
@@ -182,7 +189,7 @@ class ExpectedTtft(Cost):
       pending   prefill sent there before, still without a first token
       own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
       shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it
-      stall     what the requests in flight there lose by this prompt's prefill, and those who come while both wait
+      stall     what the requests in flight there lose by this prompt's prefill, and those who come in the meantime
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
       memory    waiting until running requests have freed enough KV memory
@@ -218,7 +225,7 @@ class ExpectedTtft(Cost):
     reach. Measured on CPUs with a small model: l2 takes four to six times as long as l1 (LMCache over Redis)."""
     residence: float = 10.0
     """Seconds a request stays at an endpoint, until the first have been seen. What runs fills the memory and is gone
-    after that time, so memory comes free at capacity / residence (Little's law)."""
+    after that time, so memory comes free at capacity / residence, and as many come as go (Little's law)."""
 
     learn_speeds: bool = True
     """Learn how fast each endpoint is, where first tokens of streamed answers are seen."""
@@ -250,9 +257,9 @@ class ExpectedTtft(Cost):
         matches, rooms = request.signal(PrefixMatch), request.signal(CacheRoom)
         again, s, lin, att, c, d = self.g - 1, self.s, self.lin, self.att, self.c, self.d
         per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
-        calm, fresh = base * per_chunk, now - _FRESH
+        calm, fresh, leaving = base * per_chunk, now - _FRESH, 1 / self._residence
         rows = []
-        work = over = 0.0
+        work = own = lost = over = factor = 0.0
         u, last = n, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
@@ -268,14 +275,17 @@ class ExpectedTtft(Cost):
                 work = lin * u + att * u * (n - 0.5 * u)
                 if match.l1 or match.l2:
                     work = self._least_work(n, match, work)
-            factor = account.speed.factor
-            own = factor * work
+                factor = 0.0
+            if account.speed.factor != factor:
+                factor = account.speed.factor
+                own = factor * work
+                lost = own * (1 + own * leaving)
             if account.busy_at < fresh:
                 account.remember(now)
             shared = (again + account.busy) * own
             if requests := account.requests:
                 pending = factor * account.pending / _NS
-                stall = s * requests * (own + (pending if pending < own else own))
+                stall = s * requests * (lost + (pending if pending < own else own))
             else:
                 pending = stall = 0.0
             decodes = account.decodes
@@ -303,7 +313,8 @@ class ExpectedTtft(Cost):
         at = account.load.at if account.load is not None else None
         weight = 0.5 ** (max(0.0, now - at) / _HALF_LIFE) if at is not None else 0.0
         decodes = weight * account.foreign_decodes
-        more = weight * account.foreign_waiting * self._work * account.speed.factor + self.s * decodes * work
+        more = weight * account.foreign_waiting * self._work * account.speed.factor
+        more += self.s * decodes * work * (1 + work / self._residence)
         busier = decodes * (self.c + self.d * self._tokens) * self._per_chunk
         return more * (1 + rate + busier) + sum_ * busier, weight * account.foreign_used
 
@@ -353,7 +364,7 @@ class ExpectedTtft(Cost):
             return
         now = self.clock()
         if 200 <= response.status < 300:
-            self._residence += _WEIGHT * (now - sent.sent - self._residence)
+            self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
             if sent.waiting:
                 sent.account.watched = False
                 sent.account.first_token(sent, now)

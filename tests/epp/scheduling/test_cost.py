@@ -1,6 +1,7 @@
 """`expected-ttft`: bills by hand, bursts, what is not ours, and accounts that return to nothing."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -75,19 +76,48 @@ def test_what_waits_and_what_decodes_there_is_on_the_bill() -> None:
     first, second = request([a], 500), request([a], 300)
     cost.on_picked(first, a)
     cost.on_picked(second, a)
-    # Two in flight, 0.8 s of pending work and 1 s of its own: 0.2 * 2 * (1 + 0.8).
+    # Two in flight, of whom 1 s of its own brings 1 s / 20 s more, and 0.8 s of pending work.
+    stall = 0.2 * 2 * (1 * (1 + 1 / 20) + 0.8)
     assert bill(cost, request([a], 1000), a) == only(
-        pending=0.8, own=1.0, shared=0.5, stall=0.72, crowd=0.1 * (2.3 + 0.72)
+        pending=0.8, own=1.0, shared=0.5, stall=stall, crowd=0.1 * (2.3 + stall)
     )
     cost.on_first_token(first, a)
-    rate, stall = 0.1 + 0.01 + 1e-5 * 500, 0.2 * 2 * (1 + 0.3)
+    rate, stall = 0.1 + 0.01 + 1e-5 * 500, 0.2 * 2 * (1 * (1 + 1 / 20) + 0.3)
     assert bill(cost, request([a], 1000), a) == only(
         pending=0.3, own=1.0, shared=0.5, stall=stall, crowd=rate * (1.8 + stall)
     )
-    assert bill(cost, request([a], 100), a)["stall"] == pytest.approx(0.2 * 2 * (0.1 + 0.1)), "what waits counts once"
+    short = bill(cost, request([a], 100), a)["stall"]
+    assert short == pytest.approx(0.2 * 2 * (0.1 * (1 + 0.1 / 20) + 0.1)), "what waits counts once"
     cost.on_finished(first, a, DONE)
     cost.on_finished(second, a, DONE)
     assert bill(cost, request([a], 1000), a) == only(own=1.0, shared=0.5, crowd=0.15)
+
+
+@pytest.mark.parametrize(("residence", "picked"), [(1000.0, "pod-1"), (5.0, "pod-0")])
+def test_a_long_prompt_goes_where_few_come_while_it_is_computed(residence: float, picked: str) -> None:
+    """On pod-0 somebody waits, on pod-1 four decode: where requests follow fast, those who come meanwhile decide."""
+    cost, _ = round_numbers()
+    a, b = pool(2)
+    cost.on_picked(request([a], 8000), a)
+    for _ in range(4):
+        decoding = request([b], 10)
+        cost.on_picked(decoding, b)
+        cost.on_first_token(decoding, b)
+    cost._residence = residence
+    rows = cost.bill(request([a, b], 8000), [a, b])
+    assert min(zip(map(sum, rows), (a.name, b.name), strict=True))[1] == picked
+
+
+def test_requests_that_take_no_time_leave_a_bill() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    cost._residence = 0.0
+    for _ in range(2):
+        made = request([a], 10)
+        cost.on_picked(made, a)
+        cost.on_finished(made, a, DONE)
+    cost.on_picked(request([a], 10), a)
+    assert 0 < bill(cost, request([a], 10), a)["stall"] < inf
 
 
 def test_an_endpoint_that_was_busy_costs_more_and_is_forgiven() -> None:
@@ -205,6 +235,20 @@ def test_foreign_traffic_is_seen_smoothed_and_fades() -> None:
         scraped(a, clock, waiting=0, running=0)
         bill(cost, request([a], 1000), a)
     assert bill(cost, request([a], 1000), a)["foreign"] == 0
+
+
+def test_foreign_answers_bring_others_meanwhile_as_ours_do() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    clock.now += 1
+    scraped(a, clock, waiting=0, running=10)
+    foreign = {}
+    for residence in (inf, 20.0, 10.0):
+        cost._residence = residence
+        foreign[residence] = bill(cost, request([a], 1000), a)["foreign"]
+    more = foreign[20.0] - foreign[inf]
+    assert more > 0
+    assert foreign[10.0] - foreign[inf] == pytest.approx(2 * more)
 
 
 def test_foreign_memory_takes_room() -> None:
