@@ -29,7 +29,7 @@ Hash = int | bytes
 class BlockStored(msgspec.Struct, tag_field="type", gc=False):
     block_hashes: list[Hash]
     parent_block_hash: Hash | None = None
-    token_ids: list[int] | None = None
+    token_ids: Sequence[int] | None = None
     block_size: int = 0
     lora_id: int | None = None
     medium: str | None = None

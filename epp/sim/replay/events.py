@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Plugin, Request
@@ -45,15 +45,10 @@ def _stored(change: Stored, size: int) -> BlockStored:
     return BlockStored(
         list(job.hashes[start:end]),
         job.hashes[start - 1] if start else None,
-        _tokens(ids, start * size, end * size),
+        ids[start * size : end * size],
         size,
         medium="GPU",
     )
-
-
-def _tokens(ids: "array[int]", start: int, end: int) -> list[int]:
-    """Ids of an event. Whoever reads them asks for a sequence, and making a list takes as long as all the rest."""
-    return cast("list[int]", ids[start:end])
 
 
 def batch_of_l1(changes: Sequence[Changed], now: float) -> Batch:
@@ -64,7 +59,7 @@ def batch_of_l1(changes: Sequence[Changed], now: float) -> Batch:
             BlockStored(
                 [chunks[at]],
                 chunks[at - 1] if at else None,
-                _tokens(about, at * CHUNK, (at + 1) * CHUNK),
+                about[at * CHUNK : (at + 1) * CHUNK],
                 CHUNK,
                 medium="CPU",
             )
