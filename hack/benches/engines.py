@@ -75,13 +75,14 @@ async def rounds(chain: Chain, config: Path, options: argparse.Namespace) -> dic
 
 async def run(options: argparse.Namespace) -> int:
     longest = options.context + options.turns * 100
-    blocks = int(HEADROOM * options.conversations / 2 * longest / BLOCK)
+    context = -(-longest // 1024) * 1024 + 1024
+    share = int(HEADROOM * options.conversations / 2 * longest / BLOCK)
     engine = Vllm(
         engine_python(),
         size=options.model,
         block=BLOCK,
-        blocks=blocks,
-        context=-(-longest // 1024) * 1024 + 1024,
+        blocks=max(share, context // BLOCK + 1),  # vLLM wants room for one prompt at least
+        context=context,
         tiers=Tiers() if options.tiers else None,
     )
     console = Console()

@@ -13,7 +13,17 @@ import laptop.engines
 from epp.loader import load_text, strategy_text
 from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tiers import Lmcache
-from laptop.engines import EngineError, Layout, Simulated, Tiers, Vllm, engine_python, has_lmcache, knowing_tiers
+from laptop.engines import (
+    EngineError,
+    Layout,
+    Simulated,
+    Tiers,
+    Vllm,
+    engine_python,
+    has_lmcache,
+    knowing_tiers,
+    number_format,
+)
 from laptop.models import cached_model
 
 
@@ -53,6 +63,20 @@ def test_vllm_alone_has_no_services(python: Path) -> None:
     assert value(command, "--port") == str(layout.pods[1].port)
     assert "--kv-transfer-config" not in command
     assert "--num-gpu-blocks-override" not in command
+
+
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        ("model name\t: A\nflags\t\t: fpu avx avx2\n", "float32"),
+        ("flags\t\t: fpu avx avx2 avx512f avx512_bf16\n", "auto"),
+        ("Features\t: fp asimd bf16\n", "auto"),
+    ],
+)
+def test_processors_that_are_slow_with_16_bits_get_32(cpu: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(cpu)
+    assert number_format(tmp_path / "cpuinfo") == expected
+    assert number_format(tmp_path / "none") == "auto"
 
 
 def test_with_tiers_each_pod_is_a_node_with_a_server(python: Path) -> None:
