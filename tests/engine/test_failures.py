@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, heard, killed, kv_aware, mended, settled, started
+from tests.support.fleet import eventually, heard, in_l1, killed, kv_aware, mended, settled, started
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,12 +22,6 @@ async def statistic(fleet: Laptop, name: str) -> float:
 
 async def degraded(fleet: Laptop, reason: str) -> float:
     return await fleet.metric("warmpath_degraded_total", reason=reason)
-
-
-async def in_l1(fleet: Laptop, node: str) -> int:
-    """Chunks that the coordinator knows in the L1 of a node."""
-    url = f"{fleet.chain.layout.coordinator}/directory/keys?tier=l1&instance_id={node}&limit=1"
-    return int((await fleet.chain.get(url))["total"])
 
 
 async def remembered(fleet: Laptop, *pods: str) -> None:

@@ -46,7 +46,8 @@ async def test_an_unknown_model_is_refused_by_the_pod(client: openai.AsyncOpenAI
 
 async def test_a_conversation_returns_to_its_pod(talk: Talk) -> None:
     turns = [await talk.say(talk.words(300)) for _ in range(4)]
-    assert len({turn.endpoint for turn in turns}) == 1
+    bills = await talk.fleet.chain.get(f"{talk.fleet.chain.replicas[0].admin}/decisions?limit=4")
+    assert len({turn.endpoint for turn in turns}) == 1, bills
     assert turns[0].cached < BLOCK * 2
     for before, turn in pairwise(turns):
         assert turn.cached >= before.prompt // BLOCK * BLOCK

@@ -9,7 +9,7 @@ import yaml
 from epp.prefix.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, fill, following, kv_aware, saturated, settled
+from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled
 from tests.support.lmcache import tokens_found
 from tests.support.talk import Talk, Turn
 
@@ -99,17 +99,22 @@ async def test_what_lies_in_l2_is_fetched_while_the_request_waits(fleet: Laptop,
     [precise] = [each for each in strategy["plugins"] if each["type"] == "precise-prefix-cache-producer"]
     precise["parameters"]["lmcache"]["prefetch"] = True
     await following(fleet, yaml.safe_dump(strategy, sort_keys=False))
-    pods = [pod.name for pod in fleet.chain.pods]
+    pods = [each.name for each in fleet.chain.pods]
     talks = [Talk(fleet, client) for _ in range(4)]
     firsts = [await talk.say(talk.words(600)) for talk in talks]
-    for pod in pods:
-        await fill(fleet, client, pod)
+    for name in pods:
+        await fill(fleet, client, name)
     await settled(fleet)
     for cache in fleet.chain.layout.caches:  # the L1 of both nodes
         async with fleet.http.post(cache) as answer:
             assert answer.status == 200
+
+    async def nothing_in_l1() -> bool:
+        return not any([await in_l1(fleet, pod.node) for pod in fleet.chain.pods])
+
+    await eventually(nothing_in_l1, bool)
     await settled(fleet)
-    before = [(await loaded(fleet, pod))[0] for pod in pods]
+    before = [(await loaded(fleet, name))[0] for name in pods]
     async with saturated(fleet, pods[0]), saturated(fleet, pods[1]):
         turns = await asyncio.gather(*(talk.say(talk.words(20)) for talk in talks))
     # On a machine that has other things to do the tokens may come too late: then nobody knows what lies in L2.
@@ -120,7 +125,7 @@ async def test_what_lies_in_l2_is_fetched_while_the_request_waits(fleet: Laptop,
     await eventually(chunks, lambda count: count >= whole // BLOCK)
 
     async def found() -> float:
-        now = [(await loaded(fleet, pod))[0] for pod in pods]
+        now = [(await loaded(fleet, name))[0] for name in pods]
         return sum(now) - sum(before)
 
     await eventually(found, lambda tokens: tokens >= whole)

@@ -81,6 +81,12 @@ async def settled(fleet: Laptop) -> None:
     await eventually(same, bool)
 
 
+async def in_l1(fleet: Laptop, node: str) -> int:
+    """Chunks that the coordinator knows in the L1 of a node."""
+    url = f"{fleet.chain.layout.coordinator}/directory/keys?tier=l1&instance_id={node}&limit=1"
+    return int((await fleet.chain.get(url))["total"])
+
+
 async def fill(fleet: Laptop, client: openai.AsyncOpenAI, pod: str) -> None:
     """Have a pod compute so much else that its device holds nothing that it held."""
     async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
