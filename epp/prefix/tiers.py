@@ -211,7 +211,11 @@ class Tiers:
             while self._wanted:
                 instance, ids, salt = self._wanted.popleft()
                 model = self._config.model or (next(iter(self._models)) if len(self._models) == 1 else "")
-                if not model or not self.reached:
+                if not self.reached:
+                    continue
+                if not model:
+                    said = f"{len(self._models)} models are in LMCache's directory: `model` has to say which is ours"
+                    degraded("tier-request-failed", said)
                     continue
                 try:
                     if instance:

@@ -150,6 +150,22 @@ async def test_what_lies_in_l2_is_prefetched_where_others_wait() -> None:
     }
 
 
+async def test_a_prefetch_for_nobody_knows_which_model_is_told() -> None:
+    told: list[str] = []
+    async with tiers_of(prefetch=True) as (stand_in, tiers):
+        stand_in.store(IDS, "l2", model="the/model")
+        stand_in.store(IDS, "l2", model="another/model")
+        task = asyncio.ensure_future(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}")))
+        await until(lambda: tiers.reached)
+        tiers.picked(B, 96, IDS, "")
+        await until(lambda: bool(told))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert stand_in.prefetches == []
+    assert told == ["tier-request-failed: 2 models are in LMCache's directory: `model` has to say which is ours"]
+
+
 async def test_a_prefetch_is_asked_after_until_it_ended() -> None:
     """LMCache remembers each of them until then, and for ever if nobody asks."""
     async with tiers_of(prefetch=True) as (stand_in, tiers):
