@@ -14,13 +14,13 @@ from xxhash import xxh3_64_intdigest
 from epp.plugin import Endpoint
 from epp.prefix.chains import mixed, root_of
 from epp.prefix.events import (
-    LOW,
     WHOLE_PROMPT,
     Batch,
     BlockRemoved,
     BlockStored,
     Medium,
     key_of,
+    keys_of,
     medium_of,
 )
 from epp.prefix.holdings import NOBODY, ROW_BYTES, Budget, Holdings
@@ -178,8 +178,7 @@ class EngineCache:
         counts["removed"] += len(event.block_hashes)
         if (tier := self.tiers.get(medium)) is None:
             return
-        names = [each & LOW if type(each) is int else key_of(each) for each in event.block_hashes]
-        unknown = tier.remove(names)
+        unknown = tier.remove(keys_of(event.block_hashes))
         if unknown and (early := self._early.get(medium)) is not None:
             early.removed(unknown)
 
@@ -215,7 +214,7 @@ class EngineCache:
         if medium is None or not self._ours(event):
             counts["ignored"] += 1
             return
-        names = [each & LOW if type(each) is int else key_of(each) for each in event.block_hashes]
+        names = keys_of(event.block_hashes)
         if not names:
             return
         if not event.token_ids:

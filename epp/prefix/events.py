@@ -139,6 +139,11 @@ def key_of(hash_: Hash) -> int:
     return hash_ & LOW if isinstance(hash_, int) else int.from_bytes(hash_[-8:], "big")
 
 
+def keys_of(hashes: Sequence[Hash]) -> list[int]:
+    """`key_of` each of them. Most come as numbers, and by the thousand."""
+    return [each & LOW if type(each) is int else key_of(each) for each in hashes]
+
+
 def medium_of(name: str | None) -> Medium | None:
     """The tier an engine's medium is; None for one we do not know."""
     return MEDIA.get(name) or MEDIA.get((name or "").lower())

@@ -210,8 +210,10 @@ class Holdings:
             while left > 0 and row and not self._behind[row] and row not in path:
                 before = self._before[row]
                 kept = self._copies[before]
-                self._copies[row] = 1
-                self.remove((self._names[row],))
+                self._copies[row] = 0
+                if self._shown[row]:
+                    self._hide(row)
+                self._release(row)
                 self._budget.evicted += 1
                 left -= 1
                 row = before if kept else NOBODY

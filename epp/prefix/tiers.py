@@ -210,9 +210,9 @@ class Tiers:
             self._asked.clear()
             while self._wanted:
                 instance, ids, salt = self._wanted.popleft()
-                model = self._config.model or (next(iter(self._models)) if len(self._models) == 1 else "")
                 if not self.reached:
                     continue
+                model = self._config.model or (next(iter(self._models)) if len(self._models) == 1 else "")
                 if not model:
                     said = f"{len(self._models)} models are in LMCache's directory: `model` has to say which is ours"
                     degraded("tier-request-failed", said)

@@ -259,8 +259,7 @@ class ExpectedTtft(Cost):
         per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
         calm, fresh, leaving = base * per_chunk, now - _FRESH, 1 / self._residence
         rows = []
-        work = own = lost = over = factor = 0.0
-        u, last = n, None
+        work, last = 0.0, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
                 account = self._open(endpoint, now)
@@ -275,23 +274,21 @@ class ExpectedTtft(Cost):
                 work = lin * u + att * u * (n - 0.5 * u)
                 if match.l1 or match.l2:
                     work = self._least_work(n, match, work)
-                factor = 0.0
-            if account.speed.factor != factor:
-                factor = account.speed.factor
-                own = factor * work
-                lost = own * (1 + own * leaving)
+            factor = account.speed.factor
+            own = factor * work
             if account.busy_at < fresh:
                 account.remember(now)
             shared = (again + account.busy) * own
             if requests := account.requests:
                 pending = factor * account.pending / _NS
-                stall = s * requests * (lost + (pending if pending < own else own))
+                stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
             else:
                 pending = stall = 0.0
             decodes = account.decodes
             rate = (base + c * decodes + d * account.context) * per_chunk if decodes else calm
             sum_ = pending + own + shared + stall
-            foreign, over = 0.0, room.pinned + n - room.shared - room.capacity
+            foreign = 0.0
+            over: float = room.pinned + n - room.shared - room.capacity
             if account.foreign_waiting or account.foreign_decodes:
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used

@@ -1,7 +1,11 @@
 """Waiting for what no event announces."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
 
 
 async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
@@ -9,3 +13,13 @@ async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """What never ends by itself runs meanwhile; at the end it is cancelled, and has to let that happen."""
+    task = asyncio.ensure_future(work)
+    yield
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,6 +1,5 @@
 """What events, prompts in flight and doubt make of a match; and when the approximate answer is given instead."""
 
-import asyncio
 import random
 from array import array
 from collections import Counter
@@ -21,7 +20,7 @@ from epp.sim.engine import H100_8B, Engine
 from epp.sim.tokens import hash_chain
 from tests.support.coordinator import StandIn
 from tests.support.kv_events import SIZE, batch, names_of, removed, stored
-from tests.support.waiting import until
+from tests.support.waiting import beside, until
 
 OK = Response(status=200, complete=True)
 
@@ -501,13 +500,10 @@ async def test_what_lies_in_l2_is_prefetched_to_the_chosen_endpoint() -> None:
         stand_in.store(ids_of(text(100)), "l2")
         tiers = rig.cache.tiers
         assert tiers is not None
-        task = asyncio.ensure_future(tiers.run(rig.cache.degraded))
-        await until(lambda: tiers.reached)
-        rig.cache.on_picked(await rig.ask(text(100)), rig.endpoints[1])
-        await until(lambda: bool(stand_in.prefetches))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with beside(tiers.run(rig.cache.degraded)):
+            await until(lambda: tiers.reached)
+            rig.cache.on_picked(await rig.ask(text(100)), rig.endpoints[1])
+            await until(lambda: bool(stand_in.prefetches))
     assert [(asked["instance_id"], asked["token_ids"]) for asked in stand_in.prefetches] == [("b", ids_of(text(100)))]
 
 

@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,7 +9,7 @@ from epp.prefix import tiers as tiers_module
 from epp.prefix.coordinator import Away
 from epp.prefix.tiers import Lmcache, TierReader, Tiers
 from tests.support.coordinator import StandIn
-from tests.support.waiting import until
+from tests.support.waiting import beside, until
 
 IDS = list(range(100))
 BUSY = Load(waiting=1)
@@ -111,18 +110,15 @@ async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_told_once
     told: list[str] = []
     async with tiers_of() as (stand_in, tiers):
         stand_in.store(IDS, "a")
-        task = asyncio.ensure_future(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}")))
-        await until(lambda: tiers.reached)
-        stand_in.broken = "nonsense"
-        await until(lambda: not tiers.reached)
-        assert await tiers.names(IDS, "") == ()
-        seen = len(stand_in.offsets)
-        stand_in.broken = None
-        await until(lambda: tiers.reached and len(stand_in.offsets) > seen)
-        assert await loads(tiers, A) == (96, 0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with beside(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}"))):
+            await until(lambda: tiers.reached)
+            stand_in.broken = "nonsense"
+            await until(lambda: not tiers.reached)
+            assert await tiers.names(IDS, "") == ()
+            seen = len(stand_in.offsets)
+            stand_in.broken = None
+            await until(lambda: tiers.reached and len(stand_in.offsets) > seen)
+            assert await loads(tiers, A) == (96, 0)
     assert len(told) == 1
     assert told[0].startswith("tiers-away: LMCache's coordinator at http://127.0.0.1:")
 
@@ -130,16 +126,13 @@ async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_told_once
 async def test_what_lies_in_l2_is_prefetched_where_others_wait() -> None:
     async with tiers_of(prefetch=True) as (stand_in, tiers):
         stand_in.store(IDS, "l2", model="the/model")
-        task = asyncio.ensure_future(tiers.run(lambda reason, detail: None))
-        await until(lambda: tiers.reached)
-        tiers.picked(B, 96, IDS, "s")
-        tiers.picked(A, 0, IDS, "")
-        tiers.picked(NOWHERE, 96, IDS, "")
-        tiers.picked(Endpoint("pod-idle", "10.0.0.1:8000", node="b"), 96, IDS, "")
-        await until(lambda: bool(stand_in.prefetches))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with beside(tiers.run(lambda reason, detail: None)):
+            await until(lambda: tiers.reached)
+            tiers.picked(B, 96, IDS, "s")
+            tiers.picked(A, 0, IDS, "")
+            tiers.picked(NOWHERE, 96, IDS, "")
+            tiers.picked(Endpoint("pod-idle", "10.0.0.1:8000", node="b"), 96, IDS, "")
+            await until(lambda: bool(stand_in.prefetches))
     [asked] = stand_in.prefetches
     assert asked == {
         "instance_id": "b",
@@ -155,13 +148,10 @@ async def test_a_prefetch_for_nobody_knows_which_model_is_told() -> None:
     async with tiers_of(prefetch=True) as (stand_in, tiers):
         stand_in.store(IDS, "l2", model="the/model")
         stand_in.store(IDS, "l2", model="another/model")
-        task = asyncio.ensure_future(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}")))
-        await until(lambda: tiers.reached)
-        tiers.picked(B, 96, IDS, "")
-        await until(lambda: bool(told))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with beside(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}"))):
+            await until(lambda: tiers.reached)
+            tiers.picked(B, 96, IDS, "")
+            await until(lambda: bool(told))
     assert stand_in.prefetches == []
     assert told == ["tier-request-failed: 2 models are in LMCache's directory: `model` has to say which is ours"]
 
@@ -170,37 +160,31 @@ async def test_a_prefetch_is_asked_after_until_it_ended() -> None:
     """LMCache remembers each of them until then, and for ever if nobody asks."""
     async with tiers_of(prefetch=True) as (stand_in, tiers):
         stand_in.store(IDS, "l2", model="the/model")
-        task = asyncio.ensure_future(tiers.run(lambda reason, detail: None))
-        await until(lambda: tiers.reached)
-        for _ in range(2):
+        async with beside(tiers.run(lambda reason, detail: None)):
+            await until(lambda: tiers.reached)
+            for _ in range(2):
+                tiers.picked(B, 96, IDS, "")
+            await until(lambda: tiers.statistics()["tier_prefetched_chunks"] == 12)
+            assert (tiers.statistics()["tier_prefetches"], stand_in.jobs) == (2, {})
             tiers.picked(B, 96, IDS, "")
-        await until(lambda: tiers.statistics()["tier_prefetched_chunks"] == 12)
-        assert (tiers.statistics()["tier_prefetches"], stand_in.jobs) == (2, {})
-        tiers.picked(B, 96, IDS, "")
-        await until(lambda: tiers.statistics()["tier_prefetches"] == 3)
-        stand_in.jobs.clear()  # its server was started anew
-        await until(lambda: not tiers._jobs)
-        assert tiers.reached
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+            await until(lambda: tiers.statistics()["tier_prefetches"] == 3)
+            stand_in.jobs.clear()  # its server was started anew
+            await until(lambda: not tiers._jobs)
+            assert tiers.reached
 
 
 async def test_a_prompt_is_looked_up_where_the_directory_is_larger_than_we_remember() -> None:
     async with tiers_of(max_chunks=48) as (stand_in, tiers):
         stand_in.store(range(1000, 1000 + 16 * 50), "l2")
         stand_in.store(IDS, "a", "l2", salt="s")
-        task = asyncio.ensure_future(tiers.run(lambda reason, detail: None))
-        await until(lambda: tiers.reached)
-        assert await loads(tiers, A, salt="s") == (0, 0)
-        tiers.picked(B, 0, IDS, "s")
-        await until(lambda: tiers.looked_up == 1)
-        assert await loads(tiers, A, salt="s") == (96, 0)
-        assert await loads(tiers, A) == (0, 0)
-        assert len(tiers.directory) == 48 + 6
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        async with beside(tiers.run(lambda reason, detail: None)):
+            await until(lambda: tiers.reached)
+            assert await loads(tiers, A, salt="s") == (0, 0)
+            tiers.picked(B, 0, IDS, "s")
+            await until(lambda: tiers.looked_up == 1)
+            assert await loads(tiers, A, salt="s") == (96, 0)
+            assert await loads(tiers, A) == (0, 0)
+            assert len(tiers.directory) == 48 + 6
 
 
 async def test_prefetching_is_off_by_default() -> None:
@@ -220,17 +204,13 @@ async def test_a_page_that_makes_no_sense_is_as_none() -> None:
 
 async def test_the_reader_follows_what_is_in_use() -> None:
     reader = TierReader(lambda reason, detail: None)
-    task = asyncio.ensure_future(reader.run())
-    async with tiers_of() as (_, first), tiers_of() as (_, second):
+    async with tiers_of() as (_, first), tiers_of() as (_, second), beside(reader.run()):
         reader.use(first)
         await until(lambda: first.reached)
         reader.use(second)
         await until(lambda: second.reached and not first.reached)
         reader.use(None)
         await until(lambda: not second.reached)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
 
 
 @pytest.mark.parametrize(
