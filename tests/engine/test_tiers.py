@@ -9,7 +9,7 @@ import yaml
 from epp.prefix.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled
+from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled, swept
 from tests.support.lmcache import tokens_found
 from tests.support.talk import Talk, Turn
 
@@ -113,7 +113,7 @@ async def test_what_lies_in_l2_is_fetched_while_the_request_waits(fleet: Laptop,
         return not any([await in_l1(fleet, pod.node) for pod in fleet.chain.pods])
 
     await eventually(nothing_in_l1, bool)
-    await settled(fleet)
+    await swept(fleet)
     before = [(await loaded(fleet, name))[0] for name in pods]
     async with saturated(fleet, pods[0]), saturated(fleet, pods[1]):
         turns = await asyncio.gather(*(talk.say(talk.words(20)) for talk in talks))

@@ -81,6 +81,13 @@ async def settled(fleet: Laptop) -> None:
     await eventually(same, bool)
 
 
+async def swept(fleet: Laptop) -> None:
+    """Return when the picker has read the whole directory since: of a large one it finds only then what is gone."""
+    sweeps = lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_sweeps")  # noqa: E731
+    before = await sweeps()
+    await eventually(sweeps, lambda count: count >= before + 2)  # the next may have begun already
+
+
 async def in_l1(fleet: Laptop, node: str) -> int:
     """Chunks that the coordinator knows in the L1 of a node."""
     url = f"{fleet.chain.layout.coordinator}/directory/keys?tier=l1&instance_id={node}&limit=1"
