@@ -6,12 +6,17 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     crowd  = (base + c * decodes + d * their context) / seconds of a full prefill chunk
     memory = max(0, used + n - shared - capacity) / tokens that come free in a second
     stall  = s * requests * (work * (1 + work / residence) + min(pending, work))
-    cost   = factor * (1 + crowd) * (pending + work * (g + busy) + stall) + memory
+    load   = tokens loaded from lower tiers / their speed                        instead of more work, if that is sooner
+    shared = factor * work * (g - 1 + busy) + load * (2 + busy)                  or without a load, if that is less
+    cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory
 
 `pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
 there was some; `requests` are those in flight there, and `residence` is how long requests are in flight in the mean.
 By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
 it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
+
+An engine goes on with its steps while it loads, so a load stalls nobody; but it takes memory from others' prefixes,
+which are loaded again when they are asked for, and its way from those who load next: `pending` counts it as work.
 
 Everything is our own account, exact and instant; the engines' metrics only tell what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
@@ -45,6 +50,9 @@ _FRESH: Final = 1.0
 """Seconds for which that share is taken as it was."""
 _SHORTEST: Final = 1e-3
 """Seconds. No request counts as in flight for less, so that their mean can be divided by."""
+_DISPLACED: Final = 2.0
+"""How often a load counts again, for the prefixes it displaces. Mean TTFT of documents in docs/replay.md, tiers: at 1
+1.97 s, at 2 1.74, at 3 1.77; of the chats there within 1 % of each other."""
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
 
@@ -188,7 +196,8 @@ class ExpectedTtft(Cost):
     Terms of the bill, which sum to the cost:
       pending   prefill sent there before, still without a first token
       own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
-      shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it
+      shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it;
+                a load twice and more, for those whose prefixes make room for it, but no more than computing it instead
       stall     what the requests in flight there lose by this prompt's prefill, and those who come in the meantime
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
@@ -259,7 +268,7 @@ class ExpectedTtft(Cost):
         per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
         calm, fresh, leaving = base * per_chunk, now - _FRESH, 1 / self._residence
         rows = []
-        work, last = 0.0, None
+        work, load, whole, last = 0.0, 0.0, 0.0, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
                 account = self._open(endpoint, now)
@@ -271,14 +280,18 @@ class ExpectedTtft(Cost):
             if (match := matches[endpoint]) is not last:  # most endpoints hold the same
                 last = match
                 u = n - match.tokens
-                work = lin * u + att * u * (n - 0.5 * u)
+                work = whole = lin * u + att * u * (n - 0.5 * u)
+                load = 0.0
                 if match.l1 or match.l2:
-                    work = self._least_work(n, match, work)
+                    work, load = self._with_load(n, match, work)
             factor = account.speed.factor
             own = factor * work
             if account.busy_at < fresh:
                 account.remember(now)
             shared = (again + account.busy) * own
+            if load:
+                most = (again + account.busy) * factor * whole
+                shared = min(most, shared + (_DISPLACED + account.busy) * load)
             if requests := account.requests:
                 pending = factor * account.pending / _NS
                 stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
@@ -293,17 +306,20 @@ class ExpectedTtft(Cost):
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
-            rows.append((pending, own, shared, stall, rate * sum_, foreign, memory))
+            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory))
         return rows
 
-    def _least_work(self, n: int, match: PrefixMatch, work: float) -> float:
-        """`work`, or less of it where loading what lower tiers hold, l1 alone or both, makes up for it."""
+    def _with_load(self, n: int, match: PrefixMatch, work: float) -> tuple[float, float]:
+        """(work, load): less than `work`, and seconds of loading from l1 alone or both, where that makes up for it."""
+        least = work, 0.0
         load, u = 0.0, n - match.tokens
         for tokens, speed in ((match.l1, self.l1_speed), (match.l2, self.l2_speed)):
             u = max(0, u - tokens)
             load += tokens / speed
-            work = min(work, load + self.lin * u + self.att * u * (n - 0.5 * u))
-        return work
+            rest = self.lin * u + self.att * u * (n - 0.5 * u)
+            if load + rest < sum(least):
+                least = rest, load
+        return least
 
     def _foreign(self, account: _Account, now: float, work: float, sum_: float, rate: float) -> tuple[float, float]:
         """What foreign traffic adds to the cost, and the KV tokens it uses. It fades as its scrape gets old."""
@@ -325,14 +341,16 @@ class ExpectedTtft(Cost):
         match = request.signals.get(PrefixMatch, {}).get(endpoint)
         u = n - (match.tokens if match is not None else 0)
         work = self.lin * u + self.att * u * (n - 0.5 * u)
+        load = 0.0
         if match is not None and (match.l1 or match.l2):
-            work = self._least_work(n, match, work)
+            work, load = self._with_load(n, match, work)
         self._work += _WEIGHT * (work - self._work)
         self._tokens += _WEIGHT * (n - self._tokens)
         crowd = self._step(account) * self._per_chunk
         # An answer that is not streamed comes as a whole: its first byte tells nothing of its first token.
         observed = request.sees_answer and request.stream
-        sent = _Sent(account, n, round(work * _NS), now, account.speed.factor * work * (1 + crowd), observed)
+        lasts = load + account.speed.factor * work * (1 + crowd)
+        sent = _Sent(account, n, round((work + load) * _NS), now, lasts, observed)
         request.notes.setdefault(self, {})[endpoint] = sent
         account.start(sent)
 

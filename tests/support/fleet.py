@@ -83,7 +83,10 @@ async def settled(fleet: Laptop) -> None:
 
 async def swept(fleet: Laptop) -> None:
     """Return when the picker has read the whole directory since: of a large one it finds only then what is gone."""
-    sweeps = lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_sweeps")  # noqa: E731
+
+    async def sweeps() -> float:
+        return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_sweeps")
+
     before = await sweeps()
     await eventually(sweeps, lambda count: count >= before + 2)  # the next may have begun already
 

@@ -327,24 +327,39 @@ def test_accounts_return_to_exactly_nothing(events: list[tuple[str, int]]) -> No
 
 
 @pytest.mark.parametrize(
-    ("tiers", "own"),
+    ("tiers", "work", "load", "shared"),
     [
-        ((0, 0), 0.8),
-        ((300, 0), 0.5 + 0.03),  # 1 ms to compute a token, 0.1 ms to load it
-        ((300, 200), 0.3 + 0.03 + 0.1),  # and 0.5 ms from storage
-        ((800, 0), 0.08),
-        ((0, 800), 0.4),
+        ((0, 0), 0.8, 0.0, 0.4),
+        ((300, 0), 0.5, 0.03, 0.25 + 0.06),  # 1 ms to compute a token, 0.1 ms to load it
+        ((300, 200), 0.3, 0.03 + 0.1, 0.4),  # and 0.5 ms from storage; 0.15 + 0.26 would be more than without a load
+        ((800, 0), 0.0, 0.08, 0.16),
+        ((0, 800), 0.0, 0.4, 0.4),
     ],
 )
-def test_what_lower_tiers_hold_costs_what_it_takes_to_load(tiers: tuple[int, int], own: float) -> None:
+def test_what_lower_tiers_hold_costs_what_it_takes_to_load(
+    tiers: tuple[int, int], work: float, load: float, shared: float
+) -> None:
     cost, _ = round_numbers()
     cost.l1_speed, cost.l2_speed = 10_000, 2000
     (a,) = pool(1)
     made = request([a], 1000)
     made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, *tiers)}
-    assert bill(cost, made, a) == only(own=own, shared=own / 2, crowd=0.15 * own)
+    assert bill(cost, made, a) == only(own=work + load, shared=shared, crowd=0.1 * (work + shared))
     cost.on_picked(made, a)
-    assert bill(cost, request([a], 0), a)["pending"] == pytest.approx(own)
+    assert bill(cost, request([a], 0), a)["pending"] == pytest.approx(work + load)
+
+
+def test_a_load_stalls_nobody() -> None:
+    cost, _ = round_numbers()
+    cost.l1_speed = 10_000
+    (a,) = pool(1)
+    running = request([a], 0)
+    cost.on_picked(running, a)
+    cost.on_first_token(running, a)
+    made = request([a], 1000)
+    assert bill(cost, made, a)["stall"] == pytest.approx(0.2 * (1 + 1 / 20))
+    made.signals[PrefixMatch] = {a: PrefixMatch(0, 0, 10, 1000)}
+    assert bill(cost, made, a)["stall"] == 0.0
 
 
 def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
