@@ -1,7 +1,7 @@
-"""`oracle`: the default's formula on what is really in the pods, instead of what a picker can know of them.
+"""`oracle`: a plain form of the default's formula, on what is really in the pods instead of what a picker can know.
 
 It shows how much of a policy's waiting comes from not knowing. It is no upper bound in the strict sense: a better
-formula could beat it. Like the default it counts a prefill in progress as a whole until its first token: the rest of a
+formula can beat it, and the default's, which looks further than the pods' present state, does so in places. Like the default it counts a prefill in progress as a whole until its first token: the rest of a
 prompt shares its last step with whoever comes next, so that the time a prefill has had says little of the time it
 still takes.
 """
@@ -32,7 +32,7 @@ class _Sent(NamedTuple):
 
 @dataclass(eq=False)
 class Oracle(Cost, SeesPods):
-    """`expected-ttft` with every account true: the pod's own queue, cache, memory and speed."""
+    """What is own, shared, stalled and crowded, with every account true: the pod's queue, cache, memory and speed."""
 
     terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "memory")
 
