@@ -1,9 +1,9 @@
 """`oracle`: a plain form of the default's formula, on what is really in the pods instead of what a picker can know.
 
 It shows how much of a policy's waiting comes from not knowing. It is no upper bound in the strict sense: a better
-formula can beat it, and the default's, which looks further than the pods' present state, does so in places. Like the default it counts a prefill in progress as a whole until its first token: the rest of a
-prompt shares its last step with whoever comes next, so that the time a prefill has had says little of the time it
-still takes.
+formula can beat it, and the default's, which looks further than the pods' present state, does so in places. Like the
+default it counts a prefill in progress as a whole until its first token: the rest of a prompt shares its last step with
+whoever comes next, so that the time a prefill has had says little of the time it still takes.
 """
 
 from collections import OrderedDict
