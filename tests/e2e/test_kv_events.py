@@ -71,6 +71,12 @@ def picked(url: str, admin: Admin, prompt: str) -> tuple[str, int, int]:
     return pod, decision["predicted_cached_tokens"], details.get("cached_tokens") or 0
 
 
+def asks(url: str, admin: Admin) -> bool:
+    """Whether the picker has been asked, once a request of nobody's was sent."""
+    ask(url, "Who picks?")
+    return bool(json.loads(admin.page("/decisions?limit=1"))["decisions"])
+
+
 LAG = "warmpath_endpoint_kv_events_lag_seconds"
 
 
@@ -111,6 +117,7 @@ def test_a_new_picker_asks_for_what_was_said_before_it_came(eventful: Stack) -> 
     assert old not in eventful.kubectl.pods("warmpath")
     with eventful.entered() as url, eventful.admin() as admin:
         all_heard(eventful, admin)
+        wait(lambda: asks(url, admin), "the gateway asks the new picker")  # it may still hold on to the old one
         served, predicted, cached = picked(url, admin, document("Before") + "Well?")
     assert served == pod
     assert predicted == cached > 50 * BLOCK

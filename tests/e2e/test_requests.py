@@ -96,7 +96,8 @@ def test_another_strategy_needs_no_restart(stack: Stack, load: Callable[[Stack],
         running.until_answered(1)
         try:
             configure(stack, admin, "round-robin", "round-robin-picker")
-            assert {ask(url, LONG)[0] for _ in range(9)} == kubectl.pods("llm").keys()
+            # The load's requests come in between, and may take the same pod's turn a few times.
+            assert {ask(url, LONG)[0] for _ in range(30)} == kubectl.pods("llm").keys()
             running.until_answered(1)
         finally:
             configure(stack, admin, "prefix-aware", "expected-ttft")
