@@ -53,6 +53,7 @@ _SHORTEST: Final = 1e-3
 _DISPLACED: Final = 2.0
 """How often a load counts again, for the prefixes it displaces. Mean TTFT of documents in docs/replay.md, tiers: at 1
 1.97 s, at 2 1.74, at 3 1.77; of the chats there within 1 % of each other."""
+_NOTHING: Final = PrefixMatch(0, 0, 0)
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
 
@@ -283,7 +284,7 @@ class ExpectedTtft(Cost):
                 work = whole = lin * u + att * u * (n - 0.5 * u)
                 load = 0.0
                 if match.l1 or match.l2:
-                    work, load = self._with_load(n, match, work)
+                    work, load = self._work_and_load(n, match)
             factor = account.speed.factor
             own = factor * work
             if account.busy_at < fresh:
@@ -309,16 +310,17 @@ class ExpectedTtft(Cost):
             rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory))
         return rows
 
-    def _with_load(self, n: int, match: PrefixMatch, work: float) -> tuple[float, float]:
-        """(work, load): less than `work`, and seconds of loading from l1 alone or both, where that makes up for it."""
-        least = work, 0.0
+    def _work_and_load(self, n: int, match: PrefixMatch) -> tuple[float, float]:
+        """Seconds of computing, and of loading from l1 alone or both where less of both is needed then."""
         load, u = 0.0, n - match.tokens
-        for tokens, speed in ((match.l1, self.l1_speed), (match.l2, self.l2_speed)):
-            u = max(0, u - tokens)
-            load += tokens / speed
-            rest = self.lin * u + self.att * u * (n - 0.5 * u)
-            if load + rest < sum(least):
-                least = rest, load
+        least = self.lin * u + self.att * u * (n - 0.5 * u), load
+        if match.l1 or match.l2:
+            for tokens, speed in ((match.l1, self.l1_speed), (match.l2, self.l2_speed)):
+                u = max(0, u - tokens)
+                load += tokens / speed
+                rest = self.lin * u + self.att * u * (n - 0.5 * u)
+                if load + rest < sum(least):
+                    least = rest, load
         return least
 
     def _foreign(self, account: _Account, now: float, work: float, sum_: float, rate: float) -> tuple[float, float]:
@@ -338,12 +340,7 @@ class ExpectedTtft(Cost):
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        match = request.signals.get(PrefixMatch, {}).get(endpoint)
-        u = n - (match.tokens if match is not None else 0)
-        work = self.lin * u + self.att * u * (n - 0.5 * u)
-        load = 0.0
-        if match is not None and (match.l1 or match.l2):
-            work, load = self._with_load(n, match, work)
+        work, load = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
         self._tokens += _WEIGHT * (n - self._tokens)
         crowd = self._step(account) * self._per_chunk

@@ -64,8 +64,13 @@ class Admin:
         families = text_string_to_metric_families(self.page("/metrics"))
         return [sample for family in families for sample in family.samples if sample.name == name]
 
+    def decisions(self, limit: int) -> list[Any]:
+        """The last that it made, so many at most."""
+        found: list[Any] = json.loads(self.page(f"/decisions?limit={limit}"))["decisions"]
+        return found
+
     def last_decision(self) -> Any:
-        (decision,) = json.loads(self.page("/decisions?limit=1"))["decisions"]
+        (decision,) = self.decisions(1)
         return decision
 
 

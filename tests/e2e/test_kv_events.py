@@ -74,7 +74,7 @@ def picked(url: str, admin: Admin, prompt: str) -> tuple[str, int, int]:
 def asks(url: str, admin: Admin) -> bool:
     """Whether the picker has been asked, once a request of nobody's was sent."""
     ask(url, "Who picks?")
-    return bool(json.loads(admin.page("/decisions?limit=1"))["decisions"])
+    return bool(admin.decisions(1))
 
 
 LAG = "warmpath_endpoint_kv_events_lag_seconds"

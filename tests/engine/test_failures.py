@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, heard, in_l1, killed, kv_aware, mended, settled, started
+from tests.support.fleet import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -14,10 +14,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @pytest.fixture
 def strategy(running: Laptop) -> str:
     return kv_aware(running)
-
-
-async def statistic(fleet: Laptop, name: str) -> float:
-    return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic=name)
 
 
 async def degraded(fleet: Laptop, reason: str) -> float:

@@ -9,7 +9,7 @@ import yaml
 from epp.prefix.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled, swept
+from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled, statistic, swept
 from tests.support.lmcache import tokens_found
 from tests.support.talk import Talk, Turn
 
@@ -121,8 +121,7 @@ async def test_what_lies_in_l2_is_fetched_while_the_request_waits(fleet: Laptop,
     known = [first for first, turn in zip(firsts, turns, strict=True) if turn.estimated == turn.prompt]
     assert known
     whole = min(first.prompt for first in known) // BLOCK * BLOCK
-    chunks = lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_prefetched_chunks")  # noqa: E731
-    await eventually(chunks, lambda count: count >= whole // BLOCK)
+    await eventually(lambda: statistic(fleet, "tier_prefetched_chunks"), lambda count: count >= whole // BLOCK)
 
     async def found() -> float:
         now = [(await loaded(fleet, name))[0] for name in pods]

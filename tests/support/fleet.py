@@ -31,12 +31,17 @@ def kv_aware(fleet: Laptop) -> str:
     return knowing_tiers(strategy_text("kv-aware"), fleet.chain.layout)
 
 
+async def statistic(fleet: Laptop, name: str) -> float:
+    """What the picker's plugins count under this name."""
+    return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic=name)
+
+
 async def following(fleet: Laptop, text: str) -> None:
     """Return when the picker follows this configuration, and knows what it says can be known of the fleet."""
     if fleet.config.read_text() != text:
         await fleet.chain.reconfigure(fleet.config, text)
     if "coordinator:" in text:
-        await eventually(lambda: fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_reached"), bool)
+        await eventually(lambda: statistic(fleet, "tier_reached"), bool)
     if "precise-prefix-cache-producer" in text:
         await heard(fleet, len(fleet.chain.pods))
 
@@ -71,7 +76,7 @@ async def settled(fleet: Laptop) -> None:
 
     async def look() -> tuple[float, int]:
         stats = await fleet.chain.get(f"{fleet.chain.layout.coordinator}/directory/stats")
-        return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_chunks"), stats["num_keys"]
+        return await statistic(fleet, "tier_chunks"), stats["num_keys"]
 
     async def same() -> bool:
         before = await look()
@@ -83,12 +88,9 @@ async def settled(fleet: Laptop) -> None:
 
 async def swept(fleet: Laptop) -> None:
     """Return when the picker has read the whole directory since: of a large one it finds only then what is gone."""
-
-    async def sweeps() -> float:
-        return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic="tier_sweeps")
-
-    before = await sweeps()
-    await eventually(sweeps, lambda count: count >= before + 2)  # the next may have begun already
+    before = await statistic(fleet, "tier_sweeps")
+    # The next may have begun already.
+    await eventually(lambda: statistic(fleet, "tier_sweeps"), lambda count: count >= before + 2)
 
 
 async def in_l1(fleet: Laptop, node: str) -> int:
