@@ -70,7 +70,7 @@ def test_a_killed_server_costs_what_it_was_answering(stack: Stack, load: Load) -
     victim = min(kubectl.pods("llm"))
     with load(stack) as running, stack.admin() as admin:
         running.until_answered(1)
-        kubectl("delete", "pod", victim, "--force", "--grace-period=0")
+        kubectl.killed(victim)
         wait(lambda: victim not in admin.pods(), "the picker knows")
         era = running.era().era
         kubectl.rolled_out("llm")
@@ -89,9 +89,8 @@ def test_a_killed_picker_costs_at_most_what_it_held(stack: Stack, load: Load) ->
     try:
         with load(stack) as running:
             running.until_answered(1)
-            kubectl("delete", "pod", victim, "--force", "--grace-period=0")
+            kubectl.killed(victim)
             wait(lambda: address not in json.dumps(kubectl.get("endpointslices")), "no Service leads to it")
-            wait(lambda: gone(stack, "warmpath", {victim}), "it is no more")
             running.until_answered(1)
             era = running.era().era
             kubectl.rolled_out("warmpath")

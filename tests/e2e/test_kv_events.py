@@ -131,7 +131,7 @@ def test_what_a_deleted_pod_held_is_forgotten_and_its_successor_is_heard(eventfu
         victim = min(old)
         told(eventful, admin, victim, document("Gone"))
         assert picked(url, admin, document("Gone") + "Well?")[0] == victim
-        kubectl("delete", "pod", victim, "--force", "--grace-period=0")
+        kubectl.killed(victim)
         wait(lambda: victim not in states(admin), "the picker does not listen to it")
         kubectl.rolled_out("llm")
         all_heard(eventful, admin)

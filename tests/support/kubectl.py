@@ -52,6 +52,17 @@ class Kubectl:
             and {"type": "Ready", "status": "True"}.items() <= _condition(pod, "Ready").items()
         }
 
+    def killed(self, pod: str) -> None:
+        """Kill it, as a node that fails does, and return when it is dead: its object goes seconds before it."""
+        node = self.get("pod", pod)["spec"]["nodeName"]
+        self("delete", "pod", pod, "--force", "--grace-period=0")
+
+        def dead() -> bool:
+            running = json.loads(self("get", "--raw", f"/api/v1/nodes/{node}/proxy/runningpods/"))
+            return all(each["metadata"]["name"] != pod for each in running["items"])
+
+        wait(dead, f"{pod} is dead")
+
     def rolled_out(self, *deployments: str, seconds: int = 240) -> None:
         for each in deployments:
             self("rollout", "status", f"--timeout={seconds}s", f"deployment/{each}", timeout=seconds + 20)
