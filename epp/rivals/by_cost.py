@@ -46,11 +46,14 @@ class DynamoKv(Scorer):
         return least(costs)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        self._used.setdefault(endpoint, Counter()).update(self._cuts(request))
+        if cuts := self._cuts(request):
+            self._used.setdefault(endpoint, Counter()).update(cuts)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        if not (cuts := self._cuts(request)):
+            return
         used = self._used[endpoint]
-        for cut in self._cuts(request):
+        for cut in cuts:
             used[cut] -= 1
             if not used[cut]:
                 del used[cut]

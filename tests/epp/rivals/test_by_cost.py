@@ -31,6 +31,16 @@ def test_dynamo_counts_blocks_of_prompts_in_flight_once() -> None:
     assert not policy._used
 
 
+def test_dynamo_takes_prompts_shorter_than_what_it_tells_apart() -> None:
+    policy, (a, _) = DynamoKv(), pods(2)
+    requests = [ask([a], text(each)) for each in (1, 1, 8, 1)]
+    for request in requests:
+        send(policy, request, a)
+    for request in requests:
+        policy.on_finished(request, a, Response())
+    assert not policy._used
+
+
 def test_dynamo_never_counts_prefill_below_nothing() -> None:
     policy, (a, b) = DynamoKv(overlap_weight=2.0), pods(2)
     assert winners(policy, ask([a, b], text(2), held=[64, 32]), [a, b]) == {0, 1}
