@@ -348,8 +348,8 @@ def up(**flags: Any) -> None:
 def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) -> None:
     """Replay TRACE through the scheduler on simulated pods, in virtual time, and compare policies.
 
-    TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, bursts,
-    independent, demo.
+    TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
+    batches, reasoning, bursts, independent, demo.
     """
     from epp.sim.replay.command import main, plan
 

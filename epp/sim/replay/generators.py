@@ -170,6 +170,73 @@ def _tool(make: _Maker, after: tuple[int, ...]) -> float:
     return make.drawn(200, 1.0, most=30.0) / 100 if after else 0.0
 
 
+def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Assistants on forty shared prompts of tools, about 4,500 tokens, the k-th with weight 1 / k ** 1.1; few turns."""
+    make = _Maker("tools", seed, arrivals)
+    prompts = [make.piece(make.drawn(4500, 0.7)) for _ in range(40)]
+    weights = list(accumulate((rank + 1) ** -1.1 for rank in range(len(prompts))))
+    for session in count():
+        if len(make.asks) >= requests:
+            return make.trace()
+        at = make.arrival()
+        told: tuple[Piece, ...] = tuple(make.chance.choices(prompts, cum_weights=weights))
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(10, int(make.chance.expovariate(1.0)))):
+            prompt = (*told, make.piece(make.drawn(1200, 1.0, most=20.0)))
+            number = make.ask(
+                at,
+                prompt,
+                make.drawn(110, 1.0, most=15.0),
+                answered=True,
+                after=last,
+                pause=make.chance.expovariate(1 / 20) if last else 0.0,
+                session=f"tool-{session}",
+            )
+            told, last = make.done(number), (number,)
+    raise AssertionError
+
+
+def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Every ninth arrival brings a document of about 14,000 tokens, and 4 to 19 questions once it is summarised.
+
+    They come within a minute or so, and it is never asked about again; the other arrivals share nothing.
+    """
+    make = _Maker("batches", seed, arrivals)
+    for number in count():
+        if len(make.asks) >= requests:
+            return make.trace()
+        at = make.arrival()
+        if make.chance.random() >= 1 / 9:
+            make.ask(at, (make.piece(make.drawn(800, 0.8)),), make.drawn(200, 0.8))
+            continue
+        text, session = make.piece(make.drawn(14_000, 0.8, most=7.0)), f"batch-{number}"
+        first = make.ask(at, (text, make.piece(make.drawn(60))), make.drawn(400), session=session)
+        for _ in range(make.chance.randint(4, 19)):
+            question, pause = make.piece(make.drawn(200, 0.8)), make.chance.expovariate(1 / 20)
+            make.ask(at, (text, question), make.drawn(200, 0.8), after=(first,), pause=pause, session=session)
+    raise AssertionError
+
+
+def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Short prompts, answers of about 1,500 tokens, of which the next turn has the last part alone."""
+    make = _Maker("reasoning", seed, arrivals)
+    system = make.piece(2000)
+    for session in count():
+        if len(make.asks) >= requests:
+            return make.trace()
+        at = make.arrival()
+        told: tuple[Piece, ...] = (system,)
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(12, int(make.chance.expovariate(1 / 2)))):
+            pause = make.chance.expovariate(1 / 30) if last else 0.0
+            told = (*told, make.piece(make.drawn(500, 1.0, most=15.0)))
+            output = make.drawn(1500, 0.9, most=8.0)
+            last = (make.ask(at, told, output, after=last, pause=pause, session=f"reasoning-{session}"),)
+            # Chat templates leave out what a model thought before it answered.
+            told = (*told, make.piece(min(output, make.drawn(300))))
+    raise AssertionError
+
+
 def bursts(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Every thirtieth arrival is the same cold prompt of 6,000 tokens 24 times at once; the others share nothing."""
     make = _Maker("bursts", seed, arrivals)
@@ -225,6 +292,9 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "documents-8k": documents_8k,
     "documents-64k": documents_64k,
     "agents": agents,
+    "tools": tools,
+    "batches": batches,
+    "reasoning": reasoning,
     "bursts": bursts,
     "independent": independent,
     "demo": demo,

@@ -59,6 +59,9 @@ def test_shares_of_what_is_cached_are_those_of_the_shapes() -> None:
     assert bounds["independent"] == 0.0
     assert 0.85 < bounds["chats"] < 0.97
     assert bounds["agents"] > 0.9
+    assert 0.7 < bounds["tools"] < 0.85
+    assert 0.8 < bounds["batches"] < 0.92
+    assert 0.7 < bounds["reasoning"] < 0.85
     assert bounds["documents-8k"] == pytest.approx(15 / 16, abs=0.03)
 
 
@@ -78,6 +81,34 @@ def test_helpers_work_side_by_side_and_are_waited_for() -> None:
     assert joins
     for ask in joins:
         assert {asks[number].session.rpartition("-")[0] for number in ask.after} == {ask.session}
+
+
+def test_a_few_tools_are_asked_for_most_of_the_time() -> None:
+    used = Counter(ask.prompt[0].id for ask in made("tools", 3000).asks if not ask.after)
+    assert 30 < len(used) <= 40
+    assert sum(count for _, count in used.most_common(8)) > sum(used.values()) / 2
+
+
+def test_a_document_is_asked_about_once_it_is_summarised_and_then_no_more() -> None:
+    asks = made("batches", 2000).asks
+    questions = Counter(ask.after[0] for ask in asks if ask.after)
+    assert min(questions.values()) >= 4
+    assert max(questions.values()) <= 19
+    for ask in asks:
+        assert not ask.after or ask.prompt[0] == asks[ask.after[0]].prompt[0]
+
+
+def test_no_prompt_has_what_was_thought() -> None:
+    asks = made("reasoning", 2000).asks
+    later = [ask for ask in asks if ask.after]
+    assert later
+    for ask in later:
+        (before,) = ask.after
+        told = len(asks[before].prompt)
+        assert ask.prompt[:told] == asks[before].prompt
+        assert ask.prompt[told].tokens <= asks[before].output
+    assert not any(ask.answer for ask in asks)
+    assert sum(ask.output for ask in asks) > 2 * sum(ask.prompt[-1].tokens for ask in asks)
 
 
 def test_the_demo_is_what_the_laptop_sends() -> None:
