@@ -20,6 +20,7 @@ class Outcome:
     """What came of a workload. Times in seconds, counts in tokens."""
 
     requests: int = 0
+    """Of the workload; what would have followed a failed one was not sent."""
     ttfts: list[float] = field(default_factory=list)
     """Of each answered request: from sending it to the first piece of text."""
     completion_tokens: int = 0
@@ -28,7 +29,7 @@ class Outcome:
     seconds: float = 0.0
     """From the first request to the last answer's end."""
     failures: list[str] = field(default_factory=list)
-    """One sentence for each request that got no whole answer."""
+    """One sentence for each request that was sent and got no whole answer."""
 
     @property
     def throughput(self) -> float:
@@ -75,7 +76,6 @@ async def play(
                     "stream": True,
                     "stream_options": {"include_usage": True},
                 }
-                outcome.requests += 1
                 try:
                     answers.append(await _ask(client, f"{url}/v1/chat/completions", body, outcome, clock))
                 except (aiohttp.ClientError, TimeoutError, ValueError) as error:
@@ -86,6 +86,7 @@ async def play(
 
         async with asyncio.TaskGroup() as group:
             for session in sessions:
+                outcome.requests += len(session.turns)
                 group.create_task(converse(session))
     outcome.seconds = clock() - start
     return outcome

