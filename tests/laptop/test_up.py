@@ -213,7 +213,7 @@ async def test_once_fails_when_an_answer_is_missing(
     monkeypatch.setattr(Simulated, "model", "not-there")
     assert await run(replace(once(tmp_path), strategy="round-robin")) == 1
     said = capsys.readouterr().out
-    assert "0 of 2" in said
+    assert "0 of 4" in said
     assert "no answer round-robin: " in said
 
 
