@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from laptop.ports import free_ports
-from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, wait
+from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, KubectlFailed, wait
 from tests.support.policies import enforced
 
 HERE = Path(__file__).parent
@@ -32,6 +32,12 @@ ROOT = HERE.parents[1]
 SUPPORT = ROOT / "tests" / "support"
 CLIENTS = "warmpath-e2e"
 STANDALONE = "warmpath-e2e-standalone"
+ASK = """
+import sys, urllib.request
+body = b'{"model": "sim", "max_tokens": 1, "messages": [{"role": "user", "content": "Anybody?"}]}'
+ask = urllib.request.Request(sys.argv[1], body, {"content-type": "application/json"})
+print(urllib.request.urlopen(ask, timeout=5).read().decode())
+"""
 COMMANDS = re.compile(r"<!-- cluster -->\n```bash\n(.*?)```", re.DOTALL)
 
 
@@ -184,19 +190,35 @@ def put_into(namespace: str, overlay: Path, folder: Path) -> Kubectl:
     return kubectl
 
 
+def entrance(clients: Kubectl, stack: Stack) -> Stack:
+    """The same, once clients in the cluster get an answer.
+
+    Nodes learn of a new Service some time after its pods are ready. What is asked there before leaves the cluster, and
+    whoever answers outside may keep the connection.
+    """
+
+    def answers() -> bool:
+        with suppress(KubectlFailed):
+            return '"usage"' in clients("exec", "client", "--", "python", "-c", ASK, stack.url + "/v1/chat/completions")
+        return False
+
+    wait(answers, f"{stack.url} answers")
+    return stack
+
+
 @pytest.fixture(scope="session")
-def kind(commands: tuple[str, str], token: str) -> Stack:
+def kind(commands: tuple[str, str], clients: Kubectl, token: str) -> Stack:
     """The overlay `kind`, as README's commands made it."""
-    return Stack(Kubectl("default"), gateway_of("default"), token)
+    return entrance(clients, Stack(Kubectl("default"), gateway_of("default"), token))
 
 
 @pytest.fixture(scope="session")
-def standalone(tmp_path_factory: pytest.TempPathFactory, token: str) -> Stack:
+def standalone(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token: str) -> Stack:
     """The overlay `kind-standalone` in a namespace of its own."""
     overlay = ROOT / "manifests" / "overlays" / "kind-standalone"
     kubectl = put_into(STANDALONE, overlay, tmp_path_factory.mktemp("standalone"))
     kubectl.rolled_out("warmpath", "llm")
-    return Stack(kubectl, (kubectl, "warmpath"), token)
+    return entrance(clients, Stack(kubectl, (kubectl, "warmpath"), token))
 
 
 @pytest.fixture(params=["kind", "standalone"])

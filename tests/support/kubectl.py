@@ -131,7 +131,8 @@ class ClusterLoad:
             now = self.era()
             if all(now.answered.get(kind, 0) - before.get(kind, 0) >= times for kind in ("plain", "stream", "large")):
                 return now
-            assert time.monotonic() < end, f"too few answers: {before} then {now}"
+            lost = f"{len(now.lost)} lost, the last: {now.lost[-3:]}"
+            assert time.monotonic() < end, f"too few answers: {before} then {now.answered}; {lost}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
