@@ -57,7 +57,7 @@ WORKLOADS = (
     Workload("independent, mixed pods", "independent", "3*h100-8b,1*h100-8b@0.5", 1500),
     Workload("chats, mixed, empty at first", "chats", "3*h100-8b,1*h100-8b@0.5", 3000),
     Workload("conversations, mixed pods", "trace", "3*h100-8b,1*h100-8b@0.5", 1500),
-    # Nothing was chosen on those below.
+    # The next three were written when all had been chosen.
     Workload("tools, 8 pods", "tools", "8*h100-8b", 3000),
     Workload("batches, 8 mixed pods", "batches", "6*h100-8b,2*h100-8b@0.5", 2000),
     Workload("reasoning, 8 A100", "reasoning", "8*a100-8b", 2000),

@@ -4,7 +4,7 @@ Times are drawn for one new conversation a second; the replay scales them to the
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, count
 from math import exp
 from random import Random
@@ -49,6 +49,13 @@ class _Maker:
             self._now += self.chance.expovariate(1 / _BURST)
         return self._now
 
+    def begun(self, requests: int) -> Iterator[tuple[int, float]]:
+        """(number, when it comes) of conversations or the like, until they have made so many requests."""
+        for number in count():
+            if len(self.asks) >= requests:
+                return
+            yield number, self.arrival()
+
     def ask(
         self,
         at: float,
@@ -78,10 +85,7 @@ def chats(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Conversations of about six turns on five shared system prompts of 600 tokens; about 20 s between turns."""
     make = _Maker("chats", seed, arrivals)
     systems = [make.piece(make.drawn(600)) for _ in range(5)]
-    for session in count():
-        if len(make.asks) >= requests:
-            return make.trace()
-        at = make.arrival()
+    for session, at in make.begun(requests):
         told: tuple[Piece, ...] = (make.chance.choice(systems),)
         last: tuple[int, ...] = ()
         for _ in range(1 + min(20, int(make.chance.expovariate(1 / 6)))):
@@ -91,7 +95,7 @@ def chats(seed: int, requests: int, arrivals: Arrivals) -> Trace:
                 at, prompt, make.drawn(250, 0.6), answered=True, after=last, pause=pause, session=f"chat-{session}"
             )
             told, last = make.done(number), (number,)
-    raise AssertionError
+    return make.trace()
 
 
 def documents(
@@ -136,10 +140,8 @@ def agents(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Code agents: a shared prompt of tools, a growing context, seconds of tool use, sub-agents side by side."""
     make = _Maker("agents", seed, arrivals)
     tools, helper = make.piece(6000), make.piece(3000)
-    for task in count():
-        if len(make.asks) >= requests:
-            return make.trace()
-        at, session = make.arrival(), f"agent-{task}"
+    for task, at in make.begun(requests):
+        session = f"agent-{task}"
         after: tuple[int, ...] = ()
         told: tuple[Piece, ...] = (tools, make.piece(make.drawn(4000, 0.8)))
         for _ in range(make.chance.randint(5, 25)):
@@ -149,7 +151,7 @@ def agents(seed: int, requests: int, arrivals: Arrivals) -> Trace:
             helpers = make.chance.randint(2, 4) if make.chance.random() < 0.1 else 0
             after = tuple(_helper(make, helper, number, f"{session}-{n}") for n in range(helpers)) or (number,)
             told = (*make.done(number), make.piece(make.drawn(800, 0.9)))
-    raise AssertionError
+    return make.trace()
 
 
 def _helper(make: _Maker, system: Piece, caller: int, session: str) -> int:
@@ -175,10 +177,7 @@ def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     make = _Maker("tools", seed, arrivals)
     prompts = [make.piece(make.drawn(4500, 0.7)) for _ in range(40)]
     weights = list(accumulate((rank + 1) ** -1.1 for rank in range(len(prompts))))
-    for session in count():
-        if len(make.asks) >= requests:
-            return make.trace()
-        at = make.arrival()
+    for session, at in make.begun(requests):
         told: tuple[Piece, ...] = tuple(make.chance.choices(prompts, cum_weights=weights))
         last: tuple[int, ...] = ()
         for _ in range(1 + min(10, int(make.chance.expovariate(1.0)))):
@@ -193,7 +192,7 @@ def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
                 session=f"tool-{session}",
             )
             told, last = make.done(number), (number,)
-    raise AssertionError
+    return make.trace()
 
 
 def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
@@ -202,10 +201,7 @@ def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     They come within a minute or so, and it is never asked about again; the other arrivals share nothing.
     """
     make = _Maker("batches", seed, arrivals)
-    for number in count():
-        if len(make.asks) >= requests:
-            return make.trace()
-        at = make.arrival()
+    for number, at in make.begun(requests):
         if make.chance.random() >= 1 / 9:
             make.ask(at, (make.piece(make.drawn(800, 0.8)),), make.drawn(200, 0.8))
             continue
@@ -214,17 +210,14 @@ def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
         for _ in range(make.chance.randint(4, 19)):
             question, pause = make.piece(make.drawn(200, 0.8)), make.chance.expovariate(1 / 20)
             make.ask(at, (text, question), make.drawn(200, 0.8), after=(first,), pause=pause, session=session)
-    raise AssertionError
+    return make.trace()
 
 
 def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Short prompts, answers of about 1,500 tokens, of which the next turn has the last part alone."""
     make = _Maker("reasoning", seed, arrivals)
     system = make.piece(2000)
-    for session in count():
-        if len(make.asks) >= requests:
-            return make.trace()
-        at = make.arrival()
+    for session, at in make.begun(requests):
         told: tuple[Piece, ...] = (system,)
         last: tuple[int, ...] = ()
         for _ in range(1 + min(12, int(make.chance.expovariate(1 / 2)))):
@@ -234,14 +227,13 @@ def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
             last = (make.ask(at, told, output, after=last, pause=pause, session=f"reasoning-{session}"),)
             # Chat templates leave out what a model thought before it answered.
             told = (*told, make.piece(min(output, make.drawn(300))))
-    raise AssertionError
+    return make.trace()
 
 
 def bursts(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Every thirtieth arrival is the same cold prompt of 6,000 tokens 24 times at once; the others share nothing."""
     make = _Maker("bursts", seed, arrivals)
-    while len(make.asks) < requests:
-        at = make.arrival()
+    for _, at in make.begun(requests):
         if make.chance.random() < 1 / 30:
             cold = make.piece(6000)
             for _ in range(24):
