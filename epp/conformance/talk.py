@@ -85,11 +85,17 @@ class Talk:
         return decoded(data)
 
     async def silence(self, instead_of: str) -> None:
-        """Nothing may come for a while. `instead_of`: what is waited for before anything may."""
-        try:
-            data = await self._next(instead_of, self.target.options.quiet)
-        except Failed:
+        """Nothing may come for a while, nor before a later request is answered. `instead_of`: what should come first.
+
+        The later request is for machines that stand still: there time passes, and nobody had a chance to break the
+        silence.
+        """
+        await asyncio.sleep(self.target.options.quiet)
+        with suppress(Failed):
+            await asked(self.target)
+        if self._replies.empty() and not self._ended:
             return
+        data = await self._next(instead_of, self.target.options.patience)
         raise Failed(instead_of, await self._how_it_ended() if data is None else kind(decoded(data)))
 
     async def end(self) -> None:

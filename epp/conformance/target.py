@@ -27,7 +27,7 @@ class Options:
     patience: float = 5.0
     """Seconds a reply may take."""
     quiet: float = 0.2
-    """Seconds without a reply that count as silence."""
+    """Seconds without a reply that count as silence, once a later request is answered too."""
 
 
 class Target:

@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -113,6 +114,16 @@ class AnswersHeadersEarly(Bend):
             yield reply
 
 
+class Stalls(AnswersHeadersEarly):
+    """Says where to go when the first part of the body comes, and by then the time that counts as silence is over."""
+
+    def early(self, message: Request) -> Iterable[Reply]:
+        if message.HasField("request_body") and not self.early_replies:
+            self.early_replies = 1
+            time.sleep(0.3)  # nothing else in this process goes on
+            yield Reply(request_headers=pb.HeadersResponse(response=pb.CommonResponse()))
+
+
 DUPLEX = {
     "1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7", "1.8", "1.9",
     "2.1", "2.2", "2.4", "2.5", "2.6", "2.7", "2.9", "2.12", "2.13", "2.14", "2.15", "2.16",
@@ -151,6 +162,10 @@ async def test_a_body_that_ends_with_each_chunk_is_noticed_where_there_are_sever
 
 async def test_headers_that_are_answered_too_early_are_noticed() -> None:
     assert await failing(AnswersHeadersEarly, FEW) == {"1.2", "1.6", "2.13"}
+
+
+async def test_headers_that_are_answered_too_early_are_noticed_on_a_machine_that_stood_still() -> None:
+    assert await failing(Stalls, frozenset({"2.13"})) == {"2.13"}
 
 
 def test_the_heavy_cases_exist() -> None:
