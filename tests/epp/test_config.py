@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp import protocol
@@ -147,7 +147,6 @@ def test_all_errors_of_a_file_come_at_once() -> None:
     ]
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=80) | st.binary(max_size=80))
 def test_random_text_is_only_ever_refused(text: str | bytes) -> None:
     with pytest.raises(ConfigError):

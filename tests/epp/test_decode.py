@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.decode import MAX_BYTES, Problems, decode, read
@@ -195,7 +195,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(["floor", "count", "mode", "wait", "names", "labels", "steps", "x"]), VALUES))
 def test_any_value_is_taken_or_refused(value: dict[str, Any]) -> None:
     problems = Problems()

@@ -347,7 +347,7 @@ FILES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(FILES | TREES)
 def test_any_file_is_loaded_or_refused(content: Any) -> None:
     problems = Problems()

@@ -81,7 +81,7 @@ def test_mutated_streams() -> None:
     }  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.sampled_from(MESSAGES), st.binary(max_size=200)), max_size=12), st.sampled_from(BEHAVIOURS)
 )
@@ -101,7 +101,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(headers, values, st.integers(0, 9), st.integers(0, 9), st.booleans())
 def test_any_headers_metadata_and_modes(
     pairs: dict[bytes, bytes], value: pb.Value, request: int, answer: int, end: bool

@@ -194,7 +194,7 @@ def test_a_new_process_may_have_another_block_size() -> None:
     assert engine.depth() == 2
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none() | st.integers() | st.sampled_from(NAMES) | st.text(max_size=3) | st.binary(max_size=9),

@@ -187,7 +187,7 @@ def test_a_message_that_cannot_be_read_costs_itself_alone() -> None:
     assert line.faults == {"malformed": 1}
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.integers(0, 2**32))
 def test_after_any_history_the_next_connection_makes_it_true(seed: int) -> None:
     """Losses, restarts and lost connections in any order; a restart always costs the connection, as it does in TCP."""

@@ -136,7 +136,7 @@ def test_a_chain_longer_than_the_bound_is_held_as_far_as_it_fits() -> None:
     assert depth(held, chain(7, 8)) == 2
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_any_history_against_a_naive_count(seed: int) -> None:
     """Paths in a small tree are stored in pieces and removed in any order; a prefix is held while all of it is."""

@@ -160,7 +160,7 @@ def test_forgetting_leaves_nothing() -> None:
     assert (index.holdings, len(index)) == (0, 0)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([10, 40, 300]), st.sampled_from([60, 10**9]), st.sampled_from([4.0, 3.3]))
 def test_books_balance_under_any_order_of_events(seed: int, blocks: int, limit: int, per_token: float) -> None:
     draw = random.Random(seed)

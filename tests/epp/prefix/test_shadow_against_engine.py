@@ -155,7 +155,7 @@ def within_a_block(rig: Rig, block: int = BLOCK) -> bool:
 
 def examples(count: int) -> settings:
     """Seeds do not shrink, so a failure is reported as it was found."""
-    return settings(deadline=None, max_examples=count, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+    return settings(max_examples=count, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 
 
 @examples(30)

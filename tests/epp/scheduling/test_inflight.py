@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.plugin import InFlight, PrefixMatch, Response
@@ -58,7 +58,6 @@ def test_an_endpoint_without_requests_is_not_remembered() -> None:
     assert not load._load
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 2), st.booleans()), max_size=30))
 def test_every_order_of_ends_returns_to_zero(sent: list[tuple[int, int, bool]]) -> None:
     endpoints = pods("abc")

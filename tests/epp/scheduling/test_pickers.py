@@ -2,7 +2,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.plugin import Endpoint, Picker
@@ -26,7 +26,6 @@ def test_more_fallbacks_than_endpoints_gives_all() -> None:
         assert set(picker.pick(ask(), [(a, 0.2), (b, 0.9)])) == {a, b}
 
 
-@settings(deadline=None)
 @given(size=st.integers(2, 12), rounds=st.integers(1, 5))
 def test_ties_spread_exactly_evenly(size: int, rounds: int) -> None:
     picker = MaxScorePicker()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import InternalError, NoEndpoint
@@ -281,7 +281,6 @@ def test_a_burst_of_equal_requests_does_not_herd(count: int, size: int) -> None:
     assert max(picked.values()) - min(picked[e.name] for e in endpoints) <= 1
 
 
-@settings(deadline=None)
 @given(
     busy=st.lists(st.integers(0, 6), min_size=2, max_size=8),
     burst=st.integers(1, 40),
@@ -307,7 +306,6 @@ STEP = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(STEP, max_size=60))
 def test_accounts_are_zero_after_every_sequence_of_exits(steps: list[tuple[str, int, int]]) -> None:
     endpoints = pods("abcd")

@@ -291,7 +291,7 @@ def drive(parameters: EngineParameters, arrivals: list[Arrival], aborted: set[in
     return seen
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SIZES, ARRIVALS, st.sets(st.integers(0, 24), max_size=5))
 def test_books_balance_and_nobody_is_lost(
     parameters: EngineParameters, arrivals: list[Arrival], aborted: set[int]
@@ -344,7 +344,7 @@ LONG_ARRIVALS = st.lists(
 LARGE = [replace(SMALL, blocks=80), replace(SMALL, blocks=24), replace(SMALL, blocks=40, max_running=2)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(LARGE), LONG_ARRIVALS)
 def test_leaping_changes_nothing_that_can_be_seen(parameters: EngineParameters, arrivals: list[Arrival]) -> None:
     fitting = [arrival for arrival in arrivals if arrival[2] + arrival[3] <= parameters.capacity]

@@ -41,7 +41,7 @@ FAILURES = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     failures=FAILURES,
     name=st.sampled_from(["prefix-aware", "kv-aware", "least-load", "round-robin", "oracle"]),
@@ -178,7 +178,7 @@ def one_document(*times: float) -> Trace:
     return Trace("t", [Ask(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate(times)])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     failures=FAILURES,
     name=st.sampled_from(NAMES),
