@@ -233,10 +233,10 @@ async def test_no_decision_in_time_is_a_503() -> None:
 
 async def test_the_deadline_does_not_bound_the_answer() -> None:
     route = Route(TO)
-    async with serving(route, deadline=0.01, incomplete=0.02) as (_, gateway):
+    async with serving(route, deadline=0.4, incomplete=0.4) as (_, gateway):
         call = await routed(gateway)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(0.6):
                 await route.ways[0].left.wait()
         await call.write(answer_headers())
         assert await call.said() == "answer headers"

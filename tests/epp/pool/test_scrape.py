@@ -162,7 +162,7 @@ async def test_a_bad_page_makes_its_endpoint_stale_once_and_harms_no_other(handl
     metrics = RecordedMetrics()
     async with Server(handler).running() as bad, Server().running() as good:
         pool = pool_of(bad.address, good.address)
-        async with scraping(pool, metrics, timeout=0.4) as scraper:
+        async with scraping(pool, metrics, timeout=1.0) as scraper:
             await until(lambda: scraper.stale == [pool.endpoints[0]])
             seen = len(good.requests)
             await until(lambda: len(good.requests) > seen + 5)
