@@ -49,8 +49,15 @@ class Turn:
 
     pod: str
     prompt: int
+    estimated: int
+    """Of the prompt, as the picker thought."""
     predicted: int
     cached: int
+
+    @property
+    def read(self) -> bool:
+        """Whether the picker had the prompt's ids. On a machine with other things to do they may come too late."""
+        return self.estimated == self.prompt
 
 
 @dataclass
@@ -72,7 +79,7 @@ class Talk:
         details = told.usage.prompt_tokens_details
         cached = (details.cached_tokens or 0) if details else 0
         pod = pod_of(decision["endpoint"])
-        return Turn(pod, told.usage.prompt_tokens, decision["predicted_cached_tokens"], cached)
+        return Turn(pod, told.usage.prompt_tokens, decision["tokens"], decision["predicted_cached_tokens"], cached)
 
 
 @dataclass(frozen=True)
@@ -155,36 +162,58 @@ def talk(tiered: Stack, tiers: Tiers, request: pytest.FixtureRequest) -> Iterato
         yield Talk(client, tiers.admin, [{"role": "system", "content": f"This is {request.node.name}."}])
 
 
+@dataclass(frozen=True)
+class Return:
+    """A conversation goes on when its blocks have left the device."""
+
+    held: int
+    """Tokens of whole blocks of its first prompt."""
+    turn: Turn
+    l1: float
+    """Tokens that the node's LMCache found meanwhile."""
+    l2: float
+
+
+def returned(talk: Talk, tiers: Tiers, *, forget_l1: bool) -> Return:
+    for number in range(3):
+        del talk.messages[1:]
+        first = talk.say(words(f"{'l2' if forget_l1 else 'l1'}-{number}-", 300))
+        tiers.settled()
+        tiers.fill(first.pod)
+        if forget_l1:
+            tiers.forget_l1()
+        tiers.settled()
+        before = tiers.loaded()
+        turn = talk.say("And then?")
+        after = tiers.loaded()
+        if turn.read:
+            break
+    else:
+        pytest.fail("none of three prompts was read in time")
+    return Return(first.prompt // BLOCK * BLOCK, turn, after["l1"] - before["l1"], after["l2"] - before["l2"])
+
+
 def test_a_conversation_returns_to_the_pod_that_holds_it(talk: Talk) -> None:
     turns = [talk.say(words(f"turn{number}-", 60)) for number in range(4)]
     assert len({turn.pod for turn in turns}) == 1
     assert turns[0].cached == 0
     for before, turn in pairwise(turns):
-        assert turn.predicted == turn.cached >= before.prompt // BLOCK * BLOCK > 0
+        assert turn.cached >= before.prompt // BLOCK * BLOCK > 0
+    read = [turn for turn in turns[1:] if turn.read]
+    assert [turn.predicted for turn in read] == [turn.cached for turn in read] != []
 
 
 def test_what_falls_off_the_device_is_known_to_be_in_the_node_s_memory(talk: Talk, tiers: Tiers) -> None:
-    first = talk.say(words("l1-", 300))
-    tiers.fill(first.pod)
-    tiers.settled()
-    before = tiers.loaded()
-    again = talk.say("And then?")
-    after = tiers.loaded()
-    assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK > 0
-    assert after["l1"] - before["l1"] >= first.prompt // BLOCK * BLOCK
-    assert after["l2"] == before["l2"]
+    found = returned(talk, tiers, forget_l1=False)
+    assert found.turn.predicted == found.turn.cached >= found.held > 0
+    assert found.l1 >= found.held
+    assert found.l2 == 0
 
 
 def test_what_falls_off_the_node_is_known_to_be_in_redis(talk: Talk, tiers: Tiers) -> None:
-    first = talk.say(words("l2-", 300))
-    tiers.settled()
-    tiers.fill(first.pod)
-    tiers.forget_l1()
-    tiers.settled()
-    before = tiers.loaded()
-    again = talk.say("And then?")
-    assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK > 0
-    assert tiers.loaded()["l2"] - before["l2"] >= first.prompt // BLOCK * BLOCK
+    found = returned(talk, tiers, forget_l1=True)
+    assert found.turn.predicted == found.turn.cached >= found.held > 0
+    assert found.l2 >= found.held
 
 
 def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers) -> None:
