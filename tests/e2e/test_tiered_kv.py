@@ -15,9 +15,10 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
-from tests.e2e.test_kv_events import all_heard, pod_of
+from tests.e2e.test_kv_events import all_heard
 from tests.support.kubectl import Kubectl, wait
 from tests.support.lmcache import tokens_found
+from tests.support.talk import Turn
 
 NAMESPACE = "warmpath-e2e-tiered-kv"
 BLOCK = 64
@@ -43,23 +44,6 @@ def tiered(kind: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
         kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
-@dataclass(frozen=True)
-class Turn:
-    """One request and its answer; tokens."""
-
-    pod: str
-    prompt: int
-    estimated: int
-    """Of the prompt, as the picker thought."""
-    predicted: int
-    cached: int
-
-    @property
-    def read(self) -> bool:
-        """Whether the picker had the prompt's ids. On a machine with other things to do they may come too late."""
-        return self.estimated == self.prompt
-
-
 @dataclass
 class Talk:
     """Messages pile up; each `say` sends them all."""
@@ -74,12 +58,7 @@ class Talk:
             model="tiny", messages=self.messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
         )
         self.messages.append({"role": "assistant", "content": told.choices[0].message.content})
-        decision = self.admin.last_decision()
-        assert told.usage is not None
-        details = told.usage.prompt_tokens_details
-        cached = (details.cached_tokens or 0) if details else 0
-        pod = pod_of(decision["endpoint"])
-        return Turn(pod, told.usage.prompt_tokens, decision["tokens"], decision["predicted_cached_tokens"], cached)
+        return Turn.of(told, self.admin.last_decision())
 
 
 @dataclass(frozen=True)
@@ -177,9 +156,9 @@ class Return:
 def returned(talk: Talk, tiers: Tiers, *, forget_l1: bool) -> Return:
     for number in range(3):
         del talk.messages[1:]
-        first = talk.say(words(f"{'l2' if forget_l1 else 'l1'}-{number}-", 300))
+        first = talk.say(words(f"try{number}-", 300))
         tiers.settled()
-        tiers.fill(first.pod)
+        tiers.fill(first.endpoint)
         if forget_l1:
             tiers.forget_l1()
         tiers.settled()
@@ -187,20 +166,20 @@ def returned(talk: Talk, tiers: Tiers, *, forget_l1: bool) -> Return:
         turn = talk.say("And then?")
         after = tiers.loaded()
         if turn.read:
-            break
-    else:
-        pytest.fail("none of three prompts was read in time")
-    return Return(first.prompt // BLOCK * BLOCK, turn, after["l1"] - before["l1"], after["l2"] - before["l2"])
+            held = first.prompt // BLOCK * BLOCK
+            return Return(held, turn, after["l1"] - before["l1"], after["l2"] - before["l2"])
+    pytest.fail("none of three prompts was read in time")
 
 
 def test_a_conversation_returns_to_the_pod_that_holds_it(talk: Talk) -> None:
     turns = [talk.say(words(f"turn{number}-", 60)) for number in range(4)]
-    assert len({turn.pod for turn in turns}) == 1
+    assert len({turn.endpoint for turn in turns}) == 1
     assert turns[0].cached == 0
     for before, turn in pairwise(turns):
         assert turn.cached >= before.prompt // BLOCK * BLOCK > 0
     read = [turn for turn in turns[1:] if turn.read]
-    assert [turn.predicted for turn in read] == [turn.cached for turn in read] != []
+    assert read
+    assert [turn.predicted for turn in read] == [turn.cached for turn in read]
 
 
 def test_what_falls_off_the_device_is_known_to_be_in_the_node_s_memory(talk: Talk, tiers: Tiers) -> None:

@@ -1,11 +1,13 @@
 """A conversation with a fleet of real engines, and what became of each of its turns."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
 import openai
+from openai.types.chat import ChatCompletion
 
 from tests.support.chain import Laptop
 
@@ -28,6 +30,26 @@ class Turn:
     estimated: int
     """Tokens of the prompt, as the picker thought."""
     text: str
+
+    @classmethod
+    def of(cls, told: ChatCompletion, decision: Mapping[str, Any]) -> "Turn":
+        """From an answer and what the picker says it decided for it."""
+        assert told.usage is not None
+        details = told.usage.prompt_tokens_details
+        return cls(
+            endpoint=decision["endpoint"].rpartition("/")[2],
+            prompt=told.usage.prompt_tokens,
+            cached=(details.cached_tokens or 0) if details else 0,
+            predicted=decision["predicted_cached_tokens"],
+            estimated=decision["tokens"],
+            text=told.choices[0].message.content or "",
+        )
+
+    @property
+    def read(self) -> bool:
+        """Whether the picker had the prompt's ids. Where a machine has other things to do they may come too late; then
+        what it predicts is a guess."""
+        return self.estimated == self.prompt
 
 
 @dataclass
@@ -67,13 +89,4 @@ async def ask(fleet: Laptop, client: openai.AsyncOpenAI, messages: list[Any], *,
         **more,
     )
     decision = await fleet.chain.get(f"{fleet.chain.replicas[0].admin}/decisions/{request_id}")
-    assert told.usage is not None
-    details = told.usage.prompt_tokens_details
-    return Turn(
-        endpoint=decision["endpoint"].rpartition("/")[2],
-        prompt=told.usage.prompt_tokens,
-        cached=(details.cached_tokens or 0) if details else 0,
-        predicted=decision["predicted_cached_tokens"],
-        estimated=decision["tokens"],
-        text=told.choices[0].message.content or "",
-    )
+    return Turn.of(told, decision)
