@@ -111,6 +111,8 @@ def _with_tiers(documents: list[Any], values: Values) -> list[Any]:
     (server,) = _one(documents, "DaemonSet", "lmcache")["spec"]["template"]["spec"]["containers"]
     sized = [f"--l1-size-gb={values.l1}" if each.startswith("--l1-size-gb=") else each for each in server["args"]]
     server["args"] = [each for each in sized if values.l2 or not each.startswith("--l2-adapter=")]
+    if not values.l2:  # nor waits for it
+        server["command"] = ["lmcache", "server"]
     memory = f"{values.l1 + _BESIDE}Gi"
     server["resources"]["requests"]["memory"] = server["resources"]["limits"]["memory"] = memory
     return [each for each in documents if values.l2 or each["metadata"]["name"] != "lmcache-redis"]

@@ -6,6 +6,7 @@
 import json
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -16,7 +17,7 @@ from openai import OpenAI
 
 from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
 from tests.e2e.test_kv_events import all_heard
-from tests.support.kubectl import Kubectl, wait
+from tests.support.kubectl import Kubectl, KubectlFailed, wait
 from tests.support.lmcache import tokens_found
 from tests.support.talk import Turn
 
@@ -201,3 +202,33 @@ def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers)
     said = json.loads(tiered.kubectl("exec", picker, "--", "warmpath", "doctor", "--json", *where))
     assert len(said["examined"]) == 3
     assert said["findings"] == []
+
+
+def test_a_server_that_starts_before_redis_waits_for_it(talk: Talk, tiers: Tiers) -> None:
+    kubectl = tiers.stack.kubectl
+    (redis,) = kubectl.pods("lmcache-redis")
+    kubectl("scale", "--replicas=0", "deployment/lmcache-redis")
+    kubectl("wait", "--for=delete", f"pod/{redis}", "--timeout=120s")
+    (server,) = kubectl.pods("lmcache")
+    kubectl("delete", "pod", server)
+
+    def waiting() -> bool:
+        with suppress(KubectlFailed):  # it has begun nothing yet
+            return "lmcache-redis:6379 does not answer yet" in kubectl("logs", "daemonset/lmcache")
+        return False
+
+    wait(waiting, "the new one asks for Redis")
+    assert kubectl.pods("lmcache") == {}
+    assert talk.say(words("alone", 60)).prompt > BLOCK  # without tiers
+    kubectl("scale", "--replicas=1", "deployment/lmcache-redis")
+    kubectl("rollout", "status", "--timeout=180s", "daemonset/lmcache")
+
+    def stored() -> bool:
+        talk.say(words(f"again{len(talk.messages)}-", 20))
+        tiers.settled()
+        return tiers.known()[1] > 0
+
+    wait(stored, "the engines use it again")
+    found = returned(talk, tiers, forget_l1=True)
+    assert found.turn.predicted == found.turn.cached >= found.held > 0
+    assert found.l2 >= found.held

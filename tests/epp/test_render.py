@@ -78,6 +78,7 @@ def test_an_l1_is_as_large_as_said_and_an_l2_may_be_left_out() -> None:
     (server,) = found["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
     assert "--l1-size-gb=1024" in server["args"]
     assert not [each for each in server["args"] if "l2-adapter" in each]
+    assert server["command"] == ["lmcache", "server"]
     assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "1032Gi"
 
 
