@@ -12,7 +12,7 @@ from epp.doctor.names import examine_names
 from epp.prefix.chunks import Algorithm
 
 _TRIES: Final = 20
-"""Looks at a server's stores, a tenth of a second apart, until those that were begun have ended."""
+"""Looks at a server, a tenth of a second apart, until what was begun with L2 has ended."""
 
 
 class Stores(NamedTuple):
@@ -30,11 +30,16 @@ _STORES: Final = {
     "ended": re.compile(rb"^lmcache_mp_l2_store_completed_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
     "arrived": re.compile(rb"^lmcache_mp_l2_store_completed_objects_chunks_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
 }
+_LOOKUPS: Final = re.compile(rb"^lmcache_mp_l2_prefetch_lookup_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE)
 
 
 def stores(page: bytes) -> Stores:
     """From a page of `/metrics`; all adapters together."""
-    return Stores(**{name: round(sum(map(float, form.findall(page)))) for name, form in _STORES.items()})
+    return Stores(**{name: _sum(form, page) for name, form in _STORES.items()})
+
+
+def _sum(form: re.Pattern[bytes], page: bytes) -> int:
+    return round(sum(map(float, form.findall(page))))
 
 
 async def stores_of(url: str, ask: Ask) -> Stores | None:
@@ -53,7 +58,27 @@ async def examine_server(url: str, ask: Ask, pods: Sequence[Pod], before: Stores
         mend = "lmcache server --http-host HOST --http-port PORT; give that port here"
         return [problem(url, "lmcache-unreachable", str(trouble), mend)]
     after = await _settled(url, ask)
-    return [*findings_of(url, config, status, pods), *stuck(url, before, after)]
+    return [*findings_of(url, config, status, pods), *stuck(url, before, after), *await _held_up(url, ask)]
+
+
+async def _held_up(url: str, ask: Ask) -> list[Finding]:
+    """Prompts that wait for an L2 which never answered one.
+
+    LMCache's Redis adapter connects once, when its server starts; where nobody was there then, what is handed to it
+    neither ends nor fails, and the engine waits with the prompt.
+    """
+    for _ in range(_TRIES):
+        try:
+            page, status = await ask.bytes(f"{url}/metrics"), await ask.json(f"{url}/status")
+        except Trouble:
+            return []
+        lookups = _sum(_LOOKUPS, page)
+        waiting = _at(status, "storage_manager", "prefetch_controller", "lookup_phase_count")
+        if not lookups or not isinstance(waiting, int) or waiting < lookups:
+            return []
+        await asyncio.sleep(0.1)
+    found = f"none of the {lookups} prompts that it looked up in L2 came back: was Redis there when it began?"
+    return [problem(url, "l2-stuck", found, "start this LMCache server again while its Redis answers")]
 
 
 async def _settled(url: str, ask: Ask) -> Stores | None:

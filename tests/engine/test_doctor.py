@@ -35,6 +35,8 @@ class Ward:
     lmcache: dict[str, str]
     """URLs by the pod that each was laid out for."""
     redis: Program
+    server: Program
+    """The LMCache server of `mute`."""
 
 
 def events(endpoint: str) -> str:
@@ -110,7 +112,7 @@ async def ward(running: Laptop, python: Path, tmp_path_factory: pytest.TempPathF
             for program in some:
                 await chain.ready(program.ready, program.name, 900.0)
         urls = {name: "http://" + program.ready.split("/")[2] for name, program in servers.items()}
-        yield Ward({pod.name: pod for pod in layout.pods}, urls, redis)
+        yield Ward({pod.name: pod for pod in layout.pods}, urls, redis, servers["mute"])
     finally:
         await chain.processes.stop(*reversed([program.name for program in programs]))
         layout.tidy()
@@ -243,3 +245,19 @@ async def test_a_coordinator_that_is_away(fleet: Laptop) -> None:
     [away] = free_ports(1)
     findings = await found(coordinator=f"http://127.0.0.1:{away}")
     assert [(finding.check, finding.level) for finding in findings] == [("coordinator-unreachable", "problem")]
+
+
+async def test_a_server_that_began_before_redis(fleet: Laptop, ward: Ward) -> None:
+    await fleet.chain.processes.stop(ward.redis.name, ward.server.name)
+    for program in (ward.server, ward.redis):
+        await fleet.chain.start(program)
+        await fleet.chain.ready(program.ready, program.name, 60.0)
+
+    async def checks() -> dict[str, tuple[str, str]]:
+        options = Options(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache["mute"]], timeout=10.0)
+        return told((await diagnose(options))[1])
+
+    # Until its engine is registered anew nothing is looked up.
+    level, mend = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
+    assert level == "problem"
+    assert "while its Redis answers" in mend

@@ -151,3 +151,15 @@ async def test_a_coordinator_is_asked_whom_it_knows() -> None:
     async with Ask(5.0) as ask:
         (finding,) = await examine_coordinator("http://127.0.0.1:1", ask, [], [], 1.0)
         assert (finding.subject, finding.check) == ("http://127.0.0.1:1", "coordinator-unreachable")
+
+
+@pytest.mark.parametrize(
+    ("looked_up", "waiting", "checks"),
+    [(2, 2, ["l2-stuck"]), (8, 8, ["l2-stuck"]), (3, 2, []), (2, 0, []), (0, 0, []), (2, None, [])],
+)
+async def test_prompts_that_all_wait_for_l2_are_told(looked_up: int, waiting: int | None, checks: list[str]) -> None:
+    page = f'lmcache_mp_l2_prefetch_lookup_requests_total{{otel_scope_name="lmcache.l2"}} {looked_up}.0\n'
+    state = status(storage_manager={"prefetch_controller": {"lookup_phase_count": waiting}})
+    pages = {"/config": config(), "/status": state, "/metrics": page.encode()}
+    async with serving(pages) as url, Ask(5.0) as ask:
+        assert [each.check for each in await examine_server(url, ask, [pod()], Stores())] == checks
