@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 from typing import Any
 
@@ -223,8 +223,11 @@ def test_a_server_that_starts_before_redis_waits_for_it(talk: Talk, tiers: Tiers
     kubectl("scale", "--replicas=1", "deployment/lmcache-redis")
     kubectl("rollout", "status", "--timeout=180s", "daemonset/lmcache")
 
+    attempts = count()
+
     def stored() -> bool:
-        talk.say(words(f"again{len(talk.messages)}-", 20))
+        del talk.messages[1:]
+        talk.say(words(f"again{next(attempts)}-", 60))
         tiers.settled()
         return tiers.known()[1] > 0
 
