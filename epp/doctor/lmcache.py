@@ -16,30 +16,35 @@ _TRIES: Final = 20
 
 
 class Stores(NamedTuple):
-    """What a server wrote to L2 since it began: requests and chunks begun, requests ended, chunks that arrived."""
+    """What a server did with L2 since it began.
+
+    Of its writes the requests and chunks begun, the requests that ended and the chunks that arrived; and prompts that
+    it looked up.
+    """
 
     begun: int = 0
     chunks: int = 0
     ended: int = 0
     arrived: int = 0
+    lookups: int = 0
+
+
+def _counter(name: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"^lmcache_mp_l2_%b_total\{?[^\n]* ([0-9.e+]+)$" % name, re.MULTILINE)
 
 
 _STORES: Final = {
-    "begun": re.compile(rb"^lmcache_mp_l2_store_submitted_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
-    "chunks": re.compile(rb"^lmcache_mp_l2_store_submitted_objects_chunks_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
-    "ended": re.compile(rb"^lmcache_mp_l2_store_completed_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
-    "arrived": re.compile(rb"^lmcache_mp_l2_store_completed_objects_chunks_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE),
+    "begun": _counter(b"store_submitted_requests"),
+    "chunks": _counter(b"store_submitted_objects_chunks"),
+    "ended": _counter(b"store_completed_requests"),
+    "arrived": _counter(b"store_completed_objects_chunks"),
+    "lookups": _counter(b"prefetch_lookup_requests"),
 }
-_LOOKUPS: Final = re.compile(rb"^lmcache_mp_l2_prefetch_lookup_requests_total\{?[^\n]* ([0-9.e+]+)$", re.MULTILINE)
 
 
 def stores(page: bytes) -> Stores:
     """From a page of `/metrics`; all adapters together."""
-    return Stores(**{name: _sum(form, page) for name, form in _STORES.items()})
-
-
-def _sum(form: re.Pattern[bytes], page: bytes) -> int:
-    return round(sum(map(float, form.findall(page))))
+    return Stores(**{name: round(sum(map(float, form.findall(page)))) for name, form in _STORES.items()})
 
 
 async def stores_of(url: str, ask: Ask) -> Stores | None:
@@ -53,41 +58,22 @@ async def stores_of(url: str, ask: Ask) -> Stores | None:
 async def examine_server(url: str, ask: Ask, pods: Sequence[Pod], before: Stores | None) -> list[Finding]:
     """What is wrong with one server. `before`: its stores before the pods were sent something new."""
     try:
-        config, status = await ask.json(f"{url}/config"), await ask.json(f"{url}/status")
+        config = await ask.json(f"{url}/config")
+        status, after = await _settled(url, ask)
     except Trouble as trouble:
         mend = "lmcache server --http-host HOST --http-port PORT; give that port here"
         return [problem(url, "lmcache-unreachable", str(trouble), mend)]
-    after = await _settled(url, ask)
-    return [*findings_of(url, config, status, pods), *stuck(url, before, after), *await _held_up(url, ask)]
+    return [*findings_of(url, config, status, pods), *stuck(url, before, after), *held_up(url, status, after)]
 
 
-async def _held_up(url: str, ask: Ask) -> list[Finding]:
-    """Prompts that wait for an L2 which never answered one.
-
-    LMCache's Redis adapter connects once, when its server starts; where nobody was there then, what is handed to it
-    neither ends nor fails, and the engine waits with the prompt.
-    """
+async def _settled(url: str, ask: Ask) -> tuple[Mapping[str, Any], Stores | None]:
+    """Its state and its stores, when what was begun has ended or had the time to."""
     for _ in range(_TRIES):
-        try:
-            page, status = await ask.bytes(f"{url}/metrics"), await ask.json(f"{url}/status")
-        except Trouble:
-            return []
-        lookups = _sum(_LOOKUPS, page)
-        waiting = _at(status, "storage_manager", "prefetch_controller", "lookup_phase_count")
-        if not lookups or not isinstance(waiting, int) or waiting < lookups:
-            return []
+        status, found = await ask.json(f"{url}/status"), await stores_of(url, ask)
+        if found is None or (found.ended >= found.begun and not held_up(url, status, found)):
+            break
         await asyncio.sleep(0.1)
-    found = f"none of the {lookups} prompts that it looked up in L2 came back: was Redis there when it began?"
-    return [problem(url, "l2-stuck", found, "start this LMCache server again while its Redis answers")]
-
-
-async def _settled(url: str, ask: Ask) -> Stores | None:
-    for _ in range(_TRIES):
-        found = await stores_of(url, ask)
-        if found is None or found.ended >= found.begun:
-            return found
-        await asyncio.sleep(0.1)
-    return found
+    return status, found
 
 
 def findings_of(url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
@@ -189,6 +175,19 @@ def stuck(url: str, before: Stores | None, after: Stores | None) -> list[Finding
         found = f"{after.chunks - after.arrived} of {after.chunks} chunks never arrived in its L2"
         return [hint(url, "l2-stuck", found, "name its pods with --endpoint too, to see whether it still loses them")]
     return []
+
+
+def held_up(url: str, status: Mapping[str, Any], after: Stores | None) -> list[Finding]:
+    """Prompts that wait for an L2 which never answered one. Pure.
+
+    LMCache's Redis adapter connects once, when its server starts; where nobody was there then, what is handed to it
+    neither ends nor fails, and the engine waits with the prompt.
+    """
+    waiting = _at(status, "storage_manager", "prefetch_controller", "lookup_phase_count")
+    if after is None or not after.lookups or not isinstance(waiting, int) or waiting < after.lookups:
+        return []
+    found = f"none of the {after.lookups} prompts that it looked up in L2 came back: was Redis there when it began?"
+    return [problem(url, "l2-stuck", found, "start this LMCache server again while its Redis answers")]
 
 
 async def examine_coordinator(

@@ -123,8 +123,8 @@ def servers_of(fleet: Laptop) -> dict[str, Any]:
     return {"lmcache": lmcache, "coordinator": f"http://{fleet.service('coordinator')}"}
 
 
-async def found(patience: float = 20.0, **options: Any) -> list[Finding]:
-    return (await diagnose(Options(timeout=120.0, patience=patience, **options)))[1]
+async def found(patience: float = 20.0, timeout: float = 120.0, **options: Any) -> list[Finding]:
+    return (await diagnose(Options(timeout=timeout, patience=patience, **options)))[1]
 
 
 def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
@@ -254,8 +254,8 @@ async def test_a_server_that_began_before_redis(fleet: Laptop, ward: Ward) -> No
         await fleet.chain.ready(program.ready, program.name, 60.0)
 
     async def checks() -> dict[str, tuple[str, str]]:
-        options = Options(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache["mute"]], timeout=10.0)
-        return told((await diagnose(options))[1])
+        ill = {"endpoint": [ward.pods["mute"].url], "lmcache": [ward.lmcache["mute"]]}
+        return told(await found(patience=3.0, timeout=10.0, **ill))
 
     # Until its engine is registered anew nothing is looked up.
     level, mend = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]

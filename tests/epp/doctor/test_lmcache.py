@@ -163,3 +163,5 @@ async def test_prompts_that_all_wait_for_l2_are_told(looked_up: int, waiting: in
     pages = {"/config": config(), "/status": state, "/metrics": page.encode()}
     async with serving(pages) as url, Ask(5.0) as ask:
         assert [each.check for each in await examine_server(url, ask, [pod()], Stores())] == checks
+        pages["/metrics"] = page.replace(".0", ".0.0").encode()  # no number
+        assert await examine_server(url, ask, [pod()], Stores()) == []
