@@ -26,6 +26,7 @@ from epp.describe import describe
 from epp.errors import ConfigError
 from epp.extproc.server import Door
 from epp.extproc.server import Settings as DoorSettings
+from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
 from epp.loader import Pipeline, load_strategy, load_text
@@ -107,7 +108,9 @@ class Settings:
     """`MODEL=DIRECTORY` each; of other models' prompts, the pods are asked for the tokens."""
     tokenizer_args: Sequence[str] = ()
     """`MODEL=FLAGS` each: the engine's own that change what a prompt becomes."""
-    max_body: int = 64 << 20
+    max_body: int = 16 << 20
+    max_streams: int = 16_384
+    request_timeout: float = 30.0
     drain_timeout: float = 30.0
     drain_linger: float = 5.0
     trust_client_headers: bool = False
@@ -324,7 +327,8 @@ async def serve(settings: Settings) -> int:
     pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
-    doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
+    memory = Memory(DoorSettings.max_held, settings.max_streams)
+    doors = [_door(one, settings, shared, memory, first=one is served[0]) for one in served]
 
     def unready() -> list[str]:
         reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
@@ -451,7 +455,7 @@ def _at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Door:
+def _door(one: Served, settings: Settings, shared: Shared, memory: Memory, *, first: bool) -> Door:
     """The pool's ext_proc port. Health has one port for the process, at the first door."""
     return Door(
         Steered(one.router).route if settings.conformance_testing else one.router.route,
@@ -461,6 +465,8 @@ def _door(one: Served, settings: Settings, shared: Shared, *, first: bool) -> Do
             credentials=shared.credentials,
             health=(_at(settings.host, settings.grpc_health_port),) if first else (),
             deadline=settings.decision_deadline,
+            incomplete=settings.request_timeout,
             max_body=settings.max_body,
         ),
+        memory,
     )

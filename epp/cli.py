@@ -170,7 +170,25 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="How long a request waits for a decision until it is refused.",
 )
 @click.option(
-    "--max-body", default=64, show_default=True, type=click.IntRange(1, 1024), help="Largest request body, MiB."
+    "--max-body",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 1024),
+    help="Largest request body, MiB; a larger one is answered 413.",
+)
+@click.option(
+    "--max-streams",
+    default=16_384,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Requests served at once, those whose answers are under way among them; more are answered 429.",
+)
+@click.option(
+    "--request-timeout",
+    default="30s",
+    show_default=True,
+    type=Duration(above=True),
+    help="How long a request may take to arrive whole, or it is answered 408; and the gateway to take its body back.",
 )
 @click.option(
     "--drain-timeout",

@@ -3,6 +3,7 @@
 EppError                     answered to the client as OpenAI-style JSON
  · BadRequest          400   the request itself is wrong; `param` names the field
  · UnknownModel        404   no endpoint or rule serves this model
+ · RequestTimeout      408   the request did not arrive whole in time
  · TooLarge            413   a bound on the request was exceeded
  · Rejected            429   shed on purpose; `reason` says why
  · InternalError       500   our bug; the message says nothing about the inside
@@ -47,6 +48,13 @@ class UnknownModel(EppError):
     """The model named in the request is served by nobody here."""
 
     status = 404
+    kind = "invalid_request_error"
+
+
+class RequestTimeout(EppError):
+    """The request was not complete in time: a client, or a gateway, that sends too slowly."""
+
+    status = 408
     kind = "invalid_request_error"
 
 

@@ -310,22 +310,22 @@ def override_to_duplex(response_body: int) -> bytes:
     return pb.ProcessingResponse(mode_override=mode).SerializeToString()
 
 
-def request_chunks(body: bytes, *, end: bool) -> list[bytes]:
-    """A request's body as streamed responses; `end` = no trailers follow."""
+def request_chunks(body: bytes, *, end: bool) -> Iterable[bytes]:
+    """A request's body as streamed responses, each made when it is asked for; `end` = no trailers follow."""
     return _chunks(b"\x1a", body, end)
 
 
-def answer_chunks(body: bytes, *, end: bool) -> list[bytes]:
-    """A piece of an answer's body as streamed responses."""
+def answer_chunks(body: bytes, *, end: bool) -> Iterable[bytes]:
+    """A piece of an answer's body as streamed responses, each made when it is asked for."""
     return _chunks(b"\x22", body, end)
 
 
-def _chunks(direction: bytes, body: bytes, end: bool) -> list[bytes]:
+def _chunks(direction: bytes, body: bytes, end: bool) -> Iterable[bytes]:
     size = len(body)
     if size <= protocol.MAX_CHUNK:
         return [_chunk(direction, body, end)]
     whole, starts = memoryview(body), range(0, size, protocol.MAX_CHUNK)
-    return [_chunk(direction, whole[at : at + protocol.MAX_CHUNK], end and at == starts[-1]) for at in starts]
+    return (_chunk(direction, whole[at : at + protocol.MAX_CHUNK], end and at == starts[-1]) for at in starts)
 
 
 def _chunk(direction: bytes, piece: bytes | memoryview, end: bool) -> bytes:

@@ -13,10 +13,10 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from epp import protocol
-from epp.errors import BadRequest, ConfigError, DeadlineExceeded, EppError, InternalError
+from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
 from epp.extproc.patience import Patience
-from epp.extproc.stream import AnswerChunk, Answered, Memory, Stream
+from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.telemetry.metrics import Metrics
 
@@ -33,8 +33,10 @@ class Routed(Protocol):
     def destination(self) -> str: ...
     @property
     def headers(self) -> Mapping[str, str]: ...
-    @property
-    def body(self) -> bytes | None: ...
+
+    body: bytes | None
+    """To forward instead of the one that came; taken away once it is on its way, for answers take long."""
+
     @property
     def renamed(self) -> tuple[str, str] | None: ...
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]: ...
@@ -55,33 +57,40 @@ class Settings:
     health: tuple[str, ...] = (f"127.0.0.1:{protocol.HEALTH_PORT}",)
     deadline: float = 10.0
     """Longest a complete request may wait for a decision: Envoy has no timer of its own in full duplex."""
-    incomplete: float = 300.0
-    """Longest a request may take to become complete (Envoy's own stream idle timeout)."""
-    max_body: int = 64 << 20
+    incomplete: float = 30.0
+    """Longest a request may take to arrive whole, and the gateway to take its body back."""
+    max_body: int = 16 << 20
     max_held: int = 1 << 30
-    """Request bytes held by all streams together, until they are forwarded."""
+    """Request bytes held by all streams together: bodies until they are forwarded, headers until the stream ends. This
+    and the next hold for all doors that share a `Memory`."""
+    max_streams: int = 16_384
+    """Requests served at once, answers under way among them: in the lean wiring a stream is open until its end."""
+    max_connection_streams: int = 1024
+    """The same of one connection, as HTTP/2's SETTINGS tell it to the gateway. Envoy opens another one then."""
 
 
 class Door:
     """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
 
-    def __init__(self, route: Route, metrics: Metrics, settings: Settings) -> None:
+    def __init__(self, route: Route, metrics: Metrics, settings: Settings, memory: Memory | None = None) -> None:
         self.ports: list[int] = []
         """Bound ext_proc ports, in the order of `Settings.listen`."""
         self.health_ports: list[int] = []
         self._route = route
         self._metrics = metrics
         self._settings = settings
-        self._memory = Memory(settings.max_held)
+        self._memory = memory or Memory(settings.max_held, settings.max_streams)
         self._ready = False
         self._draining = False
         self._leaving = False
         """Draining, and no gateway is waited for any more."""
         self._incomplete = Patience(settings.incomplete)
         self._undecided = Patience(settings.deadline)
+        self._untaken = Patience(settings.incomplete)
+        """With streams whose gateways do not read what was sent to them."""
         self._unneeded = Patience()
         """With streams that only wait for the answer's end: their gateways can do without us from now on."""
-        self._patiences = (self._incomplete, self._undecided, self._unneeded)
+        self._patiences = (self._incomplete, self._undecided, self._untaken, self._unneeded)
         self._server = aio.server(options=_options(settings))
         self._health_server = aio.server(options=_options(settings))
 
@@ -132,21 +141,35 @@ class Door:
     # --- one stream --------------------------------------------------------------------------------------------------
 
     async def _process(self, _: Any, context: Context) -> None:
-        stream = Stream(self._settings.max_body, self._memory)
+        memory = self._memory
+        stream = Stream(self._settings.max_body, memory)
+        memory.streams += 1
         try:
-            error = await self._serve(stream, context)
+            if memory.streams > memory.most:
+                most = f"{memory.most} requests are served, which is the most"
+                error: EppError | None = Full("too many requests at once; try again later", most)
+            else:
+                error = await self._serve(stream, context)
             if error is not None:
                 for message in stream.failed(error):
                     await context.write(message)
             if (refused := stream.refused) is not None:
-                self._metrics.request_failed(refused.status, refused.reason or refused.kind)
+                self._refused(refused)
                 if stream.too_late:
                     context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
                     context.set_details(refused.message)
         except aio.BaseError:
             log.debug("the gateway left in the middle of a stream")
         finally:
+            memory.streams -= 1
             stream.release()
+
+    def _refused(self, error: EppError) -> None:
+        self._metrics.request_failed(error.status, error.reason or error.kind)
+        if isinstance(error, Full):
+            self._metrics.degraded("too-much-at-once", error.what)
+        elif isinstance(error, RequestTimeout):
+            self._metrics.degraded("request-incomplete", error.message)
 
     async def _serve(self, stream: Stream, context: Context) -> EppError | None:
         task = asyncio.current_task()
@@ -161,8 +184,9 @@ class Door:
             async with self._route(raw) as routed:
                 self._undecided.stop(task)
                 del raw  # it may be large and the answer long
-                for message in stream.routed(routed.destination, routed.headers, routed.body, routed.renamed):
-                    await context.write(message)
+                self._untaken.start(task)
+                await _forward(stream, routed, context)
+                self._untaken.stop(task)
                 if stream.sees_answer:
                     await self._answer(stream, routed, context)
                 elif not self._leaving:
@@ -172,10 +196,14 @@ class Door:
             return refused
         except asyncio.CancelledError:
             if self._incomplete.lost(task):
-                return BadRequest(f"the request was not complete within {self._settings.incomplete:g} s")
+                return RequestTimeout(f"the request was not complete within {self._settings.incomplete:g} s")
             if self._undecided.lost(task):
                 return DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
-            if not self._unneeded.lost(task):
+            if self._untaken.lost(task):
+                seconds = f"{self._settings.incomplete:g} s"
+                self._metrics.degraded("gateway-not-reading", f"what was sent to it {seconds} ago is not read yet")
+                context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
+            elif not self._unneeded.lost(task):
                 raise
         except aio.BaseError:
             raise
@@ -189,7 +217,12 @@ class Door:
 
     async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:
         watched = True
+        task = asyncio.current_task()
+        assert task is not None
         while isinstance(data := await context.read(), bytes):
+            large = len(data) > LARGE
+            if large:
+                self._untaken.start(task)
             for action in stream.receive(data):
                 if isinstance(action, bytes):
                     await context.write(action)
@@ -199,6 +232,9 @@ class Door:
                     await context.write(stream.answered(headers or NO_HEADERS))
                 elif isinstance(action, AnswerChunk) and watched:
                     watched = self._show(routed, action) is not None
+            if large:
+                self._untaken.stop(task)
+                stream.sent()
             if stream.finished:
                 return
 
@@ -228,6 +264,14 @@ async def _request(stream: Stream, context: Context) -> RawRequest | None:
     return None
 
 
+async def _forward(stream: Stream, routed: Routed, context: Context) -> None:
+    """Send the decision and whatever the gateway wants back; a body is let go of as a whole, once all of it is sent."""
+    body, routed.body = routed.body, None
+    for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):
+        await context.write(message)
+    stream.sent()
+
+
 def _log_bug(what: str, bug: Exception) -> None:
     """Where it happened, without its message: that may quote a prompt."""
     log.error("%s: %s\n%s", what, type(bug).__qualname__, "".join(traceback.format_tb(bug.__traceback__)))
@@ -244,6 +288,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
+        ("grpc.max_concurrent_streams", settings.max_connection_streams),
         ("grpc.so_reuseport", 0),  # two doors on one port would share requests silently
         # A gateway that died without a word is noticed, so that its requests' accounts are returned.
         ("grpc.keepalive_time_ms", 30_000),

@@ -22,12 +22,14 @@ half-close of the stream is the answer's end. Where the request's model was rewr
 model the client asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
+from itertools import chain
 
 import msgspec
 from google.protobuf.message import DecodeError
 
+from epp import protocol
 from epp.errors import BadRequest, EppError, InternalError, Rejected, TooLarge
 from epp.extproc import messages
 from epp.extproc.messages import Incoming, Mode
@@ -56,18 +58,33 @@ class AnswerChunk(msgspec.Struct, frozen=True):
     end: bool
 
 
+LARGE = protocol.MAX_CHUNK
+"""Bytes of an answer's piece above which it is on account, and its way back has a deadline."""
+
 Action = bytes | RawRequest | Answered | AnswerChunk
 """bytes: send them to the gateway. RawRequest: route it, then call `routed` or `failed`."""
 
 
+class Full(Rejected):
+    """What all streams together may hold is used up; `what` says so in a log."""
+
+    def __init__(self, message: str, what: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
 class Memory:
-    """Bytes of request bodies that all streams of one door hold together, and how many they may hold."""
+    """What all streams of a process hold together: bytes of requests (and of large pieces of answers), and themselves.
+    `limit` and `most` bound the two.
+    """
 
-    __slots__ = ("held", "limit")
+    __slots__ = ("held", "limit", "most", "streams")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, most: int = 1 << 30) -> None:
         self.limit = limit
+        self.most = most
         self.held = 0
+        self.streams = 0
 
 
 HEADERS = 0  # nothing came yet
@@ -84,9 +101,9 @@ class Stream:
     """
 
     __slots__ = (
-        "_answer_mode", "_body", "_ended", "_forged", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_more", "_name", "_open", "_phase", "_subset", "_trailers", "_waits", "finished",
-        "refused", "too_late",
+        "_answer_mode", "_body", "_ended", "_forged", "_head", "_headers", "_held", "_known", "_max_body", "_memory",
+        "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_subset", "_trailers", "_waits",
+        "finished", "refused", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory) -> None:
@@ -98,6 +115,10 @@ class Stream:
         self._max_body = max_body
         self._memory = memory
         self._held = 0
+        self._head = 0
+        """Of what is held, the bytes of the headers: they are kept until the stream ends."""
+        self._piece = 0
+        """The same of a large piece of the answer."""
         self._phase = HEADERS
         self._known = False  # the gateway's modes
         self._mode: int = FULL_DUPLEX
@@ -139,31 +160,36 @@ class Stream:
         headers: Mapping[str, str],
         body: bytes | None,
         renamed: tuple[str, str] | None = None,
-    ) -> list[bytes]:
+    ) -> Iterable[bytes]:
         """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own.
 
-        `renamed`: the model's name there, and the name for it in the answer.
+        `renamed`: the model's name there, and the name for it in the answer. The body stays on account until `sent`.
         """
         if self._phase != ROUTING:
             return []
         self._phase = REPLIED
         if renamed is not None and self.sees_answer:
             self._name = NameBack(*renamed)
-        own, forged = self._body, self._forged
-        self.release()
+        own, self._body, forged = self._body, b"", self._forged
+        if body is not None:
+            self._keep(self._head + len(body))
         if self._mode in BUFFERED:
             return [messages.routed_body(destination, headers, forged, body)]
         if self._mode == NONE:
             return [messages.routed_headers(destination, headers, forged, None)]
         length = None if body is None else len(body)
-        actions = [messages.routed_headers(destination, headers, forged, length)]
+        first = [messages.routed_headers(destination, headers, forged, length)]
+        chunks: Iterable[bytes] = ()
         if self._mode == STREAMED:
-            actions += self._silent_replies(body)
+            chunks = self._silent_replies(body)
         elif (whole := own if body is None else body) or not self._trailers:
-            actions += messages.request_chunks(whole, end=not self._trailers)
-        if self._trailers:
-            actions.append(messages.REQUEST_TRAILERS)
-        return actions
+            chunks = messages.request_chunks(whole, end=not self._trailers)
+        return chain(first, chunks, (messages.REQUEST_TRAILERS,)) if self._trailers else chain(first, chunks)
+
+    def sent(self) -> None:
+        """What `routed`, or the last `receive`, gave has been written: only the headers are held from now on."""
+        self._keep(self._head)
+        self._piece = 0
 
     def failed(self, error: EppError) -> list[bytes]:
         """Answer the client with this error instead, if that is still possible; either way the stream is finished."""
@@ -175,8 +201,7 @@ class Stream:
 
     def release(self) -> None:
         """Let go of what is held. To be called when the stream ends, however it ends."""
-        self._memory.held -= self._held
-        self._held = 0
+        self._keep(0)
         self._more = None
         self._body = b""
         self._headers = {}
@@ -199,6 +224,9 @@ class Stream:
     def _request_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase != HEADERS:
             return self._refuse(BadRequest("the gateway sent request headers twice or too late"))
+        self._head = len(data)
+        if (full := self._hold(self._head)) is not None:
+            return self._refuse(full)
         try:
             self._headers = messages.request_headers(message, len(data))
         except TooLarge as error:
@@ -252,13 +280,18 @@ class Stream:
         return [messages.REQUEST_TRAILERS] if self._phase == REPLIED else []
 
     def _hold(self, size: int) -> EppError | None:
-        self._held += size
-        self._memory.held += size
-        if self._held > self._max_body:
+        self._keep(self._held + size)
+        if self._held - self._head > self._max_body:
             return TooLarge(f"the request's body is larger than {self._max_body} bytes")
         if self._memory.held > self._memory.limit:
-            return Rejected("too many large requests at once; try again later")
+            limit = f"{self._memory.limit} bytes of requests are held, which is the most"
+            return Full("too many large requests at once; try again later", limit)
         return None
+
+    def _keep(self, size: int) -> None:
+        """So many bytes are held from now on."""
+        self._memory.held += size - self._held
+        self._held = size
 
     def _complete(self) -> Sequence[Action]:
         headers, self._headers = self._headers, {}
@@ -295,6 +328,8 @@ class Stream:
 
     def _answer_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
+        if len(chunk) > LARGE and (error := self._hold_answer(len(chunk))) is not None:
+            return self._refuse(error)
         if self._answer_mode != FULL_DUPLEX:
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
             passed = chunk if self._name is None else self._name.feed(chunk, whole=True)
@@ -306,12 +341,19 @@ class Stream:
         replies = messages.answer_chunks(passed, end=end) if passed or end or not chunk else []
         return self._passing(replies, chunk, end)
 
+    def _hold_answer(self, size: int) -> EppError | None:
+        """A piece that may take long to be sent back: on account until `sent`, or the next one."""
+        self._keep(self._held - self._piece + size)
+        self._piece = size
+        full = self._memory.held > self._memory.limit
+        return Full("too many large answers at once", "pieces of answers fill the memory") if full else None
+
     def _answer_trailers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         rest = b"" if self._name is None or self._answer_mode != FULL_DUPLEX else self._name.feed(b"", whole=True)
         replies = messages.answer_chunks(rest, end=False) if rest else []
         return self._passing([*replies, messages.ANSWER_TRAILERS], b"", True)
 
-    def _passing(self, replies: list[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
+    def _passing(self, replies: Iterable[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
         """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
         shown = self._phase == REPLIED and not self._ended
         self._ended = self._ended or end

@@ -133,12 +133,14 @@ def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -
     ports = ("--grpc-port", 1, "--grpc-port", 2, "--grpc-health-port", 3, "--metrics-port", 4)
     told = call(
         *("serve", "--endpoints", config, "--endpoints", config.parent, "--config", config, *ports),
-        *("--max-body", 2, "--fallbacks", 3, "--trust-client-headers", "--audit-log", config.parent / "audit"),
+        *("--max-body", 2, "--max-streams", 7, "--request-timeout", "9s", "--fallbacks", 3, "--trust-client-headers"),
+        *("--audit-log", config.parent / "audit"),
     )
     assert told.exit_code == 0, told.output
     [found] = settings
     assert list(found.endpoints) == [config, config.parent]
     assert (list(found.grpc_port), found.grpc_health_port, found.metrics_port) == ([1, 2], 3, 4)
+    assert (found.max_streams, found.request_timeout) == (7, 9.0)
     assert (found.max_body, found.fallbacks, found.trust_client_headers) == (2 << 20, 3, True)
     assert (found.config, found.audit_log) == (config, config.parent / "audit")
 

@@ -10,6 +10,7 @@ from epp.errors import (
     InternalError,
     NoEndpoint,
     Rejected,
+    RequestTimeout,
     TooLarge,
     UnknownModel,
 )
@@ -17,6 +18,7 @@ from epp.errors import (
 STATUS = {
     BadRequest: 400,
     UnknownModel: 404,
+    RequestTimeout: 408,
     TooLarge: 413,
     Rejected: 429,
     InternalError: 500,

@@ -180,4 +180,6 @@ class Play:
                 self.seen.append(action)
                 if isinstance(action, Answered):
                     actions.append(self.stream.answered(self.script.answer_headers))
+        if self.requests:
+            self.stream.sent()
         return replies

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -14,9 +15,12 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import BadRequest, ConfigError, NoEndpoint
 from epp.extproc.server import Door, Settings
+from epp.extproc.stream import Memory
 from epp.telemetry.metrics import Metrics
+from tests.support.degradations import RecordedMetrics
 from tests.support.ext_proc import (
     DUPLEX,
+    HEADERS,
     LEAN,
     TO,
     Script,
@@ -244,14 +248,16 @@ async def test_the_deadline_does_not_bound_the_answer() -> None:
 
 async def test_a_request_that_never_becomes_complete_is_refused() -> None:
     route = Route(TO)
-    async with serving(route, incomplete=0.05) as (served, gateway):
+    metrics = RecordedMetrics()
+    async with door(route, settings(incomplete=0.05), metrics) as served, Gateway(served.ports[0]) as gateway:
         call = gateway.stream()
         await call.write(request_headers())
         await call.write(request_body(b"{"))
-        assert await call.said() == "refused 400 invalid_request_error"
+        assert await call.said() == "refused 408 invalid_request_error"
         assert await call.ended() is grpc.StatusCode.OK
         assert route.entered == 0
         assert served._memory.held == 0
+    assert metrics.reasons() == ["request-incomplete"]
 
 
 async def test_a_message_that_breaks_the_protocol_late_ends_the_stream_with_a_status() -> None:
@@ -287,6 +293,147 @@ async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
         assert await bad.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await good.write(answer_headers())
         assert await good.said() == "answer headers"
+
+
+# --- what all streams together may hold ------------------------------------------------------------------------------
+
+FULL = "refused 429 rate_limit_error rejected-saturated"
+MIB = 1 << 20
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for something to be true of what nobody tells about."""
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+async def send(gateway: Gateway, body: bytes, headers: Mapping[str, str] = HEADERS, *, end: bool = True) -> Call:
+    """A stream that a request was written to and of which nothing was read."""
+    call = gateway.stream()
+    with suppress(aio.AioRpcError, asyncio.InvalidStateError):  # it may be refused before all of it is written
+        await call.write(request_headers(headers, config=LEAN))
+        await call.write(request_body(body, end=end))
+    return call
+
+
+async def test_bodies_are_held_until_their_gateway_has_read_them() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    limits = settings(max_body=MIB, max_held=8 * MIB, incomplete=60)
+    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+        tracemalloc.start()
+        try:
+            calls = [await send(gateway, random.randbytes(MIB - 2000)) for _ in range(64)]
+            await until(lambda: metrics.reasons().count("too-much-at-once") == 64 - route.entered)
+            size, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert route.entered == 8
+        assert size < 24 * MIB
+        assert served._memory.held <= 8 * MIB
+        assert await calls[-1].said() == FULL
+        assert len(await calls[0].rest()) == 1 + -(-(MIB - 2000) // protocol.MAX_CHUNK)
+        assert len(await (await send(gateway, bytes(MIB - 2000))).rest()) > 1
+
+
+async def test_a_gateway_that_does_not_read_is_left() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    limits = settings(incomplete=0.3)
+    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+        await send(gateway, bytes(4 * MIB))
+        await route.until(lambda: route.left == 1)
+        assert served._memory.held == 0
+        assert metrics.reasons() == ["gateway-not-reading"]
+        assert len(await (await send(gateway, b"{}")).rest()) == 2
+
+
+async def test_a_gateway_that_does_not_read_an_answer_is_left() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    limits = settings(incomplete=0.3)
+    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+        call = await routed(gateway, config=DUPLEX)
+        await call.write(answer_headers())
+        await call.write(answer_body(bytes(4 * MIB)))
+        await route.until(lambda: route.left == 1)
+        assert served._memory.held == 0
+        assert metrics.reasons() == ["gateway-not-reading"]
+
+
+async def test_pieces_of_answers_are_on_account_too() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    limits = settings(max_held=8 * MIB, incomplete=60)
+    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+        calls = [await routed(gateway, config=DUPLEX) for _ in range(12)]
+        for call in calls:
+            await call.write(answer_headers())
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await call.write(answer_body(bytes(MIB - 2000)))
+        await route.until(lambda: route.left == 4)
+        assert served._memory.held <= 8 * MIB
+        assert metrics.reasons() == ["too-much-at-once"] * 4
+
+
+async def test_headers_are_held_until_the_stream_ends() -> None:
+    route = Route(TO)
+    headers = {**HEADERS, "x-large": "x" * 50_000}
+    async with serving(route, max_held=MIB) as (served, gateway):
+        slow = [await send(gateway, b"{", headers, end=False) for _ in range(18)]
+        sent = await routed(gateway)
+        await (await send(gateway, b"{}", headers)).rest()
+        waiting = await send(gateway, b"{}", headers)
+        await route.until(lambda: route.entered == 3)
+        held = served._memory.held
+        assert held > 19 * 50_000
+        late = [await send(gateway, b"{", headers, end=False) for _ in range(2)]
+        assert await late[-1].said() == FULL
+        for call in (*slow, sent, waiting, *late):
+            call.cancel()
+        await route.until(lambda: route.left == 3)
+        await until(lambda: served._memory.held == 0)
+
+
+async def test_no_more_streams_than_that() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    async with door(route, settings(max_streams=3), metrics) as served, Gateway(served.ports[0]) as gateway:
+        calls = [await routed(gateway) for _ in range(3)]
+        late = gateway.stream()
+        await late.write(request_headers())
+        assert await late.said() == FULL
+        assert await late.ended() is grpc.StatusCode.OK
+        assert metrics.degradations == [("too-much-at-once", "3 requests are served, which is the most")]
+        assert dict(metrics.rows("warmpath_refused_total")) == {("429", "rejected-saturated"): 1}
+        assert await ask(served.ports[0], "") == STATUS.SERVING
+        await calls[0].rest()
+        await routed(gateway)
+
+
+async def test_pools_of_one_process_share_what_they_may_hold() -> None:
+    memory, route = Memory(MIB, most=2), Route(TO)
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for _ in range(2):
+            served = Door(route, Metrics(), settings(), memory)
+            await served.start()
+            stack.push_async_callback(served.drain, 0)
+            gateways.append(await stack.enter_async_context(Gateway(served.ports[0])))
+        for gateway in gateways:
+            await routed(gateway)
+        late = gateways[0].stream()
+        await late.write(request_headers())
+        assert await late.said() == FULL
+
+
+async def test_another_body_is_let_go_of_once_it_is_sent() -> None:
+    route = Route(TO)
+    route.body = bytes(MIB)
+    async with serving(route) as (served, gateway):
+        call = await send(gateway, b"{}")
+        way = await route.way()
+        assert served._memory.held >= MIB
+        while "end" not in await call.said():
+            pass
+        await until(lambda: way.body is None)
+        assert served._memory.held < MIB
 
 
 # --- health, drain, addresses ----------------------------------------------------------------------------------------
