@@ -55,6 +55,7 @@ from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.series import KvEventFigures
+from epp.watchdog import watch
 
 log = logging.getLogger("warmpath")
 
@@ -111,6 +112,8 @@ class Settings:
     max_body: int = 16 << 20
     max_streams: int = 16_384
     request_timeout: float = 30.0
+    stall_limit: float = 5.0
+    """Seconds without a turn of the event loop after which the process ends itself; 0: never."""
     drain_timeout: float = 30.0
     drain_linger: float = 5.0
     trust_client_headers: bool = False
@@ -350,6 +353,7 @@ async def serve(settings: Settings) -> int:
     async with _open(doors), admin:  # outside of the group, which would wrap the error of a port in use
         async with asyncio.TaskGroup() as tasks:
             work = [
+                watch(settings.stall_limit),
                 pools.watch(),
                 _tell_health(doors, served),
                 *(one.follow() for one in served),

@@ -191,6 +191,14 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="How long a request may take to arrive whole, or it is answered 408; and the gateway to take its body back.",
 )
 @click.option(
+    "--stall-limit",
+    default="5s",
+    show_default=True,
+    type=Duration(),
+    help="End the process, with status 70 and the stacks of its threads in the log, once its event loop has stood "
+    "still for so long: a plugin that blocks, most often. 0: never.",
+)
+@click.option(
     "--drain-timeout",
     default="30s",
     show_default=True,

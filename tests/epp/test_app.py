@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import socket
 import ssl
 import sys
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
 
 from epp.app import Settings, serve
 from epp.errors import ConfigError
+from epp.watchdog import EXIT_STALLED
 from laptop.ports import free_ports, is_free
 from tests.support import ext_proc
 from tests.support.api_server import FakeApiServer, use
@@ -244,6 +247,52 @@ async def test_a_drain_has_an_end(settings: Settings, tmp_path: Path) -> None:
         assert "10.0.0.1:8000" in await stream.said()
         process.process.terminate()
         assert await process.ended() == 0
+
+
+BLOCKING = """
+import time
+from dataclasses import dataclass
+
+from epp.plugin import Scorer
+
+
+@dataclass(eq=False)
+class Waits(Scorer):
+    def score(self, request, endpoints):
+        time.sleep(600)
+"""
+PLUGGED = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: waits_on_the_loop.Waits}]
+"""
+
+
+async def test_a_process_whose_loop_stands_still_ends_and_says_where(settings: Settings, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(PLUGGED)
+    (tmp_path / "waits_on_the_loop.py").write_text(BLOCKING)
+    flags = ("--config", str(config), "--stall-limit", "1s")
+    async with serving(settings, tmp_path, *flags) as process, Gateway(process.grpc[0]) as gateway:
+        stream = gateway.stream()
+        await stream.write(ext_proc.request_headers())
+        await stream.write(ext_proc.request_body(REQUEST, end=True))
+        assert await process.ended() == EXIT_STALLED
+        assert await stream.code() is not grpc.StatusCode.OK
+    lines = process.log.read_text().splitlines()
+    assert any("waits_on_the_loop.py" in line and "in score" in line for line in lines)
+    assert len([line for line in lines if "the event loop has not turned for 1 s" in line]) == 1
+
+
+async def test_a_process_that_was_stopped_goes_on(settings: Settings, tmp_path: Path) -> None:
+    async with serving(settings, tmp_path, "--stall-limit", "0.5s") as process:
+        for _ in range(2):
+            process.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(2)
+            process.process.send_signal(signal.SIGCONT)
+            await process.ready()
+        assert process.process.returncode is None
+        assert "has not turned" not in process.log.read_text()
 
 
 @pytest.mark.parametrize(
