@@ -24,6 +24,7 @@ from envoy_data_plane.envoy.config.core.v3 import (
     Http1ProtocolOptions,
     Http2ProtocolOptions,
     HttpProtocolOptions,
+    KeepaliveSettings,
     PathConfigSource,
     SocketAddress,
     TypedExtensionConfig,
@@ -51,7 +52,12 @@ from gateway.resources import InferencePool
 
 HEALTH_INTERVAL: Final = timedelta(milliseconds=250)
 """How often Envoy asks a picker for its health: as long as it may take to see that one drains, is gone or is back."""
-HEALTH_TIMEOUT: Final = timedelta(seconds=5)
+HEALTH_TIMEOUT: Final = timedelta(seconds=1)
+"""One that does not answer is left: with the interval, less than two seconds after it stood still."""
+PING_INTERVAL: Final = timedelta(seconds=1)
+PING_TIMEOUT: Final = timedelta(seconds=4)
+"""What a process that stands still was asked before it was left is asked again elsewhere then: in full duplex Envoy has
+no other time limit for it. Together as long as `warmpath serve --stall-limit`."""
 KEEP_ALIVE: Final = timedelta(seconds=4)
 """Unused connections to endpoints close before the 5 s after which uvicorn, vLLM's server, closes its side."""
 _UNBOUNDED: Final = 100_000
@@ -108,7 +114,7 @@ def picker_cluster(pool: InferencePool) -> Cluster:
         eds_cluster_config=_watched(name),
         connect_timeout=timedelta(seconds=1),
         circuit_breakers=_open_breakers(),
-        typed_extension_protocol_options=_protocol(Explicit(http2_protocol_options=Http2ProtocolOptions())),
+        typed_extension_protocol_options=_protocol(Explicit(http2_protocol_options=_pinged())),
         common_lb_config=ClusterCommonLbConfig(
             healthy_panic_threshold=Percent(value=panic),
             # Envoy keeps a change of health back for a second if another came just before it.
@@ -158,6 +164,10 @@ def _metadata(key: str) -> MetadataKey:
 def _policy(name: str, config: Packed) -> LoadBalancingPolicy:
     extension = TypedExtensionConfig(name=name, typed_config=config)
     return LoadBalancingPolicy(policies=[LoadBalancingPolicyPolicy(typed_extension_config=extension)])
+
+
+def _pinged() -> Http2ProtocolOptions:
+    return Http2ProtocolOptions(connection_keepalive=KeepaliveSettings(interval=PING_INTERVAL, timeout=PING_TIMEOUT))
 
 
 def _open_breakers() -> CircuitBreakers:

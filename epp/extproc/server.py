@@ -294,7 +294,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Gateways ping too; grpc's default takes more than one ping in five minutes for abuse.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        # Gateways ping too, ours once a second; grpc's default takes more than one in five minutes for abuse.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 5),
     ]

@@ -1,6 +1,7 @@
 """Replicas of the endpoint picker come and go behind a real Envoy, under load that notices every lost byte."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,8 @@ import pytest
 
 from gateway.wiring import Wiring
 from laptop.chain import Chain, Replica, Shape, running_chain
-from tests.support.steady_load import SteadyLoad, steady_load
+from tests.support.steady_load import SteadyLoad, steady_load, steady_rate
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy]
 
@@ -26,8 +28,13 @@ async def chain(folder: Path, wiring: Wiring = "lean") -> AsyncIterator[Chain]:
 async def until_healthy(running: Chain, replicas: int) -> None:
     """Return once Envoy counts that many healthy replicas."""
     async with asyncio.timeout(20):
-        while (await running.envoy.stats(f"^{POOL}membership_healthy$"))[POOL + "membership_healthy"] != replicas:
+        while await healthy(running) != replicas:
             await asyncio.sleep(0.02)
+
+
+async def healthy(running: Chain) -> float:
+    """Replicas that Envoy counts as healthy now."""
+    return (await running.envoy.stats(f"^{POOL}membership_healthy$"))[POOL + "membership_healthy"]
 
 
 async def until_streaming(load: SteadyLoad) -> None:
@@ -107,3 +114,24 @@ async def test_the_only_replica_is_used_as_soon_as_it_is_back(tmp_path: Path) ->
             await start(running, only)
             async with running.http.get(f"{running.url}/v1/models") as answer:
                 assert answer.status == 200, await answer.text()
+
+
+async def test_a_replica_that_is_stopped_is_left(tmp_path: Path) -> None:
+    """What began before Envoy knew is asked again elsewhere; what begins two seconds later never meets it."""
+    async with chain(tmp_path) as running:
+        stopped = running.processes.pid(running.replicas[0].name)
+        await until_healthy(running, 2)
+        async with steady_rate(f"{running.url}/v1/completions", per_second=50) as load:
+            await until(lambda: load.answered[0] > 50, 30)
+            os.kill(stopped, signal.SIGSTOP)
+            try:
+                load.era = 1
+                await asyncio.sleep(3)
+                assert await healthy(running) == 1
+                load.era = 2
+                await until(lambda: load.answered[2] > 150, 30)
+                await until(lambda: load.under_way[0] == load.under_way[1] == 0, 30)
+            finally:
+                os.kill(stopped, signal.SIGCONT)
+        assert load.lost[2] == 0
+        assert load.lost[0] + load.lost[1] <= 5, "few are too far on their way to be asked again"

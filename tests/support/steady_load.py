@@ -115,3 +115,50 @@ async def steady_load(url: str, *, plain: int = 6, streams: int = 4, large: int 
                 yield load
             finally:
                 over.set()
+
+
+@dataclass
+class SteadyRate:
+    """Short requests that begin at a steady rate, whatever becomes of others; counted by the era they began in."""
+
+    url: str
+    era: int = 0
+    answered: Counter[int] = field(default_factory=Counter)
+    lost: Counter[int] = field(default_factory=Counter)
+    under_way: Counter[int] = field(default_factory=Counter)
+
+    async def one(self, http: aiohttp.ClientSession, number: int) -> None:
+        era = self.era
+        self.under_way[era] += 1
+        body = {"model": "sim", "prompt": f"What is {number}?", "max_tokens": 2}
+        try:
+            async with http.post(self.url, json=body) as answer:
+                await answer.read()
+            (self.answered if answer.status == 200 else self.lost)[era] += 1
+        except (aiohttp.ClientError, TimeoutError):
+            self.lost[era] += 1
+        finally:
+            self.under_way[era] -= 1
+
+
+@asynccontextmanager
+async def steady_rate(url: str, *, per_second: float) -> AsyncIterator[SteadyRate]:
+    """Requests until the block ends; then the last answers are waited for."""
+    rate = SteadyRate(url)
+    over = asyncio.Event()
+
+    async def send(http: aiohttp.ClientSession, requests: asyncio.TaskGroup) -> None:
+        number = 0
+        while not over.is_set():
+            requests.create_task(rate.one(http, number))
+            number += 1
+            await asyncio.sleep(1 / per_second)
+
+    timeout = aiohttp.ClientTimeout(total=30)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with asyncio.TaskGroup() as requests:
+            requests.create_task(send(http, requests))
+            try:
+                yield rate
+            finally:
+                over.set()
