@@ -24,7 +24,7 @@ from epp.admin.server import AdminServer
 from epp.admin.traces import Traces, Tracing
 from epp.describe import describe
 from epp.errors import ConfigError
-from epp.extproc.server import Door
+from epp.extproc.server import AGE, Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
@@ -470,6 +470,7 @@ def _door(one: Served, settings: Settings, shared: Shared, memory: Memory, *, fi
             health=(_at(settings.host, settings.grpc_health_port),) if first else (),
             deadline=settings.decision_deadline,
             incomplete=settings.request_timeout,
+            connection_age=AGE * settings.drain_linger,
             max_body=settings.max_body,
         ),
         memory,

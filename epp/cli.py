@@ -210,7 +210,8 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     default="5s",
     show_default=True,
     type=Duration(),
-    help="The first part of this, in which gateways may still send requests.",
+    help="The first part of this, in which gateways may still send requests. After 3/5 of it, always, they are told to "
+    "connect anew, so that at its end none is left on an old connection.",
 )
 @click.option(
     "--tokenizer",

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 from grpc import aio
@@ -24,6 +24,9 @@ log = logging.getLogger("warmpath.extproc")
 
 Context = aio.ServicerContext[bytes, bytes]
 LIVENESS = "liveness"
+AGE: Final = 0.6
+"""Of the drain's linger: the age of a connection at which gateways are told to make another. HTTP/2 says so with two
+GOAWAY and a PING between them, which takes a busy gateway a while; the rest is for that."""
 
 
 class Routed(Protocol):
@@ -65,6 +68,9 @@ class Settings:
     and the next hold for all doors that share a `Memory`."""
     max_streams: int = 16_384
     """Requests served at once, answers under way among them: in the lean wiring a stream is open until its end."""
+    connection_age: float = 0.0
+    """How long a gateway may use a connection for new requests, give or take a tenth; those under way on it go on. With
+    `AGE` of the drain's linger none sends new ones when that is over. 0 = for ever."""
     max_connection_streams: int = 1024
     """The same of one connection, as HTTP/2's SETTINGS tell it to the gateway. Envoy opens another one then."""
 
@@ -122,7 +128,8 @@ class Door:
         """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
 
         For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
-        elsewhere first: a stream that crosses our GOAWAY on its way is cancelled by grpc and has to be retried.
+        elsewhere first: a stream that arrives after `stop` is cancelled by grpc and has to be retried. Gateways that
+        do not look, but reach us through a Service, go elsewhere when their connection has reached its age.
         Streams of the lean wiring that wait for nothing but the end of an answer end at once: whoever goes away has no
         use for the accounts they would close.
         """
@@ -285,7 +292,9 @@ def _bind(server: aio.Server, address: str, flag: str, tls: grpc.ServerCredentia
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
+    age = [("grpc.max_connection_age_ms", round(settings.connection_age * 1000))] if settings.connection_age else []
     return [
+        *age,
         ("grpc.max_receive_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_concurrent_streams", settings.max_connection_streams),

@@ -32,7 +32,7 @@ async def until_healthy(running: Chain, replicas: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def healthy(running: Chain) -> float:
+async def healthy(running: Chain) -> int | str:
     """Replicas that Envoy counts as healthy now."""
     return (await running.envoy.stats(f"^{POOL}membership_healthy$"))[POOL + "membership_healthy"]
 
