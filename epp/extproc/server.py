@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -24,6 +25,9 @@ log = logging.getLogger("warmpath.extproc")
 
 Context = aio.ServicerContext[bytes, bytes]
 LIVENESS = "liveness"
+MAX_PENDING: Final = 20_000
+MAX_CONNECTIONS: Final = 4096
+"""Of gateways, on one port; more are closed as they come."""
 AGE: Final = 0.6
 """Of the drain's linger: the age of a connection at which gateways are told to make another. HTTP/2 says so with two
 GOAWAY and a PING between them, which takes a busy gateway a while; the rest is for that."""
@@ -291,6 +295,12 @@ def _bind(server: aio.Server, address: str, flag: str, tls: grpc.ServerCredentia
         raise ConfigError(flag, f"cannot listen on {address}: is the port in use?") from error
 
 
+def _connections() -> int:
+    """At most half of the files this process may have open: the rest is for endpoints, readers and logs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft // 2))
+
+
 def _options(settings: Settings) -> list[tuple[str, int]]:
     age = [("grpc.max_connection_age_ms", round(settings.connection_age * 1000))] if settings.connection_age else []
     return [
@@ -298,6 +308,11 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_concurrent_streams", settings.max_connection_streams),
+        ("grpc.max_allowed_incoming_connections", _connections()),
+        # Streams that nobody has begun to serve. Beyond grpc's own 1,000 it drops some of all connections by chance, so
+        # that one that opens and resets streams fast takes the others' with it.
+        ("grpc.server.max_pending_requests", MAX_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
         ("grpc.so_reuseport", 0),  # two doors on one port would share requests silently
         # A gateway that died without a word is noticed, so that its requests' accounts are returned.
         ("grpc.keepalive_time_ms", 30_000),

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import resource
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -11,9 +12,11 @@ import grpc
 import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2
+from h2.connection import H2Connection
 
 from epp import protocol
 from epp.errors import BadRequest, ConfigError, NoEndpoint
+from epp.extproc import server
 from epp.extproc.server import Door, Settings
 from epp.extproc.stream import Memory
 from epp.telemetry.metrics import Metrics
@@ -299,6 +302,7 @@ async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
 
 FULL = "refused 429 rate_limit_error rejected-saturated"
 MIB = 1 << 20
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -568,6 +572,66 @@ async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> No
         good = await routed(gateway)
         await good.write(answer_headers())
         assert await good.said() == "answer headers"
+
+
+OPEN = [
+    *((":method", "POST"), (":scheme", "http"), (":path", f"/{protocol.EXT_PROC_SERVICE}/Process")),
+    *((":authority", "x"), ("content-type", "application/grpc"), ("te", "trailers")),
+]
+
+
+async def _open_and_reset(port: int, times: int, streams: int) -> dict[int, int]:
+    """A connection that opens streams and resets each at once; the server's settings."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    peer = H2Connection()
+    peer.initiate_connection()
+    writer.write(peer.data_to_send())
+    peer.receive_data(await reader.read(4096))
+    told = {int(code): value for code, value in peer.remote_settings.items()}
+    for _ in range(times):
+        for _ in range(streams):
+            number = peer.get_next_available_stream_id()
+            peer.send_headers(number, OPEN)
+            peer.reset_stream(number, 8)
+        writer.write(peer.data_to_send())
+        await asyncio.sleep(0.05)
+    writer.close()
+    return told
+
+
+async def test_streams_that_are_reset_at_once_harm_no_other_connection() -> None:
+    route = Route(TO)
+    async with asyncio.timeout(60), door(route, settings()) as served:
+        async with asyncio.TaskGroup() as tasks:
+            attacks = [tasks.create_task(_open_and_reset(served.ports[0], 4, 4000)) for _ in range(4)]
+            while not all(attack.done() for attack in attacks):
+                async with Gateway(served.ports[0]) as gateway:
+                    for call in [await send(gateway, b"{}") for _ in range(4)]:
+                        assert [await call.said() for _ in range(2)] == [ROUTED, "request body echo '{}' end"]
+                        await call.rest()
+        assert {attack.result()[3] for attack in attacks} == {Settings.max_connection_streams}
+
+
+async def test_connections_beyond_the_bound_are_closed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    async with asyncio.timeout(20), door(Route(TO), settings()) as served, AsyncExitStack() as stack:
+        heard = []
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
+            stack.callback(writer.close)
+            writer.write(PREFACE)
+            heard.append(bool(await reader.read(9)))
+        assert heard == [True, True, True, False, False]
+        assert await ask(served.health_ports[0], "") == STATUS.SERVING
+
+
+def test_connections_leave_half_of_the_files_to_others() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+        assert dict(server._options(settings()))["grpc.max_allowed_incoming_connections"] == 500
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _throw(gateway: Gateway, streams: list[list[bytes]], rnd: random.Random) -> None:
