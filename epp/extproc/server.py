@@ -90,6 +90,8 @@ class Door:
         self._metrics = metrics
         self._settings = settings
         self._memory = memory or Memory(settings.max_held, settings.max_streams)
+        self._lists_work = False
+        """An endpoint answered a request for which several were named."""
         self._ready = False
         self._draining = False
         self._leaving = False
@@ -253,6 +255,8 @@ class Door:
         """Headers to add to the answer. None: whoever watches it failed; the answer goes on without being watched."""
         try:
             if isinstance(action, Answered):
+                if "," in routed.destination and not self._lists_work:
+                    self._look_at_list(action)
                 return routed.answered(action.status, action.served, action.content_type)
             routed.answer_chunk(action.chunk, end=action.end)
             return NO_HEADERS
@@ -260,6 +264,14 @@ class Door:
             _log_bug("an answer could not be watched", bug)
             self._metrics.degraded("answer-not-watched", type(bug).__name__)
             return None
+
+    def _look_at_list(self, answer: Answered) -> None:
+        """Whether the gateway takes a list of endpoints: one that takes a single address answers each 503 by itself."""
+        if answer.served or 0 < answer.status < 500:
+            self._lists_work = True
+        elif answer.status == 503:
+            detail = "the gateway answered 503 to a list of endpoints and has not taken one yet: does it take lists?"
+            self._metrics.degraded("fallbacks-not-taken", f"{detail} if not, leave --fallbacks away")
 
 
 async def _request(stream: Stream, context: Context) -> RawRequest | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from epp import protocol
-from gateway.envoy import running_envoy
+from gateway.envoy import Envoy, running_envoy
 
 TYPE = "type.googleapis.com/envoy."
 FDS, STREAMED, BUFFERED, NONE = "FULL_DUPLEX_STREAMED", "STREAMED", "BUFFERED", "NONE"
@@ -42,12 +42,17 @@ WIRINGS: Mapping[str, dict[str, Any]] = {
 @asynccontextmanager
 async def running(epp_port: int, endpoints: Sequence[str], folder: Path) -> AsyncIterator[Mapping[str, int]]:
     """Ports by wiring. `endpoints`: every `ip:port` that may be named as a destination."""
-    async with running_envoy(_config(epp_port, endpoints), directory=folder) as envoy:
-        listeners = json.loads(await envoy.admin("/listeners?format=json"))["listener_statuses"]
-        yield {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
+    async with running_envoy(config(epp_port, endpoints), directory=folder) as envoy:
+        yield await ports(envoy)
 
 
-def _config(epp_port: int, endpoints: Sequence[str]) -> dict[str, Any]:
+async def ports(envoy: Envoy) -> Mapping[str, int]:
+    """Those it listens on, by wiring."""
+    listeners = json.loads(await envoy.admin("/listeners?format=json"))["listener_statuses"]
+    return {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
+
+
+def config(epp_port: int, endpoints: Sequence[str]) -> dict[str, Any]:
     return {
         "admin": {"address": _address("127.0.0.1:0")},
         "static_resources": {

@@ -298,6 +298,25 @@ async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
         assert await good.said() == "answer headers"
 
 
+async def test_a_gateway_that_takes_no_list_of_endpoints_is_told_of() -> None:
+    route, metrics = Route(TO), RecordedMetrics()
+    async with door(route, settings(), metrics) as served, Gateway(served.ports[0]) as gateway:
+
+        async def answered(status: str, to: str) -> list[str]:
+            route.destination = to
+            call = await routed(gateway)
+            await call.write(answer_headers({":status": status}))
+            assert await call.said() == "answer headers"
+            await call.rest()
+            return metrics.reasons()
+
+        assert await answered("503", TO.partition(",")[0]) == []
+        assert await answered("503", TO) == ["fallbacks-not-taken"]
+        assert "--fallbacks" in metrics.degradations[0][1]
+        for status in ("200", "503"):
+            assert await answered(status, TO) == ["fallbacks-not-taken"]
+
+
 # --- what all streams together may hold ------------------------------------------------------------------------------
 
 FULL = "refused 429 rate_limit_error rejected-saturated"
