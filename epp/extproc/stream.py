@@ -129,7 +129,7 @@ class Stream:
         self._subset: tuple[str, ...] | None = None
         self._body = b""
         self._more: BytesIO | None = None
-        """What came of the body after its first piece."""
+        """The body, where it comes in several pieces."""
         self._messages = 0
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
@@ -256,11 +256,13 @@ class Stream:
         if chunk:
             if (error := self._hold(len(chunk))) is not None:
                 return self._refuse(error)
-            if not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
+            if self._more is not None:
+                self._more.write(chunk)
+            elif not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
                 self._body = chunk
             else:
-                if self._more is None:
-                    self._more = BytesIO()
+                self._more = BytesIO()
+                self._more.write(self._body)
                 self._more.write(chunk)
         if end or self._mode in BUFFERED:  # with trailers to come, a whole buffered body does not end the stream
             return self._complete()
@@ -297,7 +299,7 @@ class Stream:
         headers, self._headers = self._headers, {}
         body, more, self._more = self._body, self._more, None
         if more is not None:
-            body += more.getbuffer()
+            body = more.getvalue()  # without a copy: joining 16 MiB would hold up everybody
         self._phase = ROUTING
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back

@@ -1,5 +1,6 @@
 """The state machine alone: the scripts, what it holds, and what it hands on."""
 
+import tracemalloc
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,24 @@ def test_a_body_split_anywhere_arrives_whole(cuts: list[int], own_end: bool) -> 
     replies = [words(reply) for message in messages for reply in play.send(message)]
     assert replies[1:] == ["request body echo 62000 bytes"] * 2 + ["request body echo 29600 bytes end"]
     assert play.requests[0].body == BIG
+
+
+def test_a_large_body_is_neither_joined_nor_cut_up_at_once() -> None:
+    play, piece = Play(Script("", []), max_body=1 << 25), bytes(1 << 16)
+    tracemalloc.start()
+    try:
+        play.stream.receive(request_headers())
+        for _ in range(256):
+            play.stream.receive(request_body(piece))
+        (raw,) = play.stream.receive(request_body(b"", end=True))
+        assert isinstance(raw, RawRequest)
+        replies = play.stream.routed(TO, {}, None)
+        assert sum(1 for _ in replies) > 256
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(raw.body) == 1 << 24
+    assert most < 1.5 * len(raw.body), "no second copy was made of it"
 
 
 def test_what_is_echoed_is_what_came() -> None:
