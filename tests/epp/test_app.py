@@ -284,6 +284,18 @@ async def test_a_process_whose_loop_stands_still_ends_and_says_where(settings: S
     assert len([line for line in lines if "the event loop has not turned for 1 s" in line]) == 1
 
 
+async def test_gateways_are_told_to_connect_anew_before_the_linger_would_be_over(
+    settings: Settings, tmp_path: Path
+) -> None:
+    async with serving(settings, tmp_path, "--drain-linger", "1s") as process:
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.grpc[0])
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        async with asyncio.timeout(30):
+            said = await reader.readuntil(b"max_age")
+        assert 7 in said, "GOAWAY"
+        writer.close()
+
+
 async def test_a_process_that_was_stopped_goes_on(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, tmp_path, "--stall-limit", "0.5s") as process:
         for _ in range(2):

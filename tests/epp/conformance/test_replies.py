@@ -53,7 +53,8 @@ def test_addresses_are_compared_as_addresses() -> None:
 
 
 def test_only_a_streamed_response_is_a_piece_of_a_body() -> None:
-    piece = replies.streamed(reply(messages.request_chunks(b"x", end=True)[0]), "request_body")
+    [chunk] = messages.request_chunks(b"x", end=True)
+    piece = replies.streamed(reply(chunk), "request_body")
     assert (piece.body, piece.end_of_stream) == (b"x", True)
     with pytest.raises(Failed, match="got a reply to the request's body"):
         replies.streamed(reply(messages.REQUEST_BODY), "response_body")
