@@ -6,7 +6,7 @@ from collections.abc import Callable
 from epp import protocol
 from epp.admin.decisions import Decisions, Record, without_prompt
 from epp.errors import EppError
-from epp.parsing.request import RawRequest, Response, Usage
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage
 from epp.plugin import PrefixMatch
 from epp.scheduling.decision import Decision
 from epp.telemetry.audit import AuditEntry, AuditLog
@@ -81,7 +81,9 @@ class Recorder:
         )
         if self._audit is not None:
             self._audit.write(_entry(record, usage))
-        decision.request = without_prompt(decision.request)  # bodies of the last thousands would fill the memory
+        # Bodies, and headers that say what a client sent, would fill the memory: the last thousands are kept.
+        decision.request = without_prompt(decision.request)
+        decision.headers = NO_HEADERS
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
         """The request got its answer from us: refused, shed or nobody to send it to. The door counts these, and more:

@@ -39,6 +39,7 @@ class Desk:
 def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     desk, pods = Desk(), [endpoint(1), endpoint(2)]
     made = decision("r1", pods, cached=60)
+    made.headers = {"tracestate": "what=a,client=sent"}
     desk.recorder.decided(made, 99.999)
     assert desk.metrics.endpoint(pods[0]).in_flight == 1
     assert desk.metrics.endpoint(pods[0]).predicted_hit_rate == 0.6
@@ -52,7 +53,7 @@ def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     kept = desk.decisions.find("r1")
     assert kept is not None
     assert kept.decision.request.body == kept.decision.request.prompt == b""
-    assert kept.decision.request.signals == {}
+    assert kept.decision.request.signals == kept.decision.headers == {}
     assert kept.as_dict()["predicted_cached_tokens"] == 60
 
 
