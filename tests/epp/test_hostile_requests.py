@@ -46,7 +46,7 @@ def hostile(n: int) -> RawRequest:
     """A request in which everything is long, and different from all others."""
     body = {"model": "m", "messages": [{"role": "user", "content": f"{n} hello"}], "cache_salt": f"{n}" * 200_000}
     names = ("x-request-id", "x-session-id", "x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x")
-    headers = {name: f"{n}" * 20_000 for name in names}
+    headers = dict.fromkeys(names, f"{n}" * 20_000)
     return RawRequest("POST", "/v1/chat/completions", headers, json.dumps(body).encode())
 
 
