@@ -51,6 +51,8 @@ class Recorder:
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
         record = Record(decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, predicted)
         self._open[decision] = record
+        if request.opaque:
+            self._metrics.degraded("opaque-body", request.opaque)
         if (shadow := decision.shadow) is not None:
             self._metrics.shadow_compared(
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None

@@ -76,6 +76,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""
     sees_answer: bool = False
+    opaque: str = ""
+    """Why a body whose path promises JSON was not read (api `other`); empty = it was, or promised nothing."""
     signals: dict[type[Any], Mapping["Endpoint", Any]] = msgspec.field(default_factory=dict)
     """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)

@@ -12,12 +12,14 @@ from epp.errors import (
     Rejected,
     TooLarge,
     UnknownModel,
+    UnsupportedMedia,
 )
 
 STATUS = {
     BadRequest: 400,
     UnknownModel: 404,
     TooLarge: 413,
+    UnsupportedMedia: 415,
     Rejected: 429,
     InternalError: 500,
     NoEndpoint: 503,
