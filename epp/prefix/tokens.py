@@ -25,7 +25,8 @@ from epp.prefix.conversation import Unsupported
 from epp.prefix.pieces import Ids, Pieces
 from epp.prefix.prompt import prompt_of
 from epp.prefix.remote import Remote, ids_in, question
-from epp.prefix.template import ContentFormat, TemplateTooLong
+from epp.prefix.sandbox import TemplateTooLong
+from epp.prefix.template import ContentFormat
 from epp.prefix.tokenizer import ModelTokenizer, TooLate
 
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from epp.plugin import Request
 from epp.prefix.conversation import Unsupported
 from epp.prefix.pieces import Pieces
 from epp.prefix.prompt import Text, prompt_of
-from epp.prefix.template import TemplateTooLong
+from epp.prefix.sandbox import TemplateTooLong
 from epp.prefix.tokenizer import LONGEST_PIECE, LONGEST_TEXT, ModelTokenizer, TooLate
 from tests.support.prompts import PROMPTS
 from tests.support.tokenizers import QWEN, STYLES, make, write
