@@ -153,7 +153,12 @@ class NoObjectives:
     """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
 
     def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self.rewrite = pool.rewrite
+
+    @property
+    def rewrites(self) -> bool:
+        return self._pool.rewrites
 
     def priority(self, objective: str | None) -> int:
         return 0

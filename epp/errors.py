@@ -5,6 +5,7 @@ EppError                     answered to the client as OpenAI-style JSON
  · UnknownModel        404   no endpoint or rule serves this model
  · RequestTimeout      408   the request did not arrive whole in time
  · TooLarge            413   a bound on the request was exceeded
+ · UnsupportedMedia    415   a body that has to be read cannot be
  · Rejected            429   shed on purpose; `reason` says why
  · InternalError       500   our bug; the message says nothing about the inside
  · NoEndpoint          503   nobody to send it to, now
@@ -62,6 +63,13 @@ class TooLarge(EppError):
     """A body, header or prompt beyond the configured bound."""
 
     status = 413
+    kind = "invalid_request_error"
+
+
+class UnsupportedMedia(EppError):
+    """A body in a form that nobody here reads, where it has to be read."""
+
+    status = 415
     kind = "invalid_request_error"
 
 

@@ -107,6 +107,15 @@ class Plugin:
     clock: Callable[[], float] = staticmethod(time.monotonic)
     random: Random = Random()
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A plugin equals itself alone, so it can be a key of `Request.notes` whatever a decorator makes of its class:
+        `@dataclass` leaves alone what a class has, and would else compare fields and forbid hashing.
+        """
+        super().__init_subclass__(**options)
+        for method in ("__eq__", "__hash__"):
+            if cls.__dict__.get(method) is None:
+                setattr(cls, method, getattr(object, method))
+
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         """The request was given to this endpoint (also: moved here by the gateway's retry)."""
 

@@ -116,6 +116,7 @@ def without_prompt(request: Request) -> Request:
         stream=request.stream,
         max_tokens=request.max_tokens,
         priority=request.priority,
+        opaque=request.opaque,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from epp import protocol
 from epp.admin.decisions import Decisions, Record, without_prompt
 from epp.errors import EppError
-from epp.parsing.request import RawRequest, Response, Usage
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage
 from epp.plugin import PrefixMatch
 from epp.scheduling.decision import Decision
 from epp.telemetry.audit import AuditEntry, AuditLog
@@ -51,6 +51,8 @@ class Recorder:
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
         record = Record(decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, predicted)
         self._open[decision] = record
+        if request.opaque:
+            self._metrics.degraded("opaque-body", request.opaque)
         if (shadow := decision.shadow) is not None:
             self._metrics.shadow_compared(
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
@@ -81,7 +83,9 @@ class Recorder:
         )
         if self._audit is not None:
             self._audit.write(_entry(record, usage))
-        decision.request = without_prompt(decision.request)  # bodies of the last thousands would fill the memory
+        # Bodies, and headers that say what a client sent, would fill the memory: the last thousands are kept.
+        decision.request = without_prompt(decision.request)
+        decision.headers = NO_HEADERS
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
         """The request got its answer from us: refused, shed or nobody to send it to. The door counts these, and more:

@@ -29,7 +29,7 @@ from epp.pool.static import load
 from epp.prefix.conversation import Unsupported
 from epp.prefix.pieces import Pieces
 from epp.prefix.prompt import prompt_of
-from epp.prefix.template import TemplateTooLong
+from epp.prefix.sandbox import TemplateTooLong
 from epp.prefix.tokenizer import ModelTokenizer
 from epp.prefix.tokens import ANY_MODEL, load_tokenizers, tokenizer_files
 from epp.telemetry.metrics import Metrics

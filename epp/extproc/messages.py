@@ -92,14 +92,20 @@ def modes(message: pb.Incoming) -> tuple[int, int, bool] | None:
     """The gateway's modes for the bodies of request and answer, and whether a STREAMED request's body waits for our
     reply to its headers; None where it does not tell.
     """
-    return _modes(message.protocol_config) if message.HasField("protocol_config") else None
+    if not message.HasField("protocol_config"):
+        return None
+    config = message.protocol_config
+    return _modes(config) if len(config) <= LONGEST_KNOWN else _modes_of(config)
 
 
-@lru_cache(64)
-def _modes(config: bytes) -> tuple[int, int, bool]:
+def _modes_of(config: bytes) -> tuple[int, int, bool]:
     told = pb.ProtocolConfiguration.FromString(config)
     waits = not told.send_body_without_waiting_for_header_response
     return told.request_body_mode, told.response_body_mode, waits
+
+
+_modes = lru_cache(64)(_modes_of)
+"""The same for those seen lately: a gateway has one, of some bytes."""
 
 
 def subset(message: pb.Incoming) -> tuple[str, ...] | None:

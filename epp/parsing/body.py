@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from epp.errors import BadRequest
-from epp.parsing.request import Api
+from epp.parsing.request import Api, short_salt
 
 T = TypeVar("T")
 
@@ -55,11 +55,11 @@ class Body(msgspec.Struct):
         return name
 
     def salt(self) -> str:
-        """`cache_salt`, or "" where it is none the engine would take."""
+        """`cache_salt`, shortened if it is long; or "" where it is none the engine would take."""
         if self.cache_salt is ABSENT:
             return ""
         try:
-            return _TEXT.decode(self.cache_salt)
+            return short_salt(_TEXT.decode(self.cache_salt))
         except ValueError:
             return ""
 

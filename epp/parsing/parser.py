@@ -1,15 +1,19 @@
 """`Parser`: a raw HTTP request to `Request`, read once."""
 
 from collections.abc import Callable, Mapping
+from posixpath import normpath
 from typing import Final, Protocol
+from urllib.parse import unquote
 
 import msgspec
+from msgspec import Raw
 
 from epp import protocol
+from epp.errors import UnsupportedMedia
 from epp.parsing import openai
 from epp.parsing.anthropic import Messages
-from epp.parsing.body import Body, decode
-from epp.parsing.passthrough import OPAQUE, why_opaque
+from epp.parsing.body import ABSENT, Body, decode
+from epp.parsing.passthrough import why_opaque
 from epp.parsing.request import RawRequest, Request
 from epp.parsing.rewrite import rewrite_model
 
@@ -31,6 +35,10 @@ _BY_PATH: Final = dict(_FORMATS)
 class Rules(Protocol):
     """What the pool's own objects say about a request."""
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether `rewrite` may name another model than it is given."""
+
     def rewrite(self, model: str) -> str:
         """The model to ask the endpoint for, instead of `model`."""
 
@@ -49,11 +57,15 @@ class Parser:
     def parse(self, raw: RawRequest) -> tuple[Request, bytes | None]:
         """The request, and the body to forward where it differs from the one that came (model rewritten), else None.
 
-        A path we do not know, a method other than POST and a body that is not plain JSON give api `other`: it is
-        routed by load alone. Raises BadRequest, never another error, for a body of a known path that is wrong.
+        A path we do not know, a method other than POST and a body that is compressed give api `other`: it is routed by
+        load alone. Raises for a body of a known path BadRequest if it is wrong, UnsupportedMedia if its coding is
+        unknown, or any while models are rewritten; never another error.
         """
         decoder = _decoder(raw)
         opaque = why_opaque(raw) if decoder is not None else ""
+        if opaque and self._rules.rewrites:
+            why = "models are rewritten here, for which the body has to be read"
+            raise UnsupportedMedia(f"{opaque}; expected JSON without a content-encoding: {why}")
         if decoder is None or opaque:
             return self._other(raw, opaque), None
         fields = decode(decoder, raw.body)
@@ -86,7 +98,7 @@ class Parser:
             headers=raw.headers,
             body=raw.body,
             sees_answer=raw.sees_answer,
-            notes={OPAQUE: opaque} if opaque else {},
+            opaque=opaque,
         )
 
     def _id(self, headers: Mapping[str, str]) -> str:
@@ -104,16 +116,36 @@ def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
         return None if raw.method or raw.path else _by_body(raw.body)
     if (decoder := _BY_PATH.get(raw.path)) is not None:
         return decoder
-    path = raw.path.partition("?")[0].rstrip("/")
+    path = _plain(raw.path)
     for suffix, decoder in _FORMATS:
         if path.endswith(suffix):
             return decoder
     return None
 
 
+def _plain(target: str) -> str:
+    """A request's path as servers see it that unquote it (once), join slashes or take dot segments out."""
+    path = target.partition("?")[0].partition("#")[0]
+    if "%" in path:
+        path = unquote(path)
+    return normpath(path) if path else path
+
+
+class _Fields(msgspec.Struct):
+    messages: Raw = ABSENT
+    prompt: Raw = ABSENT
+
+
+_FIELDS: Final = msgspec.json.Decoder(_Fields)
+
+
 def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
     """The format where a gateway (NGINX Gateway Fabric) tells neither method nor path: by a field it must have."""
-    for field, path in ((b'"messages"', "/v1/chat/completions"), (b'"prompt"', "/v1/completions")):
-        if field in body:
+    try:
+        fields = _FIELDS.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    for value, path in ((fields.messages, "/v1/chat/completions"), (fields.prompt, "/v1/completions")):
+        if value is not ABSENT:
             return _BY_PATH[path]
     return None

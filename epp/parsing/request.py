@@ -1,7 +1,8 @@
 """The shapes a request takes after Envoy's own: `RawRequest` (bytes) and `Request` (what plugins see); `Response`."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -9,6 +10,20 @@ if TYPE_CHECKING:  # the map's keys are endpoints, which live one floor up: name
     from epp.pool.endpoint import Endpoint
 
 S = TypeVar("S")
+
+LONGEST_SALT: Final = 128
+"""Characters of a cache salt that are kept as they are. vLLM advises 43: 256 bits in base64."""
+
+
+def short_salt(salt: str) -> str:
+    """A cache salt as it may be kept and be part of keys: one of more than `LONGEST_SALT` characters as its digest.
+
+    Equal salts stay equal and others differ, also when one side was shortened before: digests are short.
+    """
+    if len(salt) <= LONGEST_SALT:
+        return salt
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+
 
 Api = Literal["chat", "completions", "responses", "embeddings", "messages", "other"]
 """Which wire format the body has; `other` is routed by load alone."""
@@ -54,13 +69,15 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     stream: bool = False
     max_tokens: int | None = None
     salt: str = ""
-    """vLLM's `cache_salt`: prompts with different salts share nothing."""
+    """vLLM's `cache_salt`: prompts with different salts share nothing. A long one is its digest, see `short_salt`."""
     priority: int = 0
     """From the InferenceObjective; higher first, negative may be shed."""
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""
     sees_answer: bool = False
+    opaque: str = ""
+    """Why a body whose path promises JSON was not read (api `other`); empty = it was, or promised nothing."""
     signals: dict[type[Any], Mapping["Endpoint", Any]] = msgspec.field(default_factory=dict)
     """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
     notes: dict[object, Any] = msgspec.field(default_factory=dict)

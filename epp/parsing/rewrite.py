@@ -1,12 +1,20 @@
 """Another model name in a body, every other byte as it was; and back again in the answer."""
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
+from epp.errors import BadRequest
 from epp.parsing.body import decode
+
+MAX_KEYS: Final = 1024
+"""Fields of a body's outermost object, where the model is rewritten. The engines know some hundred."""
+MAX_KEY: Final = 1024
+"""Characters of such a field's name."""
+_QUOTE, _COLON = b'":'
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 class _Key:
@@ -18,27 +26,43 @@ class _Key:
         self.text = text
 
 
-def _hook(kind: type[Any], value: str) -> _Key:
-    return _Key(value)
+class _Keys:
+    """Makes the keys of one body after the other. Raises BadRequest beyond our bounds."""
+
+    left = MAX_KEYS
+    """How many more may come."""
+
+    def __call__(self, kind: type[Any], text: str) -> _Key:
+        self.left -= 1
+        if self.left < 0:
+            raise BadRequest(f"the outermost object has more than {MAX_KEYS} fields; expected at most that many")
+        if len(text) > MAX_KEY:
+            raise BadRequest(f"{text[:60]!r}…: a field's name of {len(text)} characters; expected at most {MAX_KEY}")
+        return _Key(text)
 
 
-_PAIRS = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=_hook)
-_UP_TO_VALUE = re.compile(rb'[ \t\r\n,{]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)
+_KEYS: Final = _Keys()
+_PAIRS: Final = msgspec.json.Decoder(dict[_Key, Raw], dec_hook=_KEYS)
 
 
 def rewrite_model(body: bytes, model: str) -> bytes:
-    """`body` with `model` as the value of each top-level "model" key; linear in the body's length.
+    """`body` with `model` as the value of each top-level "model" key. Not for several threads.
 
-    Of equal keys all are changed: readers differ in which one counts. BadRequest if the body is no JSON object.
+    Of equal keys all are changed: readers differ in which one counts. BadRequest if the body is no JSON object, or has
+    more than `MAX_KEYS` top-level keys or one of more than `MAX_KEY` characters.
     """
+    _KEYS.left = MAX_KEYS
     value = msgspec.json.encode(model)
     pieces: list[bytes | memoryview] = []
-    view = memoryview(body)
+    view, find, string = memoryview(body), body.find, _STRING.match
     done = at = 0
     for key, raw in decode(_PAIRS, body).items():
-        found = _UP_TO_VALUE.match(body, at)
+        # Valid JSON has blanks, a comma and a colon between these, and nothing else: `find` skips them fastest.
+        found = string(body, find(_QUOTE, at))
         assert found is not None, "valid JSON has a key before each value"
-        start, at = found.end(), found.end() + memoryview(raw).nbytes
+        inside = memoryview(raw)
+        start = find(inside[0], find(_COLON, found.end()))
+        at = start + len(inside)
         if key.text == "model":
             pieces += (view[done:start], value)
             done = at

@@ -170,6 +170,11 @@ class Pool:
         """The priority of an InferenceObjective by name; 0 for none and for one we do not know."""
         return self._objectives.get(objective, 0) if objective is not None else 0
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether there is any rule for `rewrite`."""
+        return bool(self._rewrites)
+
     def rewrite(self, model: str) -> str:
         """The model to ask for instead of `model`: a rule that names it wins over one for any, then the oldest."""
         rule = self._rewrites.get(model) or self._rewrites.get(None)

@@ -8,7 +8,6 @@ xxh3 is no cryptographic hash: a client who forges a collision gets a worse pick
 the engine compares tokens by its own hashes.
 """
 
-from functools import lru_cache
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -22,7 +21,6 @@ LONG_FROM: Final = 16 * 1024
 _SHORT_BLOCKS: Final = LONG_FROM // SHORT
 
 
-@lru_cache(4096)
 def seed_of(model: str, salt: str) -> int:
     """Where a chain starts: prompts to different models, LoRA adapters (models by name) or salts share nothing."""
     return xxh3_64_intdigest(f"{len(model)}:{model}{salt}".encode("utf-8", "surrogatepass"))

@@ -8,26 +8,29 @@ the same position; a LoRA adapter starts a chain of its own.
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
+
+from epp.parsing.request import short_salt
 
 WIDTH: Final = array("I").itemsize
 """Bytes of a packed token id: 4 wherever Python runs on a server."""
 _pack: Final = msgspec.msgpack.Encoder().encode
 
 
-@lru_cache(4096)
 def root_of(size: int, adapter: str) -> int:
     """Where the chains of `size` tokens a block start; "" = no LoRA adapter."""
     return xxh3_64_intdigest(adapter.encode("utf-8", "surrogatepass"), size)
 
 
 def mixed(link: int, extras: Sequence[Any]) -> int:
-    """A link whose block has `extras` (as KV events carry them, the adapter left out)."""
-    return xxh3_64_intdigest(_pack(list(extras)), link)
+    """A link whose block has `extras` (as KV events carry them, the adapter left out).
+
+    Texts are shortened as a request's salt is, so that both meet whoever shortened it.
+    """
+    return xxh3_64_intdigest(_pack([short_salt(each) if isinstance(each, str) else each for each in extras]), link)
 
 
 def chain_of_tokens(tokens: Sequence[int], size: int, adapter: str = "", salt: str = "") -> list[int]:

@@ -16,6 +16,8 @@ import blake3
 import cbor2
 from xxhash import xxh3_64_intdigest
 
+from epp.parsing.request import short_salt
+
 Algorithm = Literal["blake3", "sha256_cbor"]
 
 
@@ -39,8 +41,8 @@ def low(name: bytes) -> int:
 
 
 def salted(name: int, salt: str) -> int:
-    """The name of the same chunk under a cache salt."""
-    return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"), name) if salt else name
+    """The name of the same chunk under a cache salt, which may be shortened."""
+    return xxh3_64_intdigest(short_salt(salt).encode("utf-8", "surrogatepass"), name) if salt else name
 
 
 @lru_cache(1)

@@ -120,7 +120,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
     tiers: Tiers | None = field(default=None, init=False)
     source: TokenSource | None = field(default=None, init=False)
     """Set by the process."""
-    degraded: Callable[[str, str], None] = field(default=lambda reason, detail: None, init=False)
+    degraded: Callable[[str, str], None] = field(default_factory=lambda: _untold, init=False)
     """Told of each request that is answered approximately, in part or at all; set by the process."""
 
     def __post_init__(self) -> None:
@@ -372,6 +372,10 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             lag = shelf.lag if shelf.heard_at is not None else None
             rows.append((endpoint.name, shelf.state, lag, trust.value if trust is not None else 1.0))
         return KvEventFigures(rows, dict(self.shelves.counts))
+
+
+def _untold(reason: str, detail: str) -> None:
+    """Where no process listens, in tests and replays."""
 
 
 def _why(shelf: Shelf, stale: bool) -> str:

@@ -14,8 +14,15 @@ from epp.plugin import Request
 from epp.prefix.anthropic import MessagesBody, as_chat
 from epp.prefix.conversation import Message, Unsupported
 
-MAX_BODY: Final = 8 << 20
-"""Bytes of a body that are looked at: some two million tokens."""
+MAX_BODY: Final = 4 << 20
+"""Bytes of a body that are looked at: some million tokens."""
+MAX_VALUES: Final = 300_000
+"""Commas and opening brackets of such a body, so no less than its values; 131,072 token ids have half as many. A body
+is decoded in one step that lets no other thread run, and its time goes with these: some 20 ms for so many."""
+MAX_PAIRS: Final = 50_000
+"""Colons, so no less than keys of objects, which take longest: some 20 ms for so many."""
+_SMALL: Final = 64 << 10
+"""Bytes of a body in which nobody counts."""
 
 _NOT_FOR_TEMPLATES: Final = frozenset(
     (
@@ -95,6 +102,8 @@ def prompt_of(request: Request) -> Prompt:
     """The prompt in a request's body. Raises Unsupported."""
     if len(request.body) > MAX_BODY:
         raise Unsupported(f"a body of {len(request.body)} bytes; expected at most {MAX_BODY}")
+    if len(request.body) > _SMALL:
+        _check_values(request.body)
     try:
         if request.api == "chat":
             return _chat(_CHAT.decode(request.body))
@@ -105,6 +114,13 @@ def prompt_of(request: Request) -> Prompt:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unsupported(f"a body vLLM would refuse: {type(error).__name__}") from None
     raise Unsupported(f"the format {request.api!r} is not rendered; expected chat, completions or messages")
+
+
+def _check_values(body: bytes) -> None:
+    if (values := body.count(b",") + body.count(b"[") + body.count(b"{")) > MAX_VALUES:
+        raise Unsupported(f"a body with {values} commas and brackets; expected at most {MAX_VALUES}")
+    if (pairs := body.count(b":")) > MAX_PAIRS:
+        raise Unsupported(f"a body with {pairs} colons; expected at most {MAX_PAIRS}")
 
 
 def _chat(body: _ChatBody) -> Chat:

@@ -1,46 +1,41 @@
 """Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox with a bound on everything.
 
-A template is somebody else's program. It cannot reach beyond the values it is given (Jinja's immutable sandbox), its
-output is bounded, and so is its time: every turn of a loop and every call looks at the clock, so an endless template
-ends when its time is over, with `TemplateTooLong`, and its thread goes on to the next request. What one step may take
-of memory is not bounded: mount tokenizer files from where you would load weights.
+A template is somebody else's program. It cannot reach beyond the values it is given (Jinja's immutable sandbox), what
+it makes is bounded, in each step and in all (`sandbox`), and so is its time: every turn of a loop and every call looks
+at the clock, so an endless template ends when its time is over, with `TemplateTooLong`, and its thread goes on to the
+next request.
 
-Which names and filters a template finds is what Hugging Face's `apply_chat_template` gives it, as vLLM 0.32 calls it.
+Which names and filters a template finds is what Hugging Face's `apply_chat_template` gives it, as vLLM 0.32 calls it,
+but for a few that no chat has a use for.
 """
 
 import json
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+
+from epp.prefix.sandbox import Sandbox, TemplateTooLong, bounds
 
 ContentFormat = Literal["string", "openai"]
 """How a template wants a message's content: one string, or a list of parts."""
-
-_TICK: Final = "_warmpath_tick"
-
-
-class TemplateTooLong(Exception):
-    """The template took more time, or made more text, than it was given."""
 
 
 class ChatTemplate:
     """A compiled chat template. Raises jinja2.TemplateError for one that cannot be compiled. Thread-safe."""
 
     def __init__(self, source: str) -> None:
-        environment = _Sandbox()
+        environment = Sandbox()
+        environment.add_filter("tojson", _to_json)
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         self.source = source
         self.content_format: ContentFormat = _content_format(environment.parse(source))
         self.knows_developer = '"developer"' in source or "'developer'" in source
         """Whether it has a role of that name; vLLM makes it `system` for those that have not."""
-        code = environment.compile(_Watched().visit(environment.parse(source)))
+        code = environment.compile(environment.watched(source))
         self._template = Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, values: Mapping[str, Any], seconds: float, longest: int) -> str:
@@ -49,7 +44,7 @@ class ChatTemplate:
         Anything else that a template can provoke (TypeError, OverflowError, RecursionError, …) becomes TemplateError.
         """
         pieces, size = [], 0
-        _watch.until = time.monotonic() + seconds
+        bounds.until, bounds.longest = time.monotonic() + seconds, longest
         try:
             for piece in self._template.generate(values):
                 size += len(piece)
@@ -61,54 +56,6 @@ class ChatTemplate:
         except Exception as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
         return "".join(pieces)
-
-
-class _Watch(threading.local):
-    """Until when the template that runs in this thread may run, on the monotonic clock."""
-
-    until = 0.0
-
-
-_watch = _Watch()
-
-
-def _tick() -> str:
-    if time.monotonic() > _watch.until:
-        raise TemplateTooLong("its time is over")
-    return ""
-
-
-class _Watched(NodeTransformer):
-    """Puts a look at the clock at the head of every loop's body. (Calls look by themselves, see `_Sandbox.call`.)"""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        look = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
-        return node
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; to us its content is just content."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class has it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _raise
-        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        self.globals[_TICK] = _tick
-
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        _tick()
-        return super().call(context, function, *args, **kwargs)
 
 
 def _to_json(

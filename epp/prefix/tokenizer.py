@@ -30,6 +30,8 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 
 LONGEST_TEXT: Final = 4 << 20
 """Characters of one rendered prompt."""
+LONGEST_PIECE: Final = 1 << 20
+"""Bytes of text that are tokenized at once; a token takes some 300 bytes meanwhile, and a byte may be one."""
 _MOST_FILE: Final = 256 << 20
 """Bytes of a tokenizer.json. The largest in use have some 35 MB."""
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -203,8 +205,11 @@ class ModelTokenizer:
     def _known(self, text: str, encode: Callable[[], list[int]]) -> Ids:
         key = key_of(self._seed, text)
         if (ids := self._pieces.get(key)) is None:
+            size = len(text.encode("utf-8", "surrogatepass")) - 1
+            if size > LONGEST_PIECE:
+                raise TooLate(f"a text of {size} bytes without a special token in it; expected at most {LONGEST_PIECE}")
             ids = array("I", encode())
-            self._pieces.put(key, ids, len(text.encode("utf-8", "surrogatepass")) - 1)
+            self._pieces.put(key, ids, size)
         return ids
 
     def _encode(self, piece: str, first: bool) -> list[int]:

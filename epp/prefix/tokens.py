@@ -8,12 +8,12 @@ import asyncio
 import json
 import shlex
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from jinja2 import TemplateError
 
@@ -24,11 +24,17 @@ from epp.pool.http import BadAnswer
 from epp.prefix.conversation import Unsupported
 from epp.prefix.pieces import Ids, Pieces
 from epp.prefix.prompt import prompt_of
-from epp.prefix.remote import Remote
-from epp.prefix.template import ContentFormat, TemplateTooLong
+from epp.prefix.remote import Remote, ids_in, question
+from epp.prefix.sandbox import TemplateTooLong
+from epp.prefix.template import ContentFormat
 from epp.prefix.tokenizer import ModelTokenizer, TooLate
 
+R = TypeVar("R")
+
 Reason = Literal["no-tokenizer", "late", "unsupported", "failed"]
+
+_SMALL: Final = 64 << 10
+"""Bytes that are read at once; more are read in a thread."""
 
 ANY_MODEL: Final = "*"
 """Key of the tokenizer for every model that has none of its own, LoRA adapters above all."""
@@ -116,9 +122,9 @@ class Tokens:
         try:
             async with asyncio.timeout(self._deadline):
                 if tokenizer is not None:
-                    return await self._read(tokenizer, request)
+                    return await self._in_thread(self._work, tokenizer, request)
                 assert self._remote is not None
-                return await self._remote.ids(request)
+                return await self._asked(self._remote, request)
         except TimeoutError:
             raise NoTokens("late", f"no ids within {self._deadline:g} s") from None
         except (TooLate, TemplateTooLong) as error:
@@ -128,11 +134,20 @@ class Tokens:
         except (BadAnswer, OSError) as error:
             raise NoTokens("failed", f"/tokenize: {error}") from None
 
-    async def _read(self, tokenizer: ModelTokenizer, request: Request) -> Ids:
+    async def _asked(self, remote: Remote, request: Request) -> Ids:
+        """From a pod. What takes long for a large body is done in a thread, as for tokenizers of our own."""
+        large = len(request.body) > _SMALL
+        asked = await self._in_thread(question, request) if large else question(request)
+        if not isinstance(asked, bytes):
+            return asked
+        page = await remote.page(asked)
+        return await self._in_thread(ids_in, page) if len(page) > _SMALL else ids_in(page)
+
+    async def _in_thread(self, do: Callable[..., R], *args: Any) -> R:
         if not self._places.acquire(blocking=False):
             raise NoTokens("late", "too many requests wait for their tokens")
         try:
-            work = self._pool.submit(self._work, tokenizer, request)
+            work = self._pool.submit(do, *args)
         except BaseException:
             self._places.release()
             raise

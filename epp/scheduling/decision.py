@@ -81,6 +81,7 @@ class Decision(msgspec.Struct, eq=False):
         return {
             "request_id": self.request.id,
             "model": self.request.model,
+            **({"opaque": self.request.opaque} if self.request.opaque else {}),
             "at": self.at,
             "tokens": self.request.tokens,
             "endpoint": self.endpoint.name,

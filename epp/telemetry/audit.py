@@ -64,7 +64,7 @@ class AuditLog:
         if len(self._entries) >= self._capacity:
             self._metrics.degraded("audit-failed", f"{self.path} is slower than the requests; entries are dropped")
             return
-        self._entries.append(entry)
+        self._entries.append(_cut(entry))  # now: texts of clients would wait here as long as they came
 
     async def run(self) -> None:
         """Write what is taken, until cancelled; then write the rest."""
@@ -91,7 +91,7 @@ class AuditLog:
         if not entries:
             return ""
         try:
-            lines = [b"\n" if self._torn else b"", *(msgspec.json.encode(_cut(entry)) + b"\n" for entry in entries)]
+            lines = [b"\n" if self._torn else b"", *(msgspec.json.encode(entry) + b"\n" for entry in entries)]
             self._append(b"".join(lines))
         except (OSError, UnicodeEncodeError) as error:
             self._torn = True

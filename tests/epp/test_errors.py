@@ -13,6 +13,7 @@ from epp.errors import (
     RequestTimeout,
     TooLarge,
     UnknownModel,
+    UnsupportedMedia,
 )
 
 STATUS = {
@@ -20,6 +21,7 @@ STATUS = {
     UnknownModel: 404,
     RequestTimeout: 408,
     TooLarge: 413,
+    UnsupportedMedia: 415,
     Rejected: 429,
     InternalError: 500,
     NoEndpoint: 503,

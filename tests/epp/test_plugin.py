@@ -113,3 +113,30 @@ def test_shares_of_a_prompt() -> None:
 def test_all_that_is_promised_is_there() -> None:
     assert {name for name in epp.plugin.__all__ if not hasattr(epp.plugin, name)} == set()
     assert Load().at is None
+
+
+def _by_value(cls: type[Scorer]) -> type[Scorer]:
+    """The methods that a decorator of another kind would give the class."""
+    return type("ByValue", (cls,), {"__eq__": lambda self, other: isinstance(other, Scorer)})
+
+
+@pytest.mark.parametrize(
+    "made_by",
+    [lambda cls: cls, dataclass, dataclass(order=True), dataclass(slots=True), dataclass(eq=False), _by_value],
+    ids=["plain", "dataclass", "ordered", "slots", "no-eq", "own-eq"],
+)
+def test_a_plugin_of_any_kind_of_class_keeps_notes_under_itself(
+    made_by: Callable[[type[Scorer]], type[Scorer]],
+) -> None:
+    class Kept(Scorer):
+        floor: float = 0.1
+
+        def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+            request.notes[self] = len(endpoints)
+            return [0.0] * len(endpoints)
+
+    cls = made_by(Kept)
+    one, other, request = cls(), cls(), Request(id="1", model="m")
+    one.score(request, [])
+    other.score(request, [Endpoint("a", "10.0.0.1:80")])
+    assert (request.notes[one], request.notes[other]) == (0, 1)

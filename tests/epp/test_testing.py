@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-pytest.importorskip("epp.loader", reason="the loader is not in this tree yet")
-
-from epp.plugin import Load
+from epp import stock
+from epp.loader import strategies, strategy_text
+from epp.parts import find_class
+from epp.plugin import Filter, Load, Picker, Scorer
 from epp.testing import decide, endpoint, request
 
 CONFIG = """
@@ -46,3 +47,36 @@ def test_the_same_question_has_the_same_answer() -> None:
     )
     endpoints = [endpoint(name) for name in "abcdefgh"]
     assert len({decide(config, endpoints, request()).endpoint for _ in range(5)}) == 1
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_every_strategy_decides(strategy: str) -> None:
+    endpoints = [endpoint(name, block_size=16, blocks=1000) for name in "abc"]
+    decision = decide(strategy_text(strategy), endpoints, request("x" * 4000, headers={"x-session-id": "1"}))
+    assert decision.endpoint in endpoints
+
+
+STOCK = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {{name: it, type: {type}, parameters: {parameters}}}
+- {{type: queue-scorer}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {{pluginRef: {used}}}
+"""
+NEEDED = {
+    "by-label": "{label: role, validValues: [decode], allowsNoLabel: true}",
+    "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
+}
+"""Parameters of types that do not work without."""
+
+
+@pytest.mark.parametrize("kind", stock.CLASSES)
+def test_every_stock_plugin_decides(kind: str) -> None:
+    used = issubclass(find_class(kind, "type"), (Filter, Scorer, Picker))
+    text = STOCK.format(type=kind, parameters=NEEDED.get(kind, "{}"), used="it" if used else "queue-scorer")
+    endpoints = [endpoint(name, labels={"llm-d.ai/role": role}) for name in "ab" for role in ("both", "encode")]
+    assert decide(text, endpoints, request("x" * 4000)).endpoint in endpoints

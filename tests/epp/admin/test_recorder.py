@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from epp.admin.decisions import Decisions
@@ -39,6 +40,7 @@ class Desk:
 def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     desk, pods = Desk(), [endpoint(1), endpoint(2)]
     made = decision("r1", pods, cached=60)
+    made.headers = {"tracestate": "what=a,client=sent"}
     desk.recorder.decided(made, 99.999)
     assert desk.metrics.endpoint(pods[0]).in_flight == 1
     assert desk.metrics.endpoint(pods[0]).predicted_hit_rate == 0.6
@@ -52,7 +54,8 @@ def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     kept = desk.decisions.find("r1")
     assert kept is not None
     assert kept.decision.request.body == kept.decision.request.prompt == b""
-    assert kept.decision.request.signals == {}
+    assert not kept.decision.request.signals
+    assert not kept.decision.headers
     assert kept.as_dict()["predicted_cached_tokens"] == 60
 
 
@@ -130,3 +133,12 @@ def test_brief_names_the_filters_that_dropped_somebody() -> None:
     assert brief(made) == "default: 1 of 1, expected-ttft 1.00, 2 dropped by zone"
     made.runs = []
     assert brief(made) == "no profile ran"
+
+
+def test_a_body_that_was_not_read_is_counted_and_the_decision_says_why() -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1)])
+    made.request = msgspec.structs.replace(made.request, opaque="content-encoding: gzip")
+    desk.recorder.decided(made, 99.0)
+    assert desk.value("warmpath_degraded_total", reason="opaque-body") == 1
+    desk.recorder.finished(made, Response(status=200))
+    assert made.as_dict()["opaque"] == "content-encoding: gzip"

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.errors import BadRequest
+from epp.errors import BadRequest, UnsupportedMedia
 from epp.parsing.parser import Parser
-from epp.parsing.passthrough import OPAQUE
 from epp.parsing.request import Api, RawRequest, Request
 
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Rules:
-    """Rewrites `old` to `new`; the objective `vip` has priority 7."""
+    """Rewrites `old` to `new` if it `rewrites`; the objective `vip` has priority 7."""
+
+    def __init__(self, rewrites: bool = True) -> None:
+        self.rewrites = rewrites
 
     def rewrite(self, model: str) -> str:
-        return "new" if model == "old" else model
+        return "new" if model == "old" and self.rewrites else model
 
     def priority(self, objective: str | None) -> int:
         return 7 if objective == "vip" else 0
@@ -30,9 +32,10 @@ def parse(
     path: str = "/v1/chat/completions",
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
+    rewrites: bool = True,
 ) -> tuple[Request, bytes | None]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    parser = Parser(Rules(), lambda model, nbytes: nbytes // 4, lambda: "made-up")
+    parser = Parser(Rules(rewrites), lambda model, nbytes: nbytes // 4, lambda: "made-up")
     return parser.parse(RawRequest(method, path, headers or {}, content, sees_answer=True))
 
 
@@ -59,6 +62,15 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
         ("/v1/messages", "messages"),
         ("/llm/v1/chat/completions/", "chat"),
         ("/v1/chat/completions?timeout=5/v1/messages", "chat"),
+        ("/v1/chat/%63ompletions", "chat"),
+        ("/v1%2Fchat%2fcompletions", "chat"),
+        ("//v1//chat///completions//", "chat"),
+        ("/v1/models/../chat/./completions", "chat"),
+        ("/v1/models/%2e%2E/chat/completions?x=%2f..", "chat"),
+        ("/v1/chat/completions#x", "chat"),
+        ("/v1/chat/%2563ompletions", "other"),
+        ("/v1/chat/completions%3fx", "other"),
+        ("/v1/chat/completions/%ff", "other"),
         ("/v1/messages/count_tokens", "other"),
         ("/v1/models", "other"),
         ("/tokenize", "other"),
@@ -86,11 +98,28 @@ def test_unknown_paths_may_have_any_body() -> None:
     assert (request.api, request.body, forward) == ("other", body, None)
 
 
+GZIPPED = gzip.compress(json.dumps(CHAT).encode())
+
+
 @pytest.mark.parametrize("headers", [{"content-encoding": "gzip"}, {"content-type": "multipart/form-data; boundary=b"}])
-def test_bodies_we_cannot_read_are_routed_by_load_with_a_note(headers: dict[str, str]) -> None:
-    request, forward = parse(gzip.compress(json.dumps(CHAT).encode()), headers=headers)
+def test_bodies_we_cannot_read_are_routed_by_load_and_say_so(headers: dict[str, str]) -> None:
+    request, forward = parse(GZIPPED, headers=headers, rewrites=False)
     assert (request.api, forward) == ("other", None)
-    assert request.notes[OPAQUE].startswith("content-")
+    assert request.opaque.startswith("content-")
+    assert not parse(GZIPPED, "/v1/models", headers)[0].opaque
+    assert not parse(GZIPPED, headers=headers, method="GET")[0].opaque
+
+
+@pytest.mark.parametrize("headers", [{"content-encoding": "gzip"}, {"content-type": "multipart/form-data; boundary=b"}])
+def test_bodies_we_cannot_read_are_refused_where_models_are_rewritten(headers: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedMedia, match=r"^content-.*; expected JSON without a content-encoding"):
+        parse(GZIPPED, headers=headers)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, zstd"])
+def test_a_coding_that_is_not_there_hides_no_model(coding: str) -> None:
+    body = b'{"model":"old","messages":[]}'
+    assert parse(body, headers={"content-encoding": coding})[1] == b'{"model":"new","messages":[]}'
 
 
 def test_a_rewritten_model_changes_the_body_to_forward_only() -> None:
@@ -151,8 +180,25 @@ def test_random_bytes_are_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("body", "api"),
-    [(CHAT, "chat"), ({"model": "m", "prompt": "p"}, "completions"), ({"model": "m"}, "other"), (b"", "other")],
+    [
+        (CHAT, "chat"),
+        ({"model": "m", "prompt": "p"}, "completions"),
+        ({"model": "m"}, "other"),
+        (b"", "other"),
+        (b"[]", "other"),
+    ],
 )
 def test_without_method_and_path_the_body_tells_the_format(body: Any, api: Api) -> None:
     request, _ = parse(body, path="", method="")
     assert request.api == api
+
+
+@pytest.mark.parametrize(
+    ("body", "api"),
+    [
+        (b'{"model":"m","m\\u0065ssages":[]}', "chat"),
+        (b'{"model":"m","prompt":"\\"messages\\"","x":{"messages":[]}}', "completions"),
+    ],
+)
+def test_without_a_path_only_fields_of_the_body_itself_tell_the_format(body: bytes, api: Api) -> None:
+    assert parse(body, path="", method="")[0].api == api

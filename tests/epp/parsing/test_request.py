@@ -1,6 +1,6 @@
 import pytest
 
-from epp.parsing.request import Request
+from epp.parsing.request import LONGEST_SALT, Request, short_salt
 from epp.pool.endpoint import Endpoint
 
 
@@ -25,3 +25,11 @@ def test_requests_share_no_scratch_space() -> None:
     one.notes["x"] = 1
     assert other.notes == {}
     assert one != other
+
+
+def test_a_long_salt_is_kept_as_its_digest() -> None:
+    assert short_salt("s" * LONGEST_SALT) == "s" * LONGEST_SALT
+    long = short_salt("\ud800" * 10_000_000)
+    assert len(long) <= LONGEST_SALT
+    assert short_salt(long) == long
+    assert long != short_salt("\ud800" * 9_999_999)

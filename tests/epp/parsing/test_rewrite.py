@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import BadRequest
-from epp.parsing.rewrite import NameBack, rewrite_model
+from epp.parsing.rewrite import MAX_KEY, MAX_KEYS, NameBack, rewrite_model
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,32 @@ def test_the_new_name_is_escaped() -> None:
 def test_what_is_no_object_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         rewrite_model(body, "new")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (b"".join(b'"%d":1,' % n for n in range(1_000_000)), f"more than {MAX_KEYS} fields"),
+        (b'"k":1,' * 1_000_000, f"more than {MAX_KEYS} fields"),
+        (b'"' + b"\\u006b" * 1_000_000 + b'":1,', f"1000000 characters; expected at most {MAX_KEY}"),
+    ],
+    ids=["many", "equal", "long"],
+)
+def test_what_would_take_long_is_refused_before_it_takes_memory(fields: bytes, named: str) -> None:
+    body = b"{" + fields + b'"model":"a"}'
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadRequest, match=named):
+            rewrite_model(body, "new")
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000  # pairs of the first would take 300 MB
+    finally:
+        tracemalloc.stop()
+
+
+def test_as_many_fields_as_are_taken_are_rewritten() -> None:
+    names = [f"{n}" for n in range(MAX_KEYS - 2)]
+    body = json.dumps({"model": "a", **dict.fromkeys(names, 1), "k" * MAX_KEY: [{"model": "a"}] * 5}).encode()
+    assert json.loads(rewrite_model(body, "new")) == {**json.loads(body), "model": "new"}
 
 
 TEXT = st.one_of(st.sampled_from(["model", "mod", 'a"b', "\\", "{", "é😀"]), st.text(st.characters(codec="utf-8")))

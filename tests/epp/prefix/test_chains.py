@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.parsing.request import short_salt
 from epp.prefix.chains import chain_of_tokens, mixed
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=70)
@@ -49,3 +50,9 @@ def test_what_is_mixed_in_counts_by_its_parts() -> None:
 def test_what_is_no_token_id_is_refused(wrong: int) -> None:
     with pytest.raises(OverflowError):
         chain_of_tokens([wrong] * 16, 16)
+
+
+def test_a_long_salt_meets_its_digest() -> None:
+    ids, salt = list(range(32)), "s" * 1000
+    assert chain_of_tokens(ids, 4, salt=salt) == chain_of_tokens(ids, 4, salt=short_salt(salt))
+    assert mixed(1, [salt]) == mixed(1, [short_salt(salt)]) != mixed(1, [salt + "t"])

@@ -3,6 +3,7 @@ from random import Random
 
 import pytest
 
+from epp.parsing.request import short_salt
 from epp.prefix.chunks import chunks_of, low, salted
 
 TOKENS = (lambda chance: [chance.randrange(4096) for _ in range(70)])(Random(1))
@@ -39,6 +40,8 @@ def test_a_salt_makes_other_names() -> None:
     name = chunks_of(TOKENS, 32, "blake3")[0]
     assert salted(name, "") == name
     assert len({name, salted(name, "a"), salted(name, "b")}) == 3
+    long = "s" * 1000
+    assert salted(name, long) == salted(name, short_salt(long)) != salted(name, long + "t")
 
 
 @pytest.mark.parametrize("token", [-1, 1 << 32, "1"])

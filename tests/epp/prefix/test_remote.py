@@ -11,7 +11,8 @@ import pytest
 from epp.plugin import Api, Endpoint, Request
 from epp.pool.http import BadAnswer
 from epp.prefix.conversation import Unsupported
-from epp.prefix.remote import Remote
+from epp.prefix.pieces import Ids
+from epp.prefix.remote import MAX_BODY, Remote, ids_in, question
 from epp.sim import tokens as sim
 from epp.sim.server import SimulatedPod
 
@@ -26,30 +27,40 @@ def to(*addresses: str) -> Remote:
     return Remote(lambda: [Endpoint(f"pod-{i}", address) for i, address in enumerate(addresses)])
 
 
+async def ids(remote: Remote, request: Request) -> Ids:
+    found = question(request)
+    return ids_in(await remote.page(found)) if isinstance(found, bytes) else found
+
+
 async def test_a_pod_is_asked_for_what_the_request_would_give() -> None:
     async with SimulatedPod() as pod:
         remote = to(pod.address)
         wanted = sim.unpack(sim.render_chat(CHAT["messages"]))
-        assert list(await remote.ids(asked(CHAT))) == wanted
+        assert list(await ids(remote, asked(CHAT))) == wanted
         unanswered = sim.unpack(sim.render_chat(CHAT["messages"], answer=False))
-        assert list(await remote.ids(asked({**CHAT, "add_generation_prompt": False}))) == unanswered
+        assert list(await ids(remote, asked({**CHAT, "add_generation_prompt": False}))) == unanswered
         tool = {"type": "function", "function": {"name": "f"}}
         with_tools = sim.unpack(sim.render_chat(CHAT["messages"], [tool]))
-        assert list(await remote.ids(asked({**CHAT, "tools": [tool]}))) == with_tools
-        assert list(await remote.ids(asked({"prompt": "Good day"}, "completions"))) == sim.unpack(
+        assert list(await ids(remote, asked({**CHAT, "tools": [tool]}))) == with_tools
+        assert list(await ids(remote, asked({"prompt": "Good day"}, "completions"))) == sim.unpack(
             sim.encode("Good day")
         )
         remote.close()
 
 
 async def test_ids_need_no_pod() -> None:
-    assert list(await to().ids(asked({"prompt": [1, 2]}, "completions"))) == [1, 2]
+    assert list(await ids(to(), asked({"prompt": [1, 2]}, "completions"))) == [1, 2]
 
 
 async def test_what_is_not_rendered_is_sent_to_nobody() -> None:
     for messages in ([], [{"role": "assistant", "content": "a", "reasoning_content": "b"}]):
         with pytest.raises(Unsupported):
-            await to("127.0.0.1:1").ids(asked({"messages": messages}))
+            await ids(to("127.0.0.1:1"), asked({"messages": messages}))
+
+
+def test_no_pod_is_asked_about_a_huge_body() -> None:
+    with pytest.raises(Unsupported, match=f"at most {MAX_BODY}"):
+        question(asked({"prompt": "a" * MAX_BODY}, "completions"))
 
 
 @asynccontextmanager
@@ -89,7 +100,7 @@ async def test_a_connection_is_kept_and_every_pod_has_its_turn() -> None:
     async with server(answer) as (one, seen, made), server(answer) as (two, others, others_made):
         remote = to(one, two)
         for _ in range(6):
-            assert list(await remote.ids(asked(CHAT))) == [1, 2]
+            assert list(await ids(remote, asked(CHAT))) == [1, 2]
         assert (len(seen), len(others), len(made), len(others_made)) == (3, 3, 1, 1)
         remote.close()
 
@@ -98,7 +109,7 @@ async def test_the_model_and_every_flag_are_passed_on() -> None:
     async with server(lambda _: ok(b'{"tokens": []}')) as (address, seen, _):
         remote = to(address)
         kwargs = {"enable_thinking": False}
-        await remote.ids(asked({**CHAT, "chat_template_kwargs": kwargs, "add_special_tokens": True}, model="m"))
+        await ids(remote, asked({**CHAT, "chat_template_kwargs": kwargs, "add_special_tokens": True}, model="m"))
         sent = json.loads(seen[0].partition(b"\r\n\r\n")[2])
         assert sent == {
             "model": "m",
@@ -118,7 +129,7 @@ async def test_a_kept_connection_that_was_closed_is_made_anew() -> None:
     async with server(answer) as (address, _, made):
         remote = to(address)
         for _ in range(3):
-            assert list(await remote.ids(asked(CHAT))) == []
+            assert list(await ids(remote, asked(CHAT))) == []
         assert len(made) == 3
         remote.close()
 
@@ -138,12 +149,12 @@ async def test_anything_but_ids_is_a_bad_answer(answer: bytes) -> None:
     async with server(lambda _: answer) as (address, _, _):
         remote = to(address)
         with pytest.raises(BadAnswer):
-            await remote.ids(asked(CHAT))
+            await ids(remote, asked(CHAT))
         remote.close()
 
 
 async def test_without_an_endpoint_there_is_nobody_to_ask() -> None:
     with pytest.raises(BadAnswer, match="no endpoint"):
-        await to().ids(asked(CHAT))
+        await ids(to(), asked(CHAT))
     with pytest.raises(OSError, match=r"refused|Connect"):
-        await to("127.0.0.1:1").ids(asked(CHAT))
+        await ids(to("127.0.0.1:1"), asked(CHAT))

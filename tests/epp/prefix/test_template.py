@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 
-from epp.prefix.template import ChatTemplate, TemplateTooLong
+from epp.prefix.sandbox import TemplateTooLong
+from epp.prefix.template import ChatTemplate
 
 
 def render(source: str, seconds: float = 5.0, longest: int = 10_000, **values: Any) -> str:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ from epp.plugin import Request
 from epp.prefix.conversation import Unsupported
 from epp.prefix.pieces import Pieces
 from epp.prefix.prompt import Text, prompt_of
-from epp.prefix.template import TemplateTooLong
-from epp.prefix.tokenizer import LONGEST_TEXT, ModelTokenizer, TooLate
+from epp.prefix.sandbox import TemplateTooLong
+from epp.prefix.tokenizer import LONGEST_PIECE, LONGEST_TEXT, ModelTokenizer, TooLate
 from tests.support.prompts import PROMPTS
 from tests.support.tokenizers import QWEN, STYLES, make, write
 
@@ -145,6 +147,50 @@ def test_time_that_is_over_ends_the_reading_and_what_was_read_is_kept(load: Load
     assert tokenizer._pieces.encoded == 50
     with pytest.raises(TooLate, match="characters"):
         tokenizer.ids(Text("a" * (LONGEST_TEXT + 1)), 60.0)
+
+
+def test_long_pieces_are_not_tokenized_and_long_texts_of_short_ones_are(load: Load) -> None:
+    tokenizer, _ = load("llama")
+    for text in ("a" * (LONGEST_PIECE + 1), "你" * (LONGEST_PIECE // 3 + 1)):
+        with pytest.raises(TooLate, match=f"expected at most {LONGEST_PIECE}"):
+            tokenizer.ids(Text(text), 60.0)
+    assert tokenizer._pieces.encoded == 0
+    assert len(tokenizer.ids(Text(("hello " * 1000 + "<|eot_id|>") * 300), 60.0)) > LONGEST_PIECE // 10
+
+
+ATTACK = """
+import asyncio, json, resource, sys
+from pathlib import Path
+from epp.plugin import Request
+from epp.prefix.pieces import Pieces
+from epp.prefix.tokens import NoTokens, TokenizerFiles, Tokens, load_tokenizers
+
+pieces = Pieces(1 << 20)
+tokens = Tokens(load_tokenizers({"m": TokenizerFiles(sys.argv[1])}, pieces), pieces, deadline=30.0)
+body = json.dumps({"prompt": "What of it, hello? " * 200_000}).encode()
+request = Request(id="1", model="m", api="completions", body=body)
+
+async def ask():
+    try:
+        await tokens.of(request)
+    except NoTokens as none:
+        return none.reason
+
+async def main():
+    return await asyncio.gather(ask(), ask())
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+reasons = asyncio.run(main())
+print(json.dumps([reasons, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before]))
+"""
+
+
+def test_prompts_of_4_mb_take_no_memory_worth_mentioning(tmp_path: Path) -> None:
+    make("llama", tmp_path / "m")
+    command = [sys.executable, "-c", ATTACK, str(tmp_path / "m")]
+    reasons, grown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert reasons == ["late", "late"]
+    assert grown < 150_000  # KB; two that are tokenized at a time take some 900 MB
 
 
 def test_a_prompt_that_begins_with_an_added_token_written_longer_is_cut_at_the_longer(tmp_path: Path) -> None:

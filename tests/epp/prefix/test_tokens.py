@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.plugin import Api, Endpoint, Request
+from epp.prefix import remote
 from epp.prefix.pieces import Pieces
 from epp.prefix.remote import Remote
 from epp.prefix.tokens import ANY_MODEL, NoTokens, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
@@ -161,6 +163,27 @@ async def test_a_pod_is_asked_for_models_without_files(tokens: Made) -> None:
         with pytest.raises(NoTokens) as none:
             await reader.of(asked({**CHAT, "messages": []}, model="sim"))
         assert none.value.reason == "unsupported"
+
+
+async def test_long_prompts_for_a_pod_are_read_in_a_thread(tokens: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def seen(do: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def noted(given: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return do(given)
+
+        return noted
+
+    for name in ("question", "ids_in"):
+        monkeypatch.setattr(f"epp.prefix.tokens.{name}", seen(getattr(remote, name)))
+    async with SimulatedPod() as pod:
+        reader = tokens(remote=Remote(lambda: [Endpoint("pod", pod.address)]), deadline=60.0)
+        await reader.of(asked(CHAT, model="sim"))
+        assert threads == [threading.current_thread().name] * 2
+        text = "hello world " * 10_000
+        assert list(await reader.of(asked({"prompt": text}, "completions", "sim"))) == sim.unpack(sim.encode(text))
+        assert [name.startswith("tokens") for name in threads[2:]] == [True, True]
 
 
 async def test_a_pod_that_is_away_or_silent_is_told(tokens: Made) -> None:

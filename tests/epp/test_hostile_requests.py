@@ -1,0 +1,74 @@
+"""What clients send goes as it came: nothing of it stays beyond a bound, whatever a client writes into it."""
+
+import asyncio
+import json
+import tracemalloc
+from pathlib import Path
+from random import Random
+
+from epp.admin.decisions import Decisions
+from epp.admin.recorder import Recorder
+from epp.flow.admission import Admission
+from epp.loader import load_strategy
+from epp.parsing.parser import Parser
+from epp.parsing.request import RawRequest
+from epp.parsing.tokens import TokenRatio
+from epp.pool.store import Pool
+from epp.prefix.ratio import LearnTokens
+from epp.route import Router
+from epp.scheduling.chain import Chain
+from epp.scheduling.scheduler import Scheduler
+from epp.telemetry.audit import AuditLog
+from epp.telemetry.metrics import Metrics
+from tests.support.scheduling import pod
+
+
+def router(strategy: str, audit: AuditLog, metrics: Metrics) -> Router:
+    """As the process joins one."""
+    pool = Pool("p", random=Random(1))
+    pool.replace([pod("a", address="10.0.0.1:8000"), pod("b", address="10.0.0.2:8000")])
+    pipeline = load_strategy(strategy, clock=lambda: 0.0, random=Random(0))
+    tokens = TokenRatio()
+    scheduler = Scheduler(
+        pipeline.producers,
+        {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
+        pipeline.handler,
+        (*pipeline.plugins, LearnTokens(tokens.observe)),
+        wall_clock=lambda: 0.0,
+        on_error=lambda plugin, error: (_ for _ in ()).throw(error),
+    )
+    recorder = Recorder("p", metrics, Decisions(), audit, clock=lambda: 0.0, wall_clock=lambda: 0.0)
+    parser = Parser(pool, tokens.tokens, lambda: "made-up")
+    return Router(pool, parser, Admission(pipeline.detector), scheduler, recorder, lambda: 0.0)
+
+
+def hostile(n: int) -> RawRequest:
+    """A request in which everything is long, and different from all others."""
+    body = {"model": "m", "messages": [{"role": "user", "content": f"{n} hello"}], "cache_salt": f"{n}" * 200_000}
+    names = ("x-request-id", "x-session-id", "x-gateway-inference-objective", "x-gateway-inference-fairness-id", "x")
+    headers = dict.fromkeys(names, f"{n}" * 20_000)
+    return RawRequest("POST", "/v1/chat/completions", headers, json.dumps(body).encode())
+
+
+def test_of_long_salts_ids_and_headers_nothing_stays(tmp_path: Path) -> None:
+    async def serve() -> int:
+        metrics = Metrics()
+        routers = [router(name, AuditLog(tmp_path / name, metrics), metrics) for name in ("prefix-aware", "session")]
+
+        async def send(numbers: range) -> None:
+            for n in numbers:
+                for each in routers:
+                    async with each.route(hostile(n)) as routed:
+                        routed.answered(200, "")
+
+        await send(range(100, 110))
+        before = tracemalloc.get_traced_memory()[0]
+        await send(range(110, 160))
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        grown = asyncio.run(serve())
+    finally:
+        tracemalloc.stop()
+    assert grown < 2_000_000  # of 30 MB of salts and 15 MB of headers, twice
