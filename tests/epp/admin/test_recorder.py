@@ -130,3 +130,17 @@ def test_brief_names_the_filters_that_dropped_somebody() -> None:
     assert brief(made) == "default: 1 of 1, expected-ttft 1.00, 2 dropped by zone"
     made.runs = []
     assert brief(made) == "no profile ran"
+
+
+def test_failures_count_for_the_endpoint_that_failed() -> None:
+    desk, pods = Desk(), [endpoint(1), endpoint(2)]
+    for status in (500, 501, 400, 200, 0):
+        made = decision(f"r{status}", pods)
+        desk.recorder.decided(made, 99.0)
+        desk.recorder.finished(made, Response(status=status))
+    assert [desk.metrics.endpoint(pod).failures for pod in pods] == [1, 0]
+    retried = decision("retried", pods)
+    desk.recorder.decided(retried, 99.0)
+    retried.endpoints = pods[::-1]
+    desk.recorder.finished(retried, Response(status=503, served=pods[1].address))
+    assert [desk.metrics.endpoint(pod).failures for pod in pods] == [2, 1]
