@@ -48,6 +48,10 @@ _SILENCE: Final = 5.0
 """Seconds of an endpoint's silence after which a client's giving up is its fault."""
 
 
+def _untold(*what: object) -> None:
+    """Where no process wants to know."""
+
+
 class _Shares(dict[Endpoint, FailureShare]):
     """Those of the endpoints that fail; any other has none."""
 
@@ -107,9 +111,9 @@ class FailureShares(Producer[FailureShare]):
 
     produces: ClassVar[type[Any]] = FailureShare
 
-    degraded: Callable[[str], None] = field(default=lambda endpoint: None, init=False, repr=False)
+    degraded: Callable[[str], None] = field(default_factory=lambda: _untold, init=False, repr=False)
     """Told of each endpoint that is suspended; set by the process."""
-    recovered: Callable[[], None] = field(default=lambda: None, init=False, repr=False)
+    recovered: Callable[[], None] = field(default_factory=lambda: _untold, init=False, repr=False)
     """Told when none is suspended any more."""
     _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
