@@ -48,6 +48,7 @@ from epp.prefix.tokens import Tokens, load_tokenizers, tokenizer_files
 from epp.reload import ConfigFile
 from epp.route import Router, Witness
 from epp.scheduling.chain import Chain
+from epp.scheduling.failures import FailureShares
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
 from epp.steered import Steered
@@ -139,6 +140,8 @@ class Shared:
         self.credentials = _credentials(settings, self.metrics)
         self.certificate = _certificate(settings, self.metrics)
         self.tracing = _tracing(self.metrics) if settings.tracing else None
+        self.failing: set[str] = set()
+        """Names of the pools of which endpoints are suspended, because they fail."""
         self.tokens = TokenRatio()
         self.pieces = Pieces(_PIECES)
         self.tokenizers = load_tokenizers(tokenizer_files(settings.tokenizer, settings.tokenizer_args), self.pieces)
@@ -210,6 +213,7 @@ class Served:
         self.tiers = TierReader(shared.metrics.degraded)
         self._precise: PrecisePrefixCache | None = None
         self._listen()
+        self._watch_failures()
         self.port = port
         """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
@@ -232,6 +236,7 @@ class Served:
         self.router.scheduler = self._scheduler()
         self.router.admission.detector = pipeline.detector
         self._listen()
+        self._watch_failures()
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
 
     def _listen(self) -> None:
@@ -244,6 +249,25 @@ class Served:
             self.subscribers.use(None)
         self.tiers.use(precise.tiers if precise is not None else None)
         self._precise = precise
+
+    def _watch_failures(self) -> None:
+        """Have endpoints that fail told of, if the configuration looks at failures."""
+        suspended = 0.0
+        for each in self.pipeline.producers:
+            if isinstance(each, FailureShares):
+                each.degraded, each.recovered = self._fails, self._well
+                suspended += each.statistics()["suspended"]
+        if not suspended:  # a producer that is not kept by a reload has forgotten who fails
+            self._well()
+
+    def _fails(self, endpoint: str) -> None:
+        self._shared.failing.add(self.pool.name)
+        self._shared.metrics.degraded("endpoint-failing", f"{self.pool.name}: {endpoint}", lasting=True)
+
+    def _well(self) -> None:
+        self._shared.failing.discard(self.pool.name)
+        if not self._shared.failing:
+            self._shared.metrics.recovered("endpoint-failing")
 
     def _kv_events(self) -> KvEventFigures | None:
         return self._precise.figures(self.pool.endpoints) if self._precise is not None else None

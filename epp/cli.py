@@ -369,7 +369,12 @@ def up(**flags: Any) -> None:
 @click.option("--no-exchange", is_flag=True, help="They know nothing of each other.")
 @click.option("--lean", is_flag=True, help="The gateway does not show answers: no first tokens, no usage.")
 @click.option("--foreign", default=0.0, type=click.FloatRange(0, 1), help="Share of requests that pass the picker by.")
-@click.option("--fail", multiple=True, metavar="POD@AT+SECONDS", help="A pod dies at AT and is back after SECONDS.")
+@click.option(
+    "--fail",
+    multiple=True,
+    metavar="POD@AT+SECONDS[:SHARE%]",
+    help="A pod dies at AT and is back after SECONDS; or answers SHARE of its requests with errors at once.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write a page with plots.")
 def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) -> None:

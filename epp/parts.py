@@ -11,7 +11,7 @@ from epp import stock
 from epp.config import PluginSpec
 from epp.decode import Problems, build, nearest, short
 from epp.errors import ConfigError
-from epp.plugin import CacheRoom, InFlight, Plugin, PrefixMatch, Producer
+from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, Producer
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -24,6 +24,7 @@ _PRODUCERS: Final[Mapping[type[Any], str]] = {
     PrefixMatch: "approx-prefix-cache-producer",
     CacheRoom: "approx-cache-room-producer",
     InFlight: "inflight-load-producer",
+    FailureShare: "failure-share-producer",
 }
 """Signal -> the producer added where a plugin needs it and the configuration has none."""
 

@@ -12,7 +12,7 @@ is nothing to register. Every hook is synchronous and runs on the event loop bet
             return least(e.load.waiting for e in endpoints)
 
 A request passes: `Producer.prepare` (may wait) -> one synchronous step: `Producer.produce`, filters, scorers, picker,
-`on_picked` -> `on_first_token` -> `on_finished`, exactly once per `on_picked`, however the request ends.
+`on_picked` -> `on_answered` -> `on_first_token` -> `on_finished`: this once per `on_picked`, however the request ends.
 """
 
 import time
@@ -32,6 +32,7 @@ __all__ = [
     "Cost",
     "Detector",
     "Endpoint",
+    "FailureShare",
     "Filter",
     "InFlight",
     "Load",
@@ -93,6 +94,17 @@ class InFlight(NamedTuple):
     """Prompt tokens it does not hold, of requests without a first token yet."""
 
 
+class FailureShare(msgspec.Struct, frozen=True, gc=False):
+    """How often an endpoint failed lately, by its own fault. The defaults are those of one that is well."""
+
+    share: float = 0.0
+    """Of its last answers those that failed, 0..1; the latest count most, and all fade within seconds."""
+    suspended: bool = False
+    """It fails so often that it should get nothing, while another endpoint is there."""
+    trial: bool = False
+    """It would be suspended, but one request should go there now, to see whether it is well again."""
+
+
 # --- the contract ---------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +130,9 @@ class Plugin:
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         """The request was given to this endpoint (also: moved here by the gateway's retry)."""
+
+    def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """The answer's headers were seen: `response.status` is known. At most once; not all gateways show them."""
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
         """The first token was seen. At most once, and never when the gateway does not show us answers."""

@@ -73,12 +73,16 @@ class Routed:
         elsewhere = self._pool.endpoint_at(served) if served and served != self.decision.endpoint.address else None
         if elsewhere is not None:
             self._scheduler.moved(self.decision, elsewhere, self.response)
+        self._scheduler.answered(self.decision, self.response)
         self._content_type = content_type
         return self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        """A piece of the answer's body passed by (only where the gateway shows it). The first is the first token."""
-        if self.response.first_token_at is None and chunk:
+        """A piece of the answer's body passed by (only where the gateway shows it). The first is the first token.
+
+        An error's text is none: it comes at once, and would pass for quick service.
+        """
+        if self.response.first_token_at is None and chunk and self.response.status < 300:
             self.response.first_token_at = self._clock()
             self._scheduler.first_token(self.decision)
         if self._usage is None:

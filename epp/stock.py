@@ -43,6 +43,8 @@ CLASSES: Final = {
     "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
     "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
     "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",
+    "failure-share-producer": "epp.scheduling.failures.FailureShares",
+    "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
     "utilization-detector": "epp.flow.saturation.UtilizationDetector",
     "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",

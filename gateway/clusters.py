@@ -90,6 +90,7 @@ def pool_cluster(pool: InferencePool) -> Cluster:
         eds_cluster_config=_watched(name),
         connect_timeout=timedelta(seconds=2),
         circuit_breakers=_open_breakers(),
+        outlier_detection=_ejection(),
         load_balancing_policy=_policy("envoy.load_balancing_policies.override_host", Packed.pack(override)),
         typed_extension_protocol_options=_protocol(
             protocol_config or Explicit(http_protocol_options=Http1ProtocolOptions()), idle=KEEP_ALIVE
@@ -181,6 +182,23 @@ def _open_breakers() -> CircuitBreakers:
                 max_retries=1000,
             )
         ]
+    )
+
+
+def _ejection() -> OutlierDetection:
+    """An endpoint with five errors in a row (5xx, refused, reset) is left out where Envoy chooses by itself.
+
+    That is on the last retries, and where there is no picker (`FailOpen`). What the picker names is used, ejected or
+    not: it knows more of an endpoint's failures, and its trials find out when they end. At most half are ejected, and
+    below half that are left Envoy asks all of them (its panic threshold), so a pool is never emptied. Rates of success
+    are for the picker to weigh: Envoy would eject who is a little worse than others.
+    """
+    return OutlierDetection(
+        interval=timedelta(seconds=1),
+        base_ejection_time=timedelta(seconds=5),
+        max_ejection_time=timedelta(seconds=15),
+        max_ejection_percent=50,
+        enforcing_success_rate=0,
     )
 
 

@@ -70,6 +70,10 @@ class Recorder:
         record.response = response
         record.ended_at = self._clock()
         usage = response.usage or NO_USAGE
+        if decision.endpoint is not record.endpoint:
+            self._metrics.endpoint_failed(record.endpoint)
+        if response.failed:
+            self._metrics.endpoint_failed(decision.endpoint)
         self._metrics.request_finished(
             record.endpoint,
             record.model,

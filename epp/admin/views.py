@@ -61,6 +61,7 @@ def _endpoint(
         "load": _load(endpoint.load),
         "load_age_seconds": None if endpoint.load.at is None else round(max(0.0, now - endpoint.load.at), 3),
         "in_flight": series.in_flight,
+        "failures": series.failures,
         "decisions": series.decisions,
         "share": _rounded(series.decisions / decisions if decisions else None),
         "predicted_hit_rate": _rounded(series.predicted_hit_rate),

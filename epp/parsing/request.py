@@ -123,3 +123,11 @@ class Response(msgspec.Struct, eq=False):
     usage: Usage | None = None
     complete: bool = False
     """The answer's end was seen."""
+
+    @property
+    def failed(self) -> bool:
+        """By the endpoint's own fault: a status of 500 or more, or the gateway's retry was served elsewhere instead.
+
+        501 is none: the request asked for what the server does not do.
+        """
+        return (self.status >= 500 and self.status != 501) or bool(self.served and not self.status)

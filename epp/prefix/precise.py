@@ -296,7 +296,8 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         if sent.predicted >= 0 and endpoint in self._trust:
             usage = response.usage
             trust = self._trust[endpoint]
-            trust.ended(sent.predicted, usage.cached if computed and usage else -1, endpoint.load)
+            cached = usage.cached if computed and usage else -1
+            trust.ended(sent.predicted, cached, endpoint.load, computed=computed)
             if trust.value < 1:
                 self._doubted[endpoint] = trust
             else:

@@ -11,7 +11,7 @@ Observe = Callable[[str, int, int], None]
 class _Window:
     """What we sent to one endpoint between two scrapes."""
 
-    __slots__ = ("bytes", "load", "models", "open", "peak")
+    __slots__ = ("bytes", "load", "models", "open", "peak", "uncounted")
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -21,6 +21,8 @@ class _Window:
         """Requests in flight now."""
         self.peak = 0
         """Most requests in flight since the scrape."""
+        self.uncounted = False
+        """A request in it failed, so the engine may not have counted its prompt."""
 
 
 class LearnTokens(Plugin):
@@ -29,7 +31,7 @@ class LearnTokens(Plugin):
     `usage.prompt_tokens` says it exactly. In the lean wiring nobody sees it; there `vllm:prompt_tokens_total` grows
     between two scrapes by the tokens of what was sent meanwhile. A prompt that crosses the edge of a window is counted
     in one and sent in another, which evens out over windows; a window with more requests running than are ours, or
-    with several models, says nothing.
+    with several models or one that failed, says nothing.
     """
 
     def __init__(self, observe: Observe) -> None:
@@ -52,7 +54,9 @@ class LearnTokens(Plugin):
         size = request.notes.get(self)
         if size is None:
             return
-        self._window(endpoint).open -= 1
+        window = self._window(endpoint)
+        window.open -= 1
+        window.uncounted = window.uncounted or response.failed or response.status >= 400
         if response.usage is not None and response.usage.prompt > 0:
             self._from_answers += 1
             self._observe(request.model, size, response.usage.prompt)
@@ -75,8 +79,15 @@ class LearnTokens(Plugin):
     def _close(self, window: _Window, load: Load) -> None:
         tokens = load.prompt_tokens - window.load.prompt_tokens
         ours = load.running + load.waiting <= window.peak
-        if window.load.at is not None and tokens > 0 and window.bytes and len(window.models) == 1 and ours:
+        if (
+            window.load.at is not None
+            and tokens > 0
+            and window.bytes
+            and len(window.models) == 1
+            and ours
+            and not window.uncounted
+        ):
             self._from_counters += 1
             self._observe(next(iter(window.models)), window.bytes, tokens)
-        window.load, window.bytes, window.peak = load, 0, window.open
+        window.load, window.bytes, window.peak, window.uncounted = load, 0, window.open, False
         window.models.clear()

@@ -45,10 +45,15 @@ class Trust:
         self._open += 1
         self._peak = max(self._peak, self._open)
 
-    def ended(self, predicted: int, cached: int, load: Load) -> None:
-        """It ended; its answer said that `cached` tokens were, -1: it did not say."""
+    def ended(self, predicted: int, cached: int, load: Load, *, computed: bool = True) -> None:
+        """It ended; its answer said that `cached` tokens were, -1: it did not say.
+
+        Without having been `computed` it was not looked up either, so nothing was promised.
+        """
         self._look(load)
         self._open -= 1
+        if not computed:
+            self._promised = max(0, self._promised - predicted)
         if cached >= 0:
             self._answers = True
             self._observe(predicted, cached)

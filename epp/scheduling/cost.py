@@ -8,7 +8,11 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     stall  = s * requests * (work * (1 + work / residence) + min(pending, work))
     load   = tokens loaded from lower tiers / their speed                        instead of more work, if that is sooner
     shared = factor * work * (g - 1 + busy) + load * (2 + busy)                  or without a load, if that is less
-    cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory
+    cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory + failing
+    failing = excess ** 2 / (1 - excess) * (failure + all of the above)          excess: failures beyond a single one
+
+`failing` is the time of asking again, `excess / (1 - excess)` times in the mean, and of what an error is worth to a
+client. The more surely they are no chance, the more it counts: hence the square. Single failures cost nothing.
 
 `pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
 there was some; `requests` are those in flight there, and `residence` is how long requests are in flight in the mean.
@@ -31,7 +35,8 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import ClassVar, Final
 
-from epp.plugin import CacheRoom, Cost, Endpoint, Load, PrefixMatch, Request, Response
+from epp.plugin import CacheRoom, Cost, Endpoint, FailureShare, Load, PrefixMatch, Request, Response
+from epp.scheduling.failures import ONE
 from epp.scheduling.speeds import Speed, Speeds
 
 _NS: Final = 1_000_000_000
@@ -53,6 +58,10 @@ _SHORTEST: Final = 1e-3
 _DISPLACED: Final = 2.0
 """How often a load counts again, for the prefixes it displaces. Mean TTFT of documents in docs/replay.md, tiers: at 1
 1.97 s, at 2 1.74, at 3 1.77; of the chats there within 1 % of each other."""
+_SUSPENDED: Final = 60.0
+"""Seconds that an endpoint costs which should get nothing: more than any wait that is worth it."""
+_CERTAIN: Final = 0.95
+"""Most that a share of failures counts as."""
 _NOTHING: Final = PrefixMatch(0, 0, 0)
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
@@ -203,10 +212,11 @@ class ExpectedTtft(Cost):
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
       memory    waiting until running requests have freed enough KV memory
+      failing   what its recent failures are likely to cost
     """
 
-    needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom)
-    terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory")
+    needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
+    terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory", "failing")
 
     g: float = 1.5
     """How often a request's own work counts where nobody waited in the last minute, and once more where somebody always
@@ -237,6 +247,9 @@ class ExpectedTtft(Cost):
     """Seconds a request stays at an endpoint, until the first have been seen. What runs fills the memory and is gone
     after that time, so memory comes free at capacity / residence, and as many come as go (Little's law)."""
 
+    failure: float = 2.0
+    """Seconds that a client loses by an error, beside those of asking again."""
+
     learn_speeds: bool = True
     """Learn how fast each endpoint is, where first tokens of streamed answers are seen."""
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -249,7 +262,7 @@ class ExpectedTtft(Cost):
         for name in ("lin", "chunk", "l1_speed", "l2_speed", "residence"):
             if (value := getattr(self, name)) <= 0:
                 raise ValueError(f"{name}: {value}, expected more than 0")
-        for name in ("g", "s", "att", "base", "c", "d"):
+        for name in ("g", "s", "att", "base", "c", "d", "failure"):
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}: {value}, expected 0 or more")
         for pattern, speed in self.speeds.items():
@@ -307,8 +320,17 @@ class ExpectedTtft(Cost):
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
-            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory))
+            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, 0.0))
+        if failures := request.signals.get(FailureShare):
+            for i, endpoint in enumerate(endpoints):
+                if endpoint in failures:
+                    rows[i] = (*rows[i][:-1], self._failing(failures[endpoint], sum(rows[i])))
         return rows
+
+    def _failing(self, known: FailureShare, cost: float) -> float:
+        """What is to be added to the cost of an endpoint that failed lately."""
+        excess = max(0.0, min(known.share, _CERTAIN) - ONE) / (1 - ONE)
+        return excess * excess / (1 - excess) * (self.failure + cost) + (_SUSPENDED if known.suspended else 0.0)
 
     def _work_and_load(self, n: int, match: PrefixMatch) -> tuple[float, float]:
         """Seconds of computing, and of loading from l1 alone or both where less of both is needed then."""

@@ -51,6 +51,7 @@ class Scheduler:
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self._on_picked = _hooks(plugins, "on_picked")
+        self._on_answered = _hooks(plugins, "on_answered")
         self._on_first_token = _hooks(plugins, "on_first_token")
         self._on_finished = _hooks(plugins, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
@@ -126,6 +127,11 @@ class Scheduler:
         self._call(self._on_finished, decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
+
+    def answered(self, decision: Decision, response: Response) -> None:
+        """The answer's headers were seen. To be called once."""
+        if decision in self._open:
+            self._call(self._on_answered, decision.request, decision.endpoint, response)
 
     def first_token(self, decision: Decision) -> None:
         """The first token was seen; later calls for the same decision do nothing."""

@@ -172,6 +172,10 @@ class Metrics:
                 at_endpoint.checked_cached += cached
                 at_endpoint.checked_predicted += predicted
 
+    def endpoint_failed(self, endpoint: _Endpoint) -> None:
+        """A request failed by this endpoint's fault."""
+        self.endpoint(endpoint).failures += 1
+
     def request_failed(self, status: int, reason: str) -> None:
         """A request got its answer from us. `reason` is from a small fixed set: a drop reason or an error's kind."""
         self._refused[status, reason] = self._refused.get((status, reason), 0) + 1
@@ -357,6 +361,7 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_endpoint_predicted_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.predicted),
     "warmpath_endpoint_checked_predicted_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_predicted),
     "warmpath_endpoint_checked_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_cached),
+    "warmpath_endpoint_failures_total": lambda m: m._of_endpoints(lambda s: s.failures),
     "warmpath_endpoint_in_flight": lambda m: m._of_endpoints(lambda s: s.in_flight),
     "warmpath_endpoint_waiting": lambda m: m._of_loads(lambda load: load.waiting),
     "warmpath_endpoint_running": lambda m: m._of_loads(lambda load: load.running),

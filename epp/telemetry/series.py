@@ -75,10 +75,11 @@ class ShadowSeries:
 class EndpointSeries:
     """What is counted per endpoint; tokens of prompts. `checked_*` cover requests whose answer told the truth."""
 
-    __slots__ = ("checked_cached", "checked_predicted", "decisions", "in_flight", "predicted", "tokens")
+    __slots__ = ("checked_cached", "checked_predicted", "decisions", "failures", "in_flight", "predicted", "tokens")
 
     def __init__(self) -> None:
         self.decisions = 0
+        self.failures = 0
         self.in_flight = 0
         self.tokens = 0
         self.predicted = 0

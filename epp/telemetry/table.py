@@ -226,6 +226,12 @@ FAMILIES: tuple[Family, ...] = (
         "Cached tokens the endpoint reported for the same requests: the prediction was right where both are equal",
         ENDPOINT,
     ),
+    Family(
+        "warmpath_endpoint_failures_total",
+        "counter",
+        "Requests that failed by its fault: status 5xx (501 aside), or the gateway's retry was served elsewhere",
+        ENDPOINT,
+    ),
     Family("warmpath_endpoint_in_flight", "gauge", "Our own requests at this endpoint", ENDPOINT),
     Family(
         "warmpath_endpoint_waiting",

@@ -48,9 +48,13 @@ class Accounts(Plugin):
 
     open: list[str] = field(default_factory=list)
     first: list[str] = field(default_factory=list)
+    answered: list[tuple[str, int]] = field(default_factory=list)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         self.open.append(endpoint.name)
+
+    def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.answered.append((endpoint.name, response.status))
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
         self.first.append(endpoint.name)
@@ -330,3 +334,22 @@ async def test_a_reload_leaves_requests_under_way_where_they_are() -> None:
             assert (len(house.accounts.open), len(fresh.open)) == (1, 1)
         assert (len(house.accounts.open), len(fresh.open)) == (1, 0)
     assert house.accounts.open == []
+
+
+async def test_an_errors_text_is_no_first_token() -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        routed.answered(500, routed.destination, "application/json")
+        routed.answer_chunk(b'{"error": {"message": "no"}}', end=True)
+        assert house.accounts.first == []
+    assert house.diary.responses[0].first_token_at is None
+
+
+async def test_the_answers_headers_are_told_of_the_endpoint_that_gave_them() -> None:
+    house = House()
+    async with house.router.route(chat()) as routed:
+        [other] = [each for each in house.pool.endpoints if each is not routed.decision.endpoint]
+        assert house.accounts.answered == []
+        routed.answered(200, other.address)
+        assert house.accounts.answered == [(other.name, 200)]
+    assert house.accounts.answered == [(other.name, 200)]

@@ -193,6 +193,37 @@ async def test_without_a_picker_the_failure_mode_decides(tmp_path: Path, failure
                 assert (status, said["error"]["message"]) == (503, "The endpoint picker did not answer.")
 
 
+async def test_an_endpoint_that_fails_is_left_by_envoy_itself_but_not_where_the_picker_names_it(tmp_path: Path) -> None:
+    async with rig(tmp_path, ALL_TO_A, failure_mode="FailOpen") as chain:
+        ill, well = chain.upstreams["a-0"], chain.upstreams["a-1"]
+        ejected = "cluster.pool.default.a.outlier_detection.ejections_active"
+
+        async def is_ejected() -> bool:
+            return (await chain.envoy.stats(f"^{ejected}$"))[ejected] == 1
+
+        async def eject() -> None:
+            while not await is_ejected():
+                await chain.ask()
+
+        ill.status = 500
+        await eject()
+        assert (await chain.ask())[0] == 500, "the picker names it"
+        [door] = chain.doors["a"]
+        await door.drain(0)
+        await chain.healthy("a", 0)
+        served: list[int] = []
+        while not served:  # an ejection that ends meanwhile says nothing
+            await eject()
+            asked = [(await chain.ask())[0] for _ in range(6)]
+            served = asked if await is_ejected() else []
+        assert served == [200] * 6
+        well.status = 500
+        before = ill.asked, well.asked
+        for _ in range(40):
+            assert (await chain.ask())[0] == 500
+        assert ill.asked + well.asked - sum(before) == 40, "somebody is always asked"
+
+
 @pytest.mark.parametrize("wiring", get_args(Wiring))
 async def test_every_wiring_carries_requests(tmp_path: Path, wiring: Wiring) -> None:
     async with rig(tmp_path, ALL_TO_A, options=Options(wiring=wiring)) as chain:

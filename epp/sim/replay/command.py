@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -83,15 +84,22 @@ def plan(
 
 
 def _failure(text: str) -> Failure:
-    """`POD@AT+SECONDS`: the third pod dies at 60 s and is back after 30 is `3@60+30`."""
+    """`POD@AT+SECONDS`: the third pod dies at 60 s and is back after 30 is `3@60+30`.
+
+    `POD@AT+SECONDS:SHARE%`: meanwhile it answers that share of its requests with errors, as in `3@60+30:100%`.
+    """
     try:
         pod, _, times = text.partition("@")
+        times, errs, share = times.partition(":")
         at, _, seconds = times.partition("+")
-        failure = Failure(int(pod) - 1, float(at), float(seconds))
+        errors = float(share.removesuffix("%")) / 100 if errs else 0.0
+        failure = Failure(int(pod) - 1, float(at), float(seconds), errors)
+        good = 0 <= failure.at < inf and 0 < failure.seconds < inf and (not errs or 0 < errors <= 1)
     except ValueError:
-        failure = None
-    if failure is None or failure.at < 0 or failure.seconds <= 0:
-        raise ConfigError("fail", f"expected POD@AT+SECONDS, as in 3@60+30, got {short(text)}")
+        good = False
+    if not good or (errs and not share.endswith("%")):
+        expected = "POD@AT+SECONDS, as in 3@60+30, or POD@AT+SECONDS:SHARE%, as in 3@60+30:100%"
+        raise ConfigError("fail", f"expected {expected}, got {short(text)}")
     return failure
 
 

@@ -25,18 +25,22 @@ WAITING_PER_POD: Final = 2
 FEWEST_MEASURED: Final = 2000
 TURNOVERS: Final = 5
 """Times that everything in flight must be replaced until a pool's saturation is believed."""
+ERROR_SECONDS: Final = 0.002
+"""Until an error is back at the client."""
 _STEP: Final = 1
 """Order among events of one time: what comes from outside is there before a step ends."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A pod dies, with all it holds, and comes back empty."""
+    """A pod dies, with all it holds, and comes back empty; or it answers errors at once."""
 
     pod: int
     at: float
     seconds: float
     """Until it is back."""
+    errors: float = 0.0
+    """Share of its requests that it answers with status 500 at once, instead of dying."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,10 @@ class Play:
             self.served[ask_number].foreign = self._chance.random() < conditions.foreign
         for failure in conditions.failures:
             pod = self.pods[failure.pod]
+            if failure.errors:
+                self._at(failure.at, self._fail, pod, failure.errors)
+                self._at(failure.at + failure.seconds, self._fail, pod, 0.0)
+                continue
             self._at(failure.at, self._die, pod)
             self._at(failure.at + failure.seconds, self._revive, pod)
         for replica in self.replicas:
@@ -250,6 +258,10 @@ class Play:
                     replica.scheduler.finished(decision, Response(status=503))
             self._lost(number)
             return
+        if pod.errors and self._chance.random() < pod.errors:
+            self.served[number].pod = self._place[pod]
+            self._at(self.now + ERROR_SECONDS, self._error, number, decisions)
+            return
         job = pod.add(number, ask, self.now)
         self.served[number].pod = self._place[pod]
         self._peak = max(self._peak, sum(map(len, self._flights.values())) + 1)
@@ -260,6 +272,14 @@ class Play:
             for peer in range(len(self.replicas)):
                 if peer != home:
                     self._at(self.now + delay, self._tell_adopted, peer, flight)
+
+    def _error(self, number: int, decisions: list[Decision | None]) -> None:
+        """A client gets an error, which it does not take for a reason to ask again."""
+        for replica, decision in zip(self.replicas, decisions, strict=False):
+            if decision is not None:
+                replica.scheduler.answered(decision, Response(status=500))
+                replica.scheduler.finished(decision, Response(status=500))
+        self._ended(number, failed=True)
 
     def _lost(self, number: int) -> None:
         """An attempt came to nothing; clients try again, a little later, but not for ever."""
@@ -343,12 +363,13 @@ class Play:
         served = self.served[flight.number]
         served.first, served.cached = self.now, flight.job.cached
         served.l1, served.l2 = flight.job.l1, flight.job.l2
+        flight.response.status = 200
+        self._tell_all(flight, "answered")
         if self.conditions.sees_answer and flight.home >= 0:
             flight.response.first_token_at = self.now
             self._tell_all(flight, "first_token")
 
     def _finish(self, flight: _Flight) -> None:
-        flight.response.status = 200
         flight.response.complete = True
         if self.conditions.sees_answer:
             job = flight.job
@@ -370,7 +391,9 @@ class Play:
         decision = flight.decisions[replica]
         if decision is None:
             return
-        if what == "first_token":
+        if what == "answered":
+            self.replicas[replica].scheduler.answered(decision, flight.response)
+        elif what == "first_token":
             self.replicas[replica].scheduler.first_token(decision)
         else:
             self.replicas[replica].scheduler.finished(decision, flight.response)
@@ -385,6 +408,10 @@ class Play:
         if pod.alive:
             replica.scraped(pod, pod.load(self.now))
         self._at(self.now + self.conditions.scrape, self._scrape, replica, pod)
+
+    def _fail(self, pod: Pod, share: float) -> None:
+        """From now on the pod answers this share of its requests with an error."""
+        pod.errors = share
 
     def _die(self, pod: Pod) -> None:
         """Clients whose answer had begun see it break; the others' gateway finds another pod for them."""

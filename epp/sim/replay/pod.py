@@ -33,6 +33,8 @@ class Pod:
         self.engine = Engine(kind.parameters, lower)
         self._watched = False
         self.alive = True
+        self.errors = 0.0
+        """Share of its requests that it answers with an error at once."""
         self.due = inf
         self.busy = 0.0
         """Seconds in which a step was in progress."""

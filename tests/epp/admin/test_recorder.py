@@ -142,3 +142,17 @@ def test_a_body_that_was_not_read_is_counted_and_the_decision_says_why() -> None
     assert desk.value("warmpath_degraded_total", reason="opaque-body") == 1
     desk.recorder.finished(made, Response(status=200))
     assert made.as_dict()["opaque"] == "content-encoding: gzip"
+
+
+def test_failures_count_for_the_endpoint_that_failed() -> None:
+    desk, pods = Desk(), [endpoint(1), endpoint(2)]
+    for status in (500, 501, 400, 200, 0):
+        made = decision(f"r{status}", pods)
+        desk.recorder.decided(made, 99.0)
+        desk.recorder.finished(made, Response(status=status))
+    assert [desk.metrics.endpoint(pod).failures for pod in pods] == [1, 0]
+    retried = decision("retried", pods)
+    desk.recorder.decided(retried, 99.0)
+    retried.endpoints = pods[::-1]
+    desk.recorder.finished(retried, Response(status=503, served=pods[1].address))
+    assert [desk.metrics.endpoint(pod).failures for pod in pods] == [2, 1]

@@ -28,6 +28,7 @@ def test_an_endpoint_nothing_is_known_of_says_so() -> None:
                 "load": None,
                 "load_age_seconds": None,
                 "in_flight": 0,
+                "failures": 0,
                 "decisions": 0,
                 "share": None,
                 "predicted_hit_rate": None,

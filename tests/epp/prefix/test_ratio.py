@@ -81,3 +81,17 @@ def test_what_was_not_parsed_teaches_nothing() -> None:
     scrape(pod, 50)
     seen.learner.on_finished(seen.send(pod, "x"), pod, Response())
     assert seen.told == []
+
+
+@pytest.mark.parametrize("response", [Response(status=500), Response(status=400), Response(served="10.0.0.9:80")])
+def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> None:
+    seen, pod = Seen(), endpoint()
+    scrape(pod, 1000)
+    seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
+    seen.learner.on_finished(seen.send(pod, "x" * 4000), pod, response)
+    scrape(pod, 1080)
+    seen.learner.on_finished(seen.send(pod, "y" * 400), pod, Response(status=200))
+    assert seen.told == []
+    scrape(pod, 1160)
+    seen.send(pod, "z" * 400)
+    assert seen.told == [("m", 400, 80)], "and the next window does again"

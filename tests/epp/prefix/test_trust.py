@@ -103,3 +103,11 @@ def test_others_seen_anywhere_in_the_window_spoil_it() -> None:
     trust.sent(60_000, Load(at=2, prefix_hits=0, running=1, waiting=9))
     trust.sent(60_000, Load(at=3, prefix_hits=0, running=5))
     assert trust.value == 1
+
+
+def test_nothing_was_promised_of_what_was_never_computed() -> None:
+    trust = Trust(scrape(0, 0))
+    for at in range(1, 60):
+        trust.sent(1000, scrape(at, 0))
+        trust.ended(1000, -1, scrape(at + 0.5, 0), computed=False)
+    assert trust.value == 1

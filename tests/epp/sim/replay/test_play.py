@@ -35,7 +35,7 @@ def books_are_closed(made: Play) -> None:
 
 
 FAILURES = st.lists(
-    st.builds(Failure, st.integers(0, 2), st.floats(0, 8), st.floats(0.1, 6)),
+    st.builds(Failure, st.integers(0, 2), st.floats(0, 8), st.floats(0.1, 6), st.sampled_from([0.0, 0.0, 0.5, 1.0])),
     max_size=4,
     unique_by=lambda failure: failure.pod,
 )
@@ -119,6 +119,32 @@ def test_a_dead_pod_gets_nothing_once_it_is_noticed_and_clients_try_again() -> N
     assert places[0] == 0
     assert any(served.pod == 0 for served in made.served if served.sent > 7.5), "it is back"
     books_are_closed(made)
+
+
+@pytest.mark.parametrize("name", ["prefix-aware", "kv-aware", "session", "least-load", "round-robin"])
+@pytest.mark.parametrize("sees_answer", [True, False])
+def test_a_pod_that_answers_errors_at_once_gets_few_requests_and_its_share_again(name: str, sees_answer: bool) -> None:
+    trace = asks(*[n / 30 for n in range(1800)], output=60)
+    conditions = Conditions(failures=(Failure(0, 10.0, 30.0, 1.0),), sees_answer=sees_answer)
+    made = play(trace, name=name, pods="3*h100-8b", conditions=conditions)
+    during = [served for served in made.served if 11.0 < served.sent < 40.0]
+    assert sum(served.failed for served in during) < 0.02 * len(during)
+    assert sum(served.failed for served in made.served if served.sent <= 11.0) <= 12
+    after = [served for served in made.served if served.sent > 50.0]
+    assert sum(served.pod == 0 for served in after) > 0.25 * len(after)
+    assert not any(served.failed for served in after)
+    books_are_closed(made)
+
+
+def test_a_policy_that_looks_at_load_alone_is_attracted_by_errors() -> None:
+    trace = asks(*[n / 30 for n in range(600)], output=60)
+    made = play(
+        trace,
+        name="epp/rivals/least-requests.yaml",
+        pods="3*h100-8b",
+        conditions=Conditions(failures=(Failure(0, 5.0, 60.0, 1.0),)),
+    )
+    assert fmean(served.failed for served in made.served if served.sent > 6.0) > 0.5
 
 
 def test_a_pool_without_pods_fails_requests_in_the_end() -> None:

@@ -1,0 +1,255 @@
+"""Endpoints that fail: how often lately, and which of them are kept out of the picks but for single trials.
+
+Without this an endpoint that answers errors at once is always idle, so every policy that looks at load prefers it.
+
+What counts, as far as the gateway tells:
+
+    counts as                     what was seen
+    ----------------------------  ------------------------------------------------------------------------------------
+    failed                        status 5xx but 501: the server's own, or the gateway's for a connection that was
+                                  refused or reset (503) or took too long (504); an answer that another endpoint gave
+                                  on the gateway's retry; a client that gave up waiting for the response headers of
+                                  a stream, if the endpoint has answered nobody since, for 5 s
+    a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended
+    good                          status 2xx and 3xx, when the response headers are seen
+    nothing                       other 4xx and 501: the request's own fault; a stream that ended without a status soon
+
+An answer that breaks after its headers looks to us like a client that went away, so it counts as good.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp2, inf
+from typing import Any, ClassVar, Final
+
+from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response
+
+ONE: Final = 1 / 8
+"""Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
+_FULL: Final = 0.3
+"""What an answer 429 counts for, of a failure."""
+_HALF_LIFE: Final = 5.0
+"""Seconds in which a share halves by itself."""
+_FORGOTTEN: Final = 0.01
+"""Share below which an endpoint is as one that never failed."""
+_IN_A_ROW: Final = 4
+"""Failures without a good answer between them, however long they take, after which an endpoint gets trials only."""
+_SUSPENDED: Final = 1 - (1 - ONE) ** _IN_A_ROW
+"""Share from which it does too: what so many make where none came before."""
+_GOOD: Final = 3
+"""Trials in a row that end well until it counts as all others."""
+_APART: Final = 4.0
+"""Seconds between two trials, the last of which did not end well."""
+_OTHERS: Final = 25
+"""Requests between two such trials: at low rates trials would be a large part of them."""
+_QUIET: Final = 60.0
+"""Seconds after which a trial comes, however few those are."""
+_SILENCE: Final = 5.0
+"""Seconds of an endpoint's silence after which a client's giving up is its fault."""
+
+
+def _untold(*what: object) -> None:
+    """Where no process wants to know."""
+
+
+class _Shares(dict[Endpoint, FailureShare]):
+    """Those of the endpoints that fail; any other has none."""
+
+    def __missing__(self, endpoint: Endpoint) -> FailureShare:
+        return _NONE
+
+
+_NONE: Final = FailureShare()
+_ALL_WELL: Final = _Shares()
+
+
+class _Record:
+    """What is known of one endpoint."""
+
+    __slots__ = ("answered", "at", "bad", "good", "picks", "share", "since", "suspended", "tried", "trying")
+
+    def __init__(self, now: float) -> None:
+        self.answered = now
+        """When its last answer was seen."""
+        self.share = 0.0
+        self.at = now
+        """When `share` was that."""
+        self.suspended = False
+        self.since = -inf
+        """When it began or ceased to be suspended: what was sent before tells of another time."""
+        self.tried = now
+        """When the last trial was sent, and after how many picks."""
+        self.picks = 0
+        self.trying = 0
+        """Trials in flight."""
+        self.bad = 0
+        """Failures since the last good answer."""
+        self.good = 0
+        """Answers in a row that were good, since it is suspended."""
+
+    def share_at(self, now: float) -> float:
+        return self.share * exp2((self.at - now) / _HALF_LIFE)
+
+    def observe(self, value: float, now: float) -> None:
+        share = self.share_at(now)
+        self.share, self.at = share + ONE * (value - share), now
+
+    def is_due(self, now: float, picks: int) -> bool:
+        """Its next trial may come."""
+        waited = now - self.tried
+        return self.trying < self.good or (waited >= _APART and picks - self.picks >= _OTHERS) or waited >= _QUIET
+
+
+@dataclass(eq=False)
+class FailureShares(Producer[FailureShare]):
+    """`failure-share-producer`: the share of each endpoint's recent answers that failed. No parameters. Source: ours.
+
+    An endpoint that fails four times in a row, or about as often among others, is suspended: it gets one request in 4 s
+    and no more than one in 26 of all, until one ends well; then trials follow at once, and after three good ones in a
+    row it counts as any other. Where all are suspended, none is: then they are only told apart by their shares.
+    """
+
+    produces: ClassVar[type[Any]] = FailureShare
+
+    degraded: Callable[[str], None] = field(default_factory=lambda: _untold, init=False, repr=False)
+    """Told of each endpoint that is suspended; set by the process."""
+    recovered: Callable[[], None] = field(default_factory=lambda: _untold, init=False, repr=False)
+    """Told when none is suspended any more."""
+    _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
+    _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
+    """Those of them that failed lately."""
+    _picks: int = field(default=0, init=False, repr=False)
+    _sees_status: bool = field(default=False, init=False, repr=False)
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, FailureShare]:
+        if not self._failing:
+            return _ALL_WELL
+        now, shares, suspended = self.clock(), _Shares(), 0
+        for endpoint in [endpoint for endpoint in endpoints if endpoint in self._failing]:
+            record = self._failing[endpoint]
+            share = record.share_at(now)
+            if not record.suspended and share < _FORGOTTEN:
+                del self._failing[endpoint]
+            elif record.suspended and record.is_due(now, self._picks):
+                shares[endpoint] = FailureShare(0.0, trial=True)
+            else:
+                shares[endpoint] = FailureShare(share, suspended=record.suspended)
+                suspended += record.suspended
+        if suspended == len(endpoints):
+            for endpoint, told in shares.items():
+                shares[endpoint] = FailureShare(told.share)
+        return shares
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        now = self.clock()
+        self._picks += 1
+        record = self._records.get(endpoint)
+        if record is None:
+            record = self._records[endpoint] = _Record(now)
+        elif record.suspended:
+            record.tried, record.picks = now, self._picks
+            record.trying += 1
+        request.notes[self] = record, now
+
+    def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self._judge(request, endpoint, response)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self._judge(request, endpoint, response)
+
+    def on_removed(self, endpoint: Endpoint) -> None:
+        self._records.pop(endpoint, None)
+        record = self._failing.pop(endpoint, None)
+        if record is not None and record.suspended:
+            self._tell_recovered()
+
+    def statistics(self) -> Mapping[str, float]:
+        """`suspended`: endpoints that get trials only."""
+        return {"suspended": sum(record.suspended for record in self._failing.values())}
+
+    def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
+        """Of those that failed lately. `failure_share`: of their answers; `suspended`: 1 while they get trials only."""
+        now = self.clock()
+        return {
+            endpoint: {"failure_share": record.share_at(now), "suspended": float(record.suspended)}
+            for endpoint, record in self._failing.items()
+            if record.suspended or record.share_at(now) >= _FORGOTTEN
+        }
+
+    def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """What came of a request, once: at its response headers, or at its end without any."""
+        noted: tuple[_Record, float] | None = request.notes.pop(self, None)
+        if noted is None:
+            return
+        record, sent = noted
+        status = response.status
+        if 200 <= status < 400:
+            self._sees_status = True
+            record.answered = now = self.clock()
+            if record.share or record.suspended:
+                self._good(record, sent, now)
+        elif response.failed or (not status and self._is_silent(record, request, sent)):
+            self._failed(record, endpoint, sent, 1.0)
+        elif status == 429:
+            self._failed(record, endpoint, sent, _FULL)
+        elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
+            record.trying -= 1
+            record.tried = sent - _QUIET
+
+    def _good(self, record: _Record, sent: float, now: float) -> None:
+        if sent < record.since:
+            return
+        record.observe(0.0, now)
+        record.bad = 0
+        if not record.suspended:
+            return
+        record.trying -= 1
+        record.good += 1
+        if record.good >= _GOOD:
+            record.suspended, record.since, record.share = False, now, 0.0
+            self._tell_recovered()
+
+    def _failed(self, record: _Record, endpoint: Endpoint, sent: float, value: float) -> None:
+        now = self.clock()
+        if sent < record.since:
+            return
+        if record.suspended:
+            record.trying -= 1
+        record.good = 0
+        record.observe(value, now)
+        if self._records.get(endpoint) is not record:
+            return  # it has left the pool
+        self._failing[endpoint] = record
+        if value < 1:
+            return
+        record.bad += 1
+        if not record.suspended and (record.bad >= _IN_A_ROW or record.share >= _SUSPENDED):
+            record.suspended, record.since, record.trying = True, now, 0
+            record.tried, record.picks = now, self._picks
+            self.degraded(endpoint.name)
+
+    def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
+        """The endpoint has answered nobody since it was sent this, for long; the headers of a stream come at once."""
+        return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= _SILENCE
+
+    def _tell_recovered(self) -> None:
+        if not any(record.suspended for record in self._failing.values()):
+            self.recovered()
+
+
+class FailingEndpointFilter(Filter):
+    """`failing-endpoint-filter`: drops endpoints that fail, but for single trials. Nobody else left: all are kept.
+
+    A trial that is due is the only endpoint kept. No parameters. Source: ours.
+    """
+
+    needs: ClassVar[tuple[type, ...]] = (FailureShare,)
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        shares = request.signals.get(FailureShare)
+        if not shares:
+            return endpoints
+        trial = next((endpoint for endpoint in endpoints if shares[endpoint].trial), None)
+        if trial is not None:
+            return (trial,)
+        return [endpoint for endpoint in endpoints if not shares[endpoint].suspended] or endpoints
