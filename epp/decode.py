@@ -1,6 +1,7 @@
-"""Strict YAML, and strict dataclasses out of it. Nothing is guessed, nothing is ignored, every error says where.
+"""Bounded YAML, strict YAML, and strict dataclasses out of it. Nothing is guessed or ignored, every error says where.
 
-`read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for true, no `1_000`, no merge keys, no tags.
+`documents` reads any YAML within bounds. `read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for
+true, no `1_000`, no merge keys, no tags.
 `decode` makes a value of a type out of them. YAML keys are camelCase, fields snake_case; as in llm-d and GIE (Go's
 JSON), the case of a key's letters does not count, so `maxTTFTPenaltyMs` is the field `max_ttft_penalty_ms`.
 """
@@ -80,23 +81,116 @@ def short(value: object) -> str:
 
 # --- YAML to plain values -------------------------------------------------------------------------------------------
 
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-class _Loader(yaml.SafeLoader):
-    """Pure Python on purpose: deep nesting ends in RecursionError there, and in a crash in C."""
 
+class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
+    """YAML within bounds: levels, and values with aliases spelled out, so that a few lines cannot stand for millions.
+
+    What composes nodes is PyYAML's Python, below it the C parser, which keeps its own stack: C code that composes
+    nodes recurses until the process dies of it.
+    """
+
+    max_depth: ClassVar[int] = 100
+    max_values: ClassVar[int] = 500_000
+    """Values and keys of a file, at some 300 bytes. 1,500 Pods as `kubectl get --output yaml` prints them."""
+
+    def __init__(self, stream: str | bytes) -> None:
+        _Parser.__init__(self, stream)
+        yaml.composer.Composer.__init__(self)
+        self._values = 0
+        self._open = 0
+        self._below = 0
+        """Levels of the deepest node composed within the one that is open."""
+        self._extents: dict[str, tuple[int, int]] = {}
+        """Anchor -> values and levels of what its aliases stand for."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        anchor, known = event.anchor, isinstance(event, yaml.AliasEvent)
+        if parent is None:
+            self._extents.clear()  # anchors are a document's own
+        if known and anchor in self.anchors and anchor not in self._extents:
+            raise self._refused(event, f"*{anchor} is within &{anchor}; expected a value that is no part of itself")
+        values, levels = self._extents.get(anchor, (1, 1)) if known else (1, 1)
+        before, self._values = self._values, self._values + values
+        if self._values > self.max_values:
+            raise self._refused(
+                event, f"too many values; expected at most {self.max_values}, aliases counted where they are used"
+            )
+        self._open += 1
+        if self._open + levels - 1 > self.max_depth:
+            raise self._refused(event, f"nested too deep; expected at most {self.max_depth} levels")
+        around, self._below = self._below, 0
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._open -= 1
+        levels = max(levels, self._below + 1)
+        self._below = max(around, levels)
+        if anchor and not known:
+            self._extents[anchor] = self._values - before, levels
+        return node
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        self._check_keys(node)
+        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return made
+
+    def _check_keys(self, node: yaml.Node) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise self._refused(key, f"the key {short(key.value)} is here twice; expected it once")
+                seen.add(key.value)
+
+    def _refused(self, there: yaml.Event | yaml.Node, message: str) -> ConfigError:
+        return ConfigError(_place(there.start_mark), message)
+
+
+def documents(text: str | bytes, loader: type[BoundedLoader] = BoundedLoader) -> list[Any]:
+    """Every YAML document in `text`. Raises ConfigError, whatever the text; its path is a line and column if known."""
+    try:
+        return list(yaml.load_all(text, cast("Any", loader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        if mark and _starts_with_tab(text, mark.line):
+            problem = "a tab indents this line; expected spaces"
+        else:
+            context = f"{error.context} ({_place(error.context_mark)})" if error.context_mark else error.context
+            problem = ", ".join(filter(None, (context, error.problem)))
+        raise ConfigError(_place(mark), f"not valid YAML: {' '.join(problem.split())}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
+        raise ConfigError("", "not valid YAML: a value that its tag does not fit, like !!int ''") from None
+    except RecursionError:  # of a caller that is deep in its own stack already
+        raise ConfigError("", f"nested too deep; expected at most {loader.max_depth} levels") from None
+
+
+def _place(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _starts_with_tab(text: str | bytes, number: int) -> bool:
+    lines = (text.encode("utf-8", "replace") if isinstance(text, str) else text).splitlines()
+    return number < len(lines) and lines[number].lstrip(b" ").startswith(b"\t")
+
+
+class _Loader(BoundedLoader):
+    """YAML 1.2's core schema, and words for keys."""
+
+    max_depth = MAX_DEPTH
+    max_values = MAX_VALUES
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (the base class has it so)
     yaml_constructors: ClassVar[dict[str | None, Any]] = {}
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
         if not isinstance(node, yaml.MappingNode):
             raise yaml.constructor.ConstructorError(None, None, "expected a mapping", node.start_mark)
-        seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is twice", key.start_mark)
-            seen.add(key.value)
+                raise self._refused(key, "a key must be a word")
+        self._check_keys(node)
         return {key.value: self.construct_object(item, deep) for key, item in node.value}
 
 
@@ -136,44 +230,17 @@ for _name, _constructor in (
     ("map", yaml.SafeLoader.construct_yaml_map),
 ):
     _Loader.add_constructor(_TAG + _name, cast("Any", _constructor))
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)  # type: ignore[type-var]
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def read(text: str | bytes) -> Any:
     """The one YAML document in `text` as dicts with text keys, lists and scalars. Raises ConfigError."""
     if len(text) > MAX_BYTES:
-        raise ConfigError("", f"{len(text)} bytes; expected at most {MAX_BYTES}")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            where, f"not valid YAML: {' '.join((error.problem or error.context or '').split())}"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels") from None
-    _check_size(value)
-    return value
-
-
-def _check_size(value: Any) -> None:
-    """Walk all values, shared ones again each time they are referred to."""
-    left = MAX_VALUES
-    todo = [(value, 1)]
-    while todo:
-        value, depth = todo.pop()
-        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left -= 1 + len(children)
-        if left < 0:
-            raise ConfigError(
-                "", f"too many values; expected at most {MAX_VALUES}, aliases counted where they are used"
-            )
-        if depth > MAX_DEPTH:
-            raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels")
-        todo += [(child, depth + 1) for child in children]
+        raise ConfigError("", f"more than {MAX_BYTES} bytes; expected at most {MAX_BYTES}")
+    found = [each for each in documents(text, _Loader) if each is not None]
+    if len(found) > 1:
+        raise ConfigError("", f"{len(found)} YAML documents; expected one, without a line `---` between them")
+    return found[0] if found else None
 
 
 # --- plain values to dataclasses ------------------------------------------------------------------------------------

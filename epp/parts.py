@@ -181,7 +181,7 @@ def find_class(type_: str, path: str) -> type[Plugin]:
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
         raise ConfigError(path, f"{short(module)} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ConfigError(path, f"expected {short(where)} to be a class made from epp.plugin's, got {short(found)}")

@@ -39,6 +39,9 @@ class ConfigFile:
             except ConfigError as error:
                 self._metrics.degraded("config-refused", str(error))
                 continue
+            except Exception as error:  # a bug, ours or of a plugin: the pipeline as it is serves on
+                self._metrics.degraded("config-refused", f"not loaded: {type(error).__name__}: {error}")
+                continue
             if fresh is not None:
                 self.pipeline = fresh
                 changed(fresh)

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 import yaml
 
+from epp.decode import read
 from laptop.models import SIZES, cached_model
 from laptop.ports import free_ports
 
@@ -274,7 +275,7 @@ def _redis(port: int) -> Program:
 
 def knowing_tiers(config: str, layout: Layout) -> str:
     """An EndpointPickerConfig whose precise producer, if it has one, knows `layout`'s LMCache, if there is one."""
-    content = yaml.safe_load(config)
+    content = read(config)
     for plugin in content["plugins"]:
         if layout.coordinator and plugin["type"] == "precise-prefix-cache-producer":
             lmcache = {"coordinator": layout.coordinator, "hashAlgorithm": "sha256_cbor"}

@@ -41,7 +41,11 @@ def test_documents_lists_and_json_are_read_and_empty_ones_left_out(tmp_path: Pat
         ("text", "got 'text'; expected a mapping"),
         ("kind: List\nitems: [5]", "items[0]: got 5; expected a mapping"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
-        ("[" * 5000, "not valid YAML"),
+        ("[" * 1_000, "line 1, column 101: nested too deep; expected at most 100 levels"),
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 100_000, "nested too deep"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is here twice; expected it once"),
+        ("- [" + "a," * 500_000 + "]", "too many values; expected at most 500000"),
     ],
 )
 def test_files_that_are_no_yaml_mappings_are_refused(tmp_path: Path, text: str | bytes, says: str) -> None:
