@@ -1,7 +1,7 @@
 """From plugin specifications to plugin objects, each built once, checked, and given its name, clock and randomness."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from random import Random
@@ -173,8 +173,7 @@ def find_class(type_: str, path: str) -> type[Plugin]:
     if "." not in where:
         points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
         if type_ not in points:
-            near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *points])
-            raise ConfigError(path, f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}")
+            raise ConfigError(path, _no_type(type_, points))
         where = points[type_]
     module, _, name = where.rpartition(".")
     if not all(part.isidentifier() for part in where.split(".")):
@@ -188,6 +187,19 @@ def find_class(type_: str, path: str) -> type[Plugin]:
     if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
         raise ConfigError(path, f"{found.__qualname__} does not have the method {missing}")
     return found
+
+
+def _no_type(type_: str, points: Iterable[str]) -> str:
+    if type_ in stock.REMOVED:
+        successor, how = stock.REMOVED[type_]
+        return f"{type_} is gone from GIE and llm-d; expected {successor} ({how})"
+    near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *stock.REMOVED, *points])
+    name = near.split("'")[1] if near else ""
+    if name in stock.MISSING:
+        near = f"; {name} is a known type, but not there yet: {stock.MISSING[name]}"
+    elif name in stock.REMOVED:
+        near = f"; did you mean {stock.REMOVED[name][0]!r}?"
+    return f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}"
 
 
 def _construct(cls: type[Plugin], parameters: dict[str, Any], owner: Plugin | None, path: str) -> Plugin:

@@ -143,6 +143,17 @@ MISSING: Final = {
 }
 """Type of llm-d or GIE that is not there yet -> what it would need."""
 
+REMOVED: Final[Mapping[str, tuple[str, str]]] = {
+    "kv-cache-scorer": ("kv-cache-utilization-scorer", "the same under its newer name"),
+    "least-kv-cache-filter": ("kv-cache-utilization-scorer", "a wish with a weight instead of a filter"),
+    "least-queue-filter": ("queue-scorer", "a wish with a weight instead of a filter"),
+    "lora-affinity-filter": ("lora-affinity-scorer", "a wish with a weight instead of a filter"),
+    "low-queue-filter": ("utilization-filter", "conditions: [{metric: waiting-queue, maxValue: 128}]"),
+    "decision-tree-filter": ("utilization-filter", "filters of a profile run in order, then scorers with weights decide"),
+    "lmetric-scorer": ("epp.rivals.Lmetric", "never in a release of llm-d; this is the published policy"),
+}
+"""Type of GIE before v1 or of a branch -> (type that does its work now, how). Source: GIE v0.5.1."""
+
 _MOVED: Final = {
     ("prefix-cache-scorer", "approx-prefix-cache-producer"): (
         "autoTune",

@@ -66,8 +66,48 @@ def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None
         assert (type_ in pipeline.parts) == (kind in stock.CLASSES)
 
 
+def refusal(type_: str) -> str:
+    with pytest.raises(ConfigError) as refused:
+        loaded(CONFIG.format(type=type_, parameters="{}"))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("type_", sorted(stock.REMOVED))
+def test_a_type_that_is_gone_names_its_successor(type_: str) -> None:
+    successor, how = stock.REMOVED[type_]
+    assert find_class(successor, "").__doc__
+    assert refusal(type_) == (f"plugins[0].type: {type_} is gone from GIE and llm-d; expected {successor} ({how})")
+
+
+@pytest.mark.parametrize("type_", sorted({*ALL, *stock.MISSING, *stock.REMOVED}))
+def test_every_hint_names_a_type_that_loads(type_: str) -> None:
+    for wrong in (
+        type_[:-1],
+        type_.replace("-", "_"),
+        type_ + "s",
+        type_.rpartition("-")[0] + "-plugin",
+        f"old-{type_}",
+    ):
+        if wrong == type_ or "did you mean" not in (told := refusal(wrong)):
+            continue
+        hinted = told.split("did you mean '")[1].split("'")[0]
+        assert hinted not in stock.MISSING
+        assert (
+            hinted in stock.BUILT_IN
+            or stock.ALIASES.get(hinted) in stock.BUILT_IN
+            or find_class(stock.ALIASES.get(hinted, hinted), "")
+        )
+
+
+def test_a_name_near_one_that_is_not_there_yet_says_so() -> None:
+    assert refusal("latency-scorr") == (
+        "plugins[0].type: no plugin type 'latency-scorr'; latency-scorer is a known type, but not there yet: "
+        "predicted latency"
+    )
+
+
 def test_no_type_has_two_meanings() -> None:
-    tables = [set(stock.CLASSES), set(stock.ALIASES), set(stock.BUILT_IN), set(stock.MISSING)]
+    tables = [set(t) for t in (stock.CLASSES, stock.ALIASES, stock.BUILT_IN, stock.MISSING, stock.REMOVED)]
     assert sum(map(len, tables)) == len(set.union(*tables))
     assert set(stock.ALIASES.values()) <= set(stock.CLASSES) | set(stock.BUILT_IN)
 
@@ -129,7 +169,7 @@ def test_documented_parameters_load(type_: str, parameters: str) -> None:
     loaded(CONFIG.format(type=type_, parameters=parameters))
 
 
-@pytest.mark.parametrize("type_", ["queue-scorre", "max-scorepicker", "disag-profile-handler", "openai-parsr"])
+@pytest.mark.parametrize("type_", ["queue-scorre", "max-scorepicker", "openai-parsr"])
 def test_misspelt_types_are_named(type_: str) -> None:
     with pytest.raises(ConfigError, match=r"^plugins\[0\].type: no plugin type .*; did you mean "):
         loaded(CONFIG.format(type=type_, parameters="{}"))
