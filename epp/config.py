@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from epp import protocol
-from epp.decode import Problems, build, nearest, read, short, yaml_name
+from epp.decode import Problems, Wrong, nearest, read, salvage, short, yaml_name
 from epp.errors import ConfigError, ConfigErrors
 
 _RENAMED: Final = {
@@ -142,9 +142,9 @@ class Shadow:
 class EndpointPickerConfig:
     """A file, decoded; refer to the sources above for the meaning of each field, and to `Shadow` for ours."""
 
-    api_version: str
-    kind: str
-    plugins: list[PluginSpec]
+    api_version: Any = None
+    kind: Any = None
+    plugins: list[PluginSpec] = field(default_factory=list)
     feature_gates: list[str] = field(default_factory=list)
     scheduling_profiles: list[SchedulingProfile] = field(default_factory=list)
     saturation_detector: SaturationDetector | None = None
@@ -176,17 +176,27 @@ class EndpointPickerConfig:
 
 def parse(text: str | bytes, where: str = "") -> EndpointPickerConfig:
     """The configuration in a YAML text. `where` (a file's name) begins every error's path. Raises ConfigError."""
+    problems = Problems()
+    config = salvaged(text, problems)
+    if problems.errors or config is None:
+        raise placed(ConfigErrors(problems.errors), where)
+    return config
+
+
+def salvaged(text: str | bytes, problems: Problems) -> EndpointPickerConfig | None:
+    """The same, or what is right of it: `decode.salvage`. None where there is nothing more to look at."""
     try:
         content = read(text)
-        _check_version(content)
-        config = build(EndpointPickerConfig, content, "")
-        problems = Problems()
-        _check_names(content["apiVersion"], content, problems)
-        _check_gates(config, problems)
-        _check_sections(config, problems)
-        problems.check()
     except ConfigError as error:
-        raise placed(error, where) from error.__cause__
+        problems.errors.append(error)
+        return None
+    if not _check_version(content, problems):
+        return None
+    config = salvage(EndpointPickerConfig, content, "", problems)
+    if content.get("apiVersion") in protocol.CONFIG_VERSIONS:
+        _check_names(content["apiVersion"], content, problems)
+    _check_gates(config, problems)
+    _check_sections(config, problems)
     return config
 
 
@@ -198,15 +208,19 @@ def placed(error: ConfigError, where: str) -> ConfigErrors:
     return ConfigErrors(errors)
 
 
-def _check_version(content: Any) -> None:
+def _check_version(content: Any, problems: Problems) -> bool:
+    """Whether this is meant to be a configuration of ours, so that the rest of it can be looked at."""
     if not isinstance(content, dict):
-        raise ConfigError("", f"expected an EndpointPickerConfig (a mapping), got {short(content)}")
-    problems = Problems()
+        got = "nothing: the file is empty" if content is None else short(content)
+        problems.add("", f"expected an EndpointPickerConfig (a mapping), got {got}")
+        return False
     for key, valid in (("apiVersion", protocol.CONFIG_VERSIONS), ("kind", ("EndpointPickerConfig",))):
         if (value := content.get(key)) not in valid:
             near = nearest(value, valid) if isinstance(value, str) else ""
+            if value == "ConfigMap":
+                near = "; the configuration is a text under its `data`: give that in a file of its own"
             problems.add(key, f"expected {' or '.join(valid)}, got {short(value)}{near}")
-    problems.check()
+    return content.get("kind") in (None, "EndpointPickerConfig")
 
 
 def _check_names(version: str, content: dict[str, Any], problems: Problems) -> None:
@@ -229,6 +243,8 @@ def _check_gates(config: EndpointPickerConfig, problems: Problems) -> None:
     for i, gate in enumerate(config.feature_gates):
         path = f"featureGates[{i}]"
         name, _, state = gate.partition("=")
+        if isinstance(gate, Wrong):
+            continue
         if name not in _GATES:
             problems.add(path, f"{short(name)} is no feature gate{nearest(name, _GATES)}")
         elif state not in ("", "true", "false"):

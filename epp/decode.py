@@ -259,46 +259,156 @@ def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
     return {yaml_name(field): field for field in fields if field.init}
 
 
+class Wrong(str):
+    """Text of a field that holds something else; the error is told already."""
+
+    __slots__ = ()
+
+
+WRONG: Final = Wrong()
+
+
 def decode(kind: type[T], value: object, path: str) -> T:
     """`value` as a `kind`, or ConfigErrors with all that is wrong with it.
 
     Kinds: Any, bool, int, float (finite), str, timedelta (as `1m30s`, `200ms`), Literal, X | None, list[X],
     Sequence[X], tuple[X, ...], dict[str, X], Mapping[str, X], dataclasses of these.
     """
-    return cast("T", _decode(kind, value, path))
+    problems = Problems()
+    made = _Decoder(problems).decode(kind, value, path)
+    problems.check()
+    return cast("T", made)
 
 
 def build(cls: type[T], value: object, path: str) -> T:
     """An instance of the class with the mapping `value` as its parameters; its own ValueError becomes a ConfigError."""
-    if not isinstance(value, dict):
-        raise ConfigError(path, f"expected a mapping, got {short(value)}")
-    fields = parameters_of(cls)
-    by_lower = {name.lower(): field for name, field in fields.items()}
-    try:
-        hints = get_type_hints(cls) if fields else {}
-    except Exception as error:
-        raise ConfigError(path, f"the annotations of {cls.__qualname__} cannot be resolved: {error}") from error
     problems = Problems()
-    given: dict[str, Any] = {}
-    for key, item in value.items():
-        where = f"{path}.{key}" if path else key
-        if (field := by_lower.get(key.lower())) is None:
-            problems.add(where, _unknown(key, fields))
-        elif field.name in given:
-            problems.add(where, "given twice, in different letters")
-        else:
-            given[field.name] = None
-            with problems.collect():
-                given[field.name] = _decode(hints[field.name], item, where)
-    for name, field in fields.items():
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if required and field.name not in given:
-            problems.add(f"{path}.{name}" if path else name, "missing")
+    made = _Decoder(problems).build(cls, value, path)
     problems.check()
-    try:
-        return cls(**given)
-    except ValueError as error:
-        raise _refused(str(error), fields, path) from error
+    return cast("T", made)
+
+
+def salvage(cls: type[T], value: object, path: str, problems: Problems) -> T:
+    """The same, with what is right of a wrong `value`, so that more of it can be checked; `problems` are told.
+
+    In the place of what is wrong is the field's default, else WRONG for text, an empty list, or None.
+    """
+    return cast("T", _Decoder(problems, salvage=True).build(cls, value, path))
+
+
+class _Decoder:
+    """Plain values to values of types. Every error goes to `problems`; what is returned then means nothing, or, with
+    `salvage`, has its default in the place of what is wrong."""
+
+    def __init__(self, problems: Problems, *, salvage: bool = False) -> None:
+        self._problems = problems
+        self._salvage = salvage
+
+    def build(self, cls: type[Any], value: object, path: str) -> Any:
+        fields = parameters_of(cls)
+        before = len(self._problems.errors)
+        given: dict[str, Any] = {}
+        if isinstance(value, dict):
+            self._fill(cls, fields, value, path, given)
+        else:
+            self._problems.add(path, f"expected a mapping, got {short(value)}")
+        wrong = len(self._problems.errors) > before
+        if wrong and not self._salvage:
+            return None
+        for field in fields.values():
+            if field.name not in given:
+                given[field.name] = _stand_in(field)
+        try:
+            return cls(**given)
+        except ValueError as error:
+            if not wrong:
+                self._problems.errors.append(_refused(str(error), fields, path))
+            return None
+
+    def _fill(
+        self,
+        cls: type[Any],
+        fields: Mapping[str, "dataclasses.Field[Any]"],
+        value: dict[Any, Any],
+        path: str,
+        given: dict[str, Any],
+    ) -> None:
+        by_lower = {name.lower(): field for name, field in fields.items()}
+        try:
+            hints = get_type_hints(cls) if fields else {}
+        except Exception as error:
+            self._problems.add(path, f"the annotations of {cls.__qualname__} cannot be resolved: {error}")
+            return
+        for key, item in value.items():
+            where = f"{path}.{key}" if path else key
+            if (field := by_lower.get(key.lower())) is None:
+                self._problems.add(where, _unknown(key, fields))
+            elif field.name in given:
+                self._problems.add(where, "given twice, in different letters")
+            else:
+                before = len(self._problems.errors)
+                made = self.decode(hints[field.name], item, where)
+                wrong = len(self._problems.errors) > before and (made is None or made is WRONG)
+                given[field.name] = _stand_in(field) if wrong else made
+        for name, field in fields.items():
+            if _required(field) and field.name not in given:
+                self._problems.add(f"{path}.{name}" if path else name, "missing")
+
+    def decode(self, kind: Any, value: Any, path: str) -> Any:
+        if kind is Any or kind is object:
+            return value
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType):
+            kinds = [each for each in arguments if each is not type(None)]
+            if value is None and len(kinds) < len(arguments):
+                return None
+            if len(kinds) == 1:
+                return self.decode(kinds[0], value, path)
+        if origin in (list, Sequence):
+            return self._each(arguments[0], value, path)
+        if origin is tuple and arguments[1:] == (...,):
+            return tuple(self._each(arguments[0], value, path))
+        if origin in (dict, Mapping):
+            return self._mapping(arguments[1], value, path)
+        if dataclasses.is_dataclass(kind):
+            return self.build(cast("type[Any]", kind), value, path)
+        with self._problems.collect():
+            return _leaf(kind, value, path)
+        return WRONG if kind is str else None
+
+    def _each(self, kind: Any, value: Any, path: str) -> list[Any]:
+        if isinstance(value, list):
+            return [self.decode(kind, item, f"{path}[{i}]") for i, item in enumerate(value)]
+        self._problems.add(path, f"expected a list, got {short(value)}")
+        return []
+
+    def _mapping(self, kind: Any, value: Any, path: str) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {key: self.decode(kind, item, f"{path}.{key}") for key, item in value.items()}
+        self._problems.add(path, f"expected a mapping, got {short(value)}")
+        return {}
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _stand_in(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return WRONG if field.type is str else [] if get_origin(field.type) is list else None
+
+
+def _leaf(kind: Any, value: Any, path: str) -> Any:
+    if get_origin(kind) is Literal:
+        arguments = get_args(kind)
+        if value in arguments and any(value is each or type(value) is type(each) for each in arguments):
+            return value
+        near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
+        raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
+    return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
 
 
 def _unknown(key: str, names: Iterable[str]) -> str:
@@ -315,55 +425,6 @@ def _refused(message: str, fields: Iterable[str], path: str) -> ConfigError:
         if name.lower() == head.replace("_", "").lower():
             return ConfigError(f"{path}.{name}" if path else name, rest)
     return ConfigError(path, message)
-
-
-def _decode(kind: Any, value: Any, path: str) -> Any:
-    if kind is Any or kind is object:
-        return value
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        kinds = [each for each in arguments if each is not type(None)]
-        if len(kinds) > 1:
-            raise ConfigError(path, f"a field of type {kind} cannot be set from YAML")
-        return _decode(kinds[0], value, path)
-    if origin is Literal:
-        if value in arguments and any(value is each or type(value) is type(each) for each in arguments):
-            return value
-        near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
-        raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
-    if origin in (list, Sequence):
-        return _each(arguments[0], value, path)
-    if origin is tuple and arguments[1:] == (...,):
-        return tuple(_each(arguments[0], value, path))
-    if origin in (dict, Mapping):
-        return _mapping(arguments[1], value, path)
-    if dataclasses.is_dataclass(kind):
-        return build(cast("type[Any]", kind), value, path)
-    return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
-
-
-def _each(kind: Any, value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(path, f"expected a list, got {short(value)}")
-    problems, items = Problems(), []
-    for i, item in enumerate(value):
-        with problems.collect():
-            items.append(_decode(kind, item, f"{path}[{i}]"))
-    problems.check()
-    return items
-
-
-def _mapping(kind: Any, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(path, f"expected a mapping, got {short(value)}")
-    problems, items = Problems(), {}
-    for key, item in value.items():
-        with problems.collect():
-            items[key] = _decode(kind, item, f"{path}.{key}")
-    problems.check()
-    return items
 
 
 def _scalar_of(kind: Any, value: Any, path: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from epp import stock
 from epp.config import PluginSpec
-from epp.decode import Problems, build, nearest, short
+from epp.decode import Problems, Wrong, build, nearest, short
 from epp.errors import ConfigError
 from epp.plugin import CacheRoom, InFlight, Plugin, PrefixMatch, Producer
 
@@ -50,9 +50,22 @@ class Parts:
         self.by_name: dict[str, Part] = {}
         self.built_in: set[str] = set()
         """Names of plugins whose job is done without a plugin object."""
+        self.failed: set[str] = set()
+        """Names of plugins that are declared and wrong; nothing more is told of them."""
+        self.nameless = False
+        """Whether the name of one of those is not known."""
         self._clock = clock
         self._random = random
         self._previous = previous
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a plugin is missing of which an error told already."""
+        return self.nameless or bool(self.failed)
+
+    def told(self, name: str) -> bool:
+        """Whether an error told already why there is no plugin of this name."""
+        return name in self.failed or isinstance(name, Wrong) or (self.nameless and name not in self.by_name)
 
     def declare(self, specs: list[PluginSpec], problems: Problems) -> None:
         """Build what `plugins:` lists; companions last, since they are made of another plugin."""
@@ -60,10 +73,15 @@ class Parts:
         names: set[str] = set()
         for path, spec in _moved(specs, problems):
             name = spec.name or spec.type
-            if name in names:
+            if name in names and not isinstance(name, Wrong):
                 problems.add(f"{path}.name", f"a plugin above is called {short(name)} too; expected a name of its own")
                 continue
             names.add(name)
+            if isinstance(spec.type, Wrong):
+                self.failed.add(name)
+                self.nameless |= not spec.name
+                continue
+            before = len(problems.errors)
             with problems.collect():
                 cls = self._class(spec, path)
                 if cls is None:
@@ -72,9 +90,14 @@ class Parts:
                     later.append((cls, spec, path))
                 else:
                     self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(name)
         for cls, spec, path in later:
+            before = len(problems.errors)
             with problems.collect():
                 self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(spec.name or spec.type)
 
     def stock(self, type_: str, kind: type[P], reason: str) -> P:
         """The part that has this stock type's name, or a new one with default parameters."""
@@ -98,6 +121,8 @@ class Parts:
         """See to it that somebody produces the signal."""
         if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
             return
+        if signal not in _PRODUCERS and self.incomplete:
+            return  # one of those that failed may be who does
         if signal not in _PRODUCERS:
             raise ConfigError(path, f"needs the signal {signal.__qualname__}, and no plugin produces it")
         self.stock(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")

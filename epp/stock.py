@@ -149,7 +149,10 @@ REMOVED: Final[Mapping[str, tuple[str, str]]] = {
     "least-queue-filter": ("queue-scorer", "a wish with a weight instead of a filter"),
     "lora-affinity-filter": ("lora-affinity-scorer", "a wish with a weight instead of a filter"),
     "low-queue-filter": ("utilization-filter", "conditions: [{metric: waiting-queue, maxValue: 128}]"),
-    "decision-tree-filter": ("utilization-filter", "filters of a profile run in order, then scorers with weights decide"),
+    "decision-tree-filter": (
+        "utilization-filter",
+        "filters of a profile run in order, then scorers with weights decide",
+    ),
     "lmetric-scorer": ("epp.rivals.Lmetric", "never in a release of llm-d; this is the published policy"),
 }
 """Type of GIE before v1 or of a branch -> (type that does its work now, how). Source: GIE v0.5.1."""
