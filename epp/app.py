@@ -71,6 +71,8 @@ class Settings:
     config: Path | None = None
     config_text: str | None = None
     """The configuration itself, instead of a file or a strategy."""
+    plugins_from: Sequence[str] | None = None
+    """Modules whose classes the configuration may name, besides our own; None: any."""
     pool_name: Sequence[str] = ()
     pool_selector: str | None = None
     """Kubernetes: serve the InferencePools with these labels instead of named ones."""
@@ -163,11 +165,23 @@ class Served:
         self._learner = LearnTokens(shared.tokens.observe)
         self.config: ConfigFile | None = None
         if settings.config is not None:
-            self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
+            self.config = ConfigFile(
+                settings.config,
+                clock=shared.clock,
+                random=shared.random,
+                metrics=shared.metrics,
+                plugins_from=settings.plugins_from,
+            )
             self.pipeline = self.config.pipeline
         elif settings.config_text is not None:
             text = settings.config_text
-            self.pipeline = load_text(text, clock=shared.clock, random=shared.random, where="--config-text")
+            self.pipeline = load_text(
+                text,
+                clock=shared.clock,
+                random=shared.random,
+                where="--config-text",
+                plugins_from=settings.plugins_from,
+            )
         else:
             self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
         witness: Witness = Recorder(

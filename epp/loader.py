@@ -4,7 +4,7 @@ What a configuration leaves out is added here: producers of signals that plugins
 saturation detector, the profile `default`. `epp.describe` shows the result, additions included.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -83,14 +83,24 @@ def load_strategy(name: str, *, clock: Clock, random: Random) -> Pipeline:
 
 
 def load_text(
-    text: str | bytes, *, clock: Clock, random: Random, where: str = "", previous: Pipeline | None = None
+    text: str | bytes,
+    *,
+    clock: Clock,
+    random: Random,
+    where: str = "",
+    previous: Pipeline | None = None,
+    plugins_from: Sequence[str] | None = None,
 ) -> Pipeline:
-    """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`."""
+    """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`.
+
+    `plugins_from`: modules whose classes it may name, besides our own; None: any.
+    """
     problems = Problems()
     pipeline = None
     if (config := salvaged(text, problems)) is not None:
         with problems.collect():
-            pipeline = _load(config, Parts(clock, random, previous.parts if previous else {}), problems)
+            parts = Parts(clock, random, previous.parts if previous else {}, plugins_from)
+            pipeline = _load(config, parts, problems)
     if pipeline is None:
         raise placed(ConfigErrors(problems.errors), where)
     return pipeline
@@ -105,9 +115,9 @@ def read_file(path: Path) -> bytes:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
 
 
-def load_file(path: Path, *, clock: Clock, random: Random) -> Pipeline:
+def load_file(path: Path, *, clock: Clock, random: Random, plugins_from: Sequence[str] | None = None) -> Pipeline:
     """The pipeline of an EndpointPickerConfig file, as `load_text`; to follow its changes, see `epp.reload`."""
-    return load_text(read_file(path), clock=clock, random=random, where=str(path))
+    return load_text(read_file(path), clock=clock, random=random, where=str(path), plugins_from=plugins_from)
 
 
 def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous: Pipeline | None = None) -> Pipeline:

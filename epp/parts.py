@@ -1,7 +1,7 @@
 """From plugin specifications to plugin objects, each built once, checked, and given its name, clock and randomness."""
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from random import Random
@@ -19,6 +19,7 @@ from epp.plugin import CacheRoom, InFlight, Plugin, PrefixMatch, Producer
 P = TypeVar("P", bound=Plugin)
 
 ENTRY_POINTS: Final = "warmpath.plugins"
+OWN: Final = __name__.partition(".")[0]
 
 _PRODUCERS: Final[Mapping[type[Any], str]] = {
     PrefixMatch: "approx-prefix-cache-producer",
@@ -46,7 +47,13 @@ class Parts:
     A part of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
     """
 
-    def __init__(self, clock: Callable[[], float], random: Random, previous: Mapping[str, Part]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        random: Random,
+        previous: Mapping[str, Part],
+        plugins_from: Sequence[str] | None = None,
+    ) -> None:
         self.by_name: dict[str, Part] = {}
         self.built_in: set[str] = set()
         """Names of plugins whose job is done without a plugin object."""
@@ -57,6 +64,7 @@ class Parts:
         self._clock = clock
         self._random = random
         self._previous = previous
+        self._plugins_from = plugins_from
 
     @property
     def incomplete(self) -> bool:
@@ -138,7 +146,7 @@ class Parts:
                 built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
                 problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
         problems.check()
-        return None if kind in stock.BUILT_IN else find_class(kind, f"{path}.type")
+        return None if kind in stock.BUILT_IN else find_class(kind, f"{path}.type", self._plugins_from)
 
     def _make(self, cls: type[Plugin], spec: PluginSpec, path: str, added: str = "") -> Plugin:
         name, parameters = spec.name or spec.type, dict(spec.parameters or {})
@@ -192,8 +200,11 @@ def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, Plugi
     return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]
 
 
-def find_class(type_: str, path: str) -> type[Plugin]:
-    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name."""
+def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None) -> type[Plugin]:
+    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name.
+
+    `plugins_from`: modules that may be imported besides our own, with what lies below each; None: any.
+    """
     where = stock.CLASSES.get(type_, type_)
     if "." not in where:
         points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
@@ -203,6 +214,10 @@ def find_class(type_: str, path: str) -> type[Plugin]:
     module, _, name = where.rpartition(".")
     if not all(part.isidentifier() for part in where.split(".")):
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
+    if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
+        allowed = ", ".join(plugins_from) or "none"
+        message = f"{short(where)} is code of the module {module}; --plugins-from allows {allowed}"
+        raise ConfigError(path, f"{message}; expected a stock type, or that module to be allowed")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported

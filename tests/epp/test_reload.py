@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,9 +29,11 @@ def write(path: Path, text: str) -> None:
 
 
 class Watched:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plugins_from: Sequence[str] | None = None) -> None:
         self.metrics = RecordedMetrics()
-        self.file = ConfigFile(path, clock=clock, random=RANDOM, metrics=self.metrics, interval=0.005)
+        self.file = ConfigFile(
+            path, clock=clock, random=RANDOM, metrics=self.metrics, interval=0.005, plugins_from=plugins_from
+        )
         self.pipelines: list[Pipeline] = []
 
     @asynccontextmanager
@@ -129,6 +131,14 @@ async def test_a_plugin_that_ends_its_process_is_refused(path: Path, monkeypatch
         write(path, WARM.replace("tests.support.plugins.Warm", "quits.Now"))
         await until(lambda: bool(watched.metrics.degradations))
     assert "'quits' cannot be imported: SystemExit: 0" in watched.metrics.degradations[0][1]
+
+
+async def test_a_change_cannot_name_modules_that_are_not_allowed(path: Path) -> None:
+    watched = Watched(path, plugins_from=("tests.support.plugins",))
+    async with watched.watching():
+        write(path, WARM.replace("tests.support.plugins.Warm", "antigravity.Fly"))
+        await until(lambda: bool(watched.metrics.degradations))
+    assert "--plugins-from allows tests.support.plugins" in watched.metrics.degradations[0][1]
 
 
 async def test_a_bug_while_a_file_is_loaded_is_a_refusal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
