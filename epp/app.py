@@ -236,6 +236,7 @@ class Served:
         self.router.admission.detector = pipeline.detector
         self._listen()
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
+        _tell_idle(pipeline)
 
     def _listen(self) -> None:
         """Listen to KV events for the producer that wants them, if the configuration has one."""
@@ -310,6 +311,11 @@ def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
         raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
 
 
+def _tell_idle(pipeline: Pipeline) -> None:
+    if pipeline.idle:
+        log.info("accepted, without effect: %s", "; ".join(pipeline.idle))
+
+
 wall_clock = time.time  # noqa: TID251
 """Seconds since the epoch: for people, never for a decision."""
 
@@ -338,6 +344,7 @@ async def serve(settings: Settings) -> int:
     pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
+    _tell_idle(served[0].pipeline)  # all have the same
     doors = [_door(one, settings, shared, first=one is served[0]) for one in served]
 
     def unready() -> list[str]:

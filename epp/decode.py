@@ -67,6 +67,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
 
 
+def value_at(content: Any, path: str) -> Any:
+    """What mappings hold at a path such as `dataLayer.discovery`, in any case of letters; None: nothing."""
+    for key in path.split("."):
+        if not isinstance(content, Mapping):
+            return None
+        content = next((item for name, item in content.items() if name.lower() == key.lower()), None)
+    return content
+
+
 def short(value: object) -> str:
     """A value as an error message shows it."""
     if isinstance(value, (dict, list)):

@@ -114,7 +114,7 @@ _SHOWN: Final = 100
 _LONGEST: Final = 1000
 
 
-def printable(text: str) -> str:
-    """One line of what a file may say, for terminals and logs: control characters escaped, its end cut off."""
-    shown = text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+def printable(text: str, longest: int = _LONGEST) -> str:
+    """One line of what a file may say, for terminals and logs: control characters escaped, at most `longest` of it."""
+    shown = text if len(text) <= longest else text[:longest] + "…"
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in shown)

@@ -12,11 +12,11 @@ from random import Random
 from typing import Any, Final
 
 from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
-from epp.decode import MAX_BYTES, Problems, Wrong, nearest, short
+from epp.decode import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
 from epp.parts import Part, Parts
 from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
-from epp.stock import ALIASES, BUILT_IN, LISTENERS, MISSING
+from epp.stock import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -62,6 +62,8 @@ class Pipeline:
     """Every plugin of the configuration and every one added, by name."""
     unused: tuple[str, ...]
     """Names of plugins that are declared and referred to by nothing; they take no part."""
+    idle: tuple[str, ...] = ()
+    """Settings of the configuration that are accepted and change nothing: path and why."""
 
 
 def strategies() -> list[str]:
@@ -154,7 +156,9 @@ def _load(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> Pip
     if problems.errors:
         return None
     plugins = tuple(part.plugin for part in parts.by_name.values() if part.name not in unused)
-    return Pipeline(plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused))
+    return Pipeline(
+        plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused), _idle(config, parts)
+    )
 
 
 def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> None:
@@ -298,6 +302,16 @@ def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: P
     cost = costs[0] if costs else parts.stock("expected-ttft", Cost, "shadow: says what its picks would cost")
     assert isinstance(cost, Cost)
     return Shadow(profile, config.shadow.sample, cost)
+
+
+def _idle(config: EndpointPickerConfig, parts: Parts) -> tuple[str, ...]:
+    found = list(config.idle)
+    found += [(path, f"{short(name)} is built in and always on") for name, path in parts.built_in.items()]
+    for part in parts.by_name.values():
+        for key, idle in IDLE.get(ALIASES.get(part.type, part.type), {}).items():
+            if (value := value_at(part.parameters, key)) is not None and value != idle.usual:
+                found.append((f"{part.path}.parameters.{key}", idle.why))
+    return tuple(f"{path}: {why}" for path, why in found)
 
 
 # --- what holds them together ---------------------------------------------------------------------------------------

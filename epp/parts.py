@@ -55,8 +55,8 @@ class Parts:
         plugins_from: Sequence[str] | None = None,
     ) -> None:
         self.by_name: dict[str, Part] = {}
-        self.built_in: set[str] = set()
-        """Names of plugins whose job is done without a plugin object."""
+        self.built_in: dict[str, str] = {}
+        """Names of plugins whose job is done without a plugin object -> their paths."""
         self.failed: set[str] = set()
         """Names of plugins that are declared and wrong; nothing more is told of them."""
         self.nameless = False
@@ -93,7 +93,7 @@ class Parts:
             with problems.collect():
                 cls = self._class(spec, path)
                 if cls is None:
-                    self.built_in.add(name)
+                    self.built_in[name] = path
                 elif hasattr(cls, "companion_of"):
                     later.append((cls, spec, path))
                 else:

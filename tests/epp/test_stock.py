@@ -2,10 +2,16 @@
 
 import importlib
 import importlib.util
+import re
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, cast, get_type_hints
 
 import pytest
 
+import epp
 from epp import stock
+from epp.decode import parameters_of
 from epp.errors import ConfigError
 from epp.parts import find_class
 from epp.plugin import Plugin
@@ -64,6 +70,36 @@ def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None
     else:
         pipeline = loaded(text)
         assert (type_ in pipeline.parts) == (kind in stock.CLASSES)
+
+
+SOURCE = "\n".join(path.read_text("utf-8") for path in Path(epp.__file__).parent.rglob("*.py"))
+
+
+def parameters_read_nowhere(cls: type[Any], path: str = "") -> list[str]:
+    found = []
+    for key, field in parameters_of(cls).items():
+        if not re.search(rf"\.{field.name}\b", SOURCE):
+            found.append(path + key)
+        elif is_dataclass(kind := get_type_hints(cls)[field.name]):
+            found += parameters_read_nowhere(cast("type[Any]", kind), f"{path}{key}.")
+    return found
+
+
+@pytest.mark.parametrize("type_", sorted(stock.CLASSES))
+def test_a_parameter_that_nothing_reads_is_told_to_have_no_effect(type_: str) -> None:
+    assert set(parameters_read_nowhere(find_class(type_, ""))) - {"kvEventsConfig.engineType"} <= set(
+        stock.IDLE.get(type_, ())
+    )
+
+
+@pytest.mark.parametrize(
+    ("type_", "setting", "idle"),
+    [(type_, key, idle) for type_, all_ in stock.IDLE.items() for key, idle in all_.items()],
+)
+def test_the_documentation_has_every_setting_without_effect(type_: str, setting: str, idle: stock.Idle) -> None:
+    rows = (Path(epp.__file__).parents[1] / "docs" / "kubernetes.md").read_text("utf-8").splitlines()
+    words = re.escape(setting.rpartition(".")[2])
+    assert any(re.search(rf"\b{words}\b", row) and row.endswith(f"| {idle.why} |") for row in rows)
 
 
 def refusal(type_: str) -> str:
