@@ -168,6 +168,9 @@ def documents(text: str | bytes, loader: type[BoundedLoader] = BoundedLoader) ->
             context = f"{error.context} ({_place(error.context_mark)})" if error.context_mark else error.context
             problem = ", ".join(filter(None, (context, error.problem)))
         raise ConfigError(_place(mark), f"not valid YAML: {' '.join(problem.split())}") from None
+    except yaml.reader.ReaderError as error:
+        where = f"{error.reason} at byte {error.position}"
+        raise ConfigError("", f"not valid YAML: {where}; expected text in UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
     except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
@@ -198,7 +201,9 @@ class _Loader(BoundedLoader):
             raise yaml.constructor.ConstructorError(None, None, "expected a mapping", node.start_mark)
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise self._refused(key, "a key must be a word")
+                raise self._refused(
+                    key, "a key must be a word; is a template such as {{ .Values.x }} left in the file?"
+                )
         self._check_keys(node)
         return {key.value: self.construct_object(item, deep) for key, item in node.value}
 
@@ -320,7 +325,7 @@ class _Decoder:
         if isinstance(value, dict):
             self._fill(cls, fields, value, path, given)
         else:
-            self._problems.add(path, f"expected a mapping, got {short(value)}")
+            self._problems.add(path, _no_mapping(fields, value))
         wrong = len(self._problems.errors) > before
         if wrong and not self._salvage:
             return None
@@ -396,6 +401,13 @@ class _Decoder:
             return {key: self.decode(kind, item, f"{path}.{key}") for key, item in value.items()}
         self._problems.add(path, f"expected a mapping, got {short(value)}")
         return {}
+
+
+def _no_mapping(fields: Mapping[str, "dataclasses.Field[Any]"], value: Any) -> str:
+    """The error, with the keys that must be there, and the mistake that makes text of a mapping."""
+    keys = ", ".join(name for name, field in fields.items() if _required(field))
+    colon = "; a space is missing after the colon" if isinstance(value, str) and re.match(r"\w+:\S", value) else ""
+    return f"expected a mapping{' with ' + keys if keys else ''}, got {short(value)}{colon}"
 
 
 def _required(field: "dataclasses.Field[Any]") -> bool:

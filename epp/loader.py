@@ -268,8 +268,10 @@ def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str
 def _no_plugin(name: str, parts: Parts) -> str:
     if name in parts.built_in:
         return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
-    known = nearest(name, parts.by_name) or "; expected one of " + ", ".join(parts.by_name)
-    return f"no plugin is called {short(name)}{known}"
+    named = [part.name for part in parts.by_name.values() if not part.added]
+    if same := next((part for part in parts.by_name.values() if part.type == name), None):
+        return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
+    return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
 
 
 def _kind(part: Part) -> str:

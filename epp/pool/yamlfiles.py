@@ -110,6 +110,8 @@ def _unrolled(path: Path, contents: list[Any]) -> Iterable[Document]:
 
 def _value_at(content: Any, path: str) -> str:
     for key, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", path):
+        if index == "...":
+            break  # one of those in here; which, msgspec does not say
         try:
             content = content[key] if key else content[int(index)]
         except (KeyError, IndexError, TypeError, ValueError):

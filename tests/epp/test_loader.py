@@ -286,6 +286,11 @@ def test_refused_at_start(plugins: str, profiles: str, rest: str, line: str) -> 
     assert line in refusal(config(plugins, profiles, rest))
 
 
+def test_a_reference_by_type_to_a_plugin_with_a_name_of_its_own() -> None:
+    told = refusal(HEAD + "plugins: [{type: queue-scorer, name: q}]\n" + PROFILE.format("queue-scorer"))
+    assert told.endswith("no plugin is called 'queue-scorer'; the one of that type is called 'q'")
+
+
 def test_no_plugins() -> None:
     assert refusal(HEAD + "plugins: []") == "plugins: expected at least one plugin, got none"
     assert refusal(HEAD) == "plugins: expected at least one plugin, got none"

@@ -13,6 +13,7 @@ class Inner(msgspec.Struct, forbid_unknown_fields=True):
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
     ports: list[Inner]
+    names: dict[str, str] = {}
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "f.yaml") -> Path:
@@ -81,6 +82,7 @@ def test_directories_give_their_yaml_files_in_order(tmp_path: Path) -> None:
         ({"ports": [{"numbr": 1}]}, "f#1: ports[0].numbr: unknown field; did you mean 'number'?"),
         ({"ports": [], "zzz": 1}, "f#1: zzz: unknown field"),
         ({}, "f#1: got {}; object missing required field `ports`"),
+        ({"ports": [], "names": {"a": 1}}, "f#1: names[...]: got {'a': 1}; expected `str`, got `int`"),
         ({"ports": 5}, "f#1: ports: got 5; expected `array`, got `int`"),
     ],
 )
