@@ -56,7 +56,7 @@ def test_plain_values(text: str, value: object) -> None:
         (b"a: \xff\xfe\xff", "not valid YAML"),
         ("[" * 2000, "nested too deep"),
         ("plugins: {{ .Values.plugins }}", "is a template such as {{ .Values.x }} left in the file?"),
-        (b"a: \xe9bc\n", "not valid YAML: invalid trailing UTF-8 octet at byte 3; expected text in UTF-8"),
+        (b"a: \xe9bc\n", "not valid YAML: invalid trailing UTF-8 octet at byte 4; expected text in UTF-8"),
         ("- " * 2000, "line 1, column 129: nested too deep; expected at most 64 levels"),
         ("? " * 2000, "nested too deep"),
         (b"<<: [" * 2000, "nested too deep"),
