@@ -74,6 +74,8 @@ class Settings:
     config: Path | None = None
     config_text: str | None = None
     """The configuration itself, instead of a file or a strategy."""
+    plugins_from: Sequence[str] | None = None
+    """Modules whose classes the configuration may name, besides our own; None: any."""
     pool_name: Sequence[str] = ()
     pool_selector: str | None = None
     """Kubernetes: serve the InferencePools with these labels instead of named ones."""
@@ -177,11 +179,23 @@ class Served:
         self._learner = LearnTokens(shared.tokens.observe)
         self.config: ConfigFile | None = None
         if settings.config is not None:
-            self.config = ConfigFile(settings.config, clock=shared.clock, random=shared.random, metrics=shared.metrics)
+            self.config = ConfigFile(
+                settings.config,
+                clock=shared.clock,
+                random=shared.random,
+                metrics=shared.metrics,
+                plugins_from=settings.plugins_from,
+            )
             self.pipeline = self.config.pipeline
         elif settings.config_text is not None:
             text = settings.config_text
-            self.pipeline = load_text(text, clock=shared.clock, random=shared.random, where="--config-text")
+            self.pipeline = load_text(
+                text,
+                clock=shared.clock,
+                random=shared.random,
+                where="--config-text",
+                plugins_from=settings.plugins_from,
+            )
         else:
             self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
         witness: Witness = Recorder(
@@ -238,6 +252,7 @@ class Served:
         self._listen()
         self._watch_failures()
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
+        _tell_idle(pipeline)
 
     def _listen(self) -> None:
         """Listen to KV events for the producer that wants them, if the configuration has one."""
@@ -331,6 +346,11 @@ def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
         raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
 
 
+def _tell_idle(pipeline: Pipeline) -> None:
+    if pipeline.idle:
+        log.info("accepted, without effect: %s", "; ".join(pipeline.idle))
+
+
 wall_clock = time.time  # noqa: TID251
 """Seconds since the epoch: for people, never for a decision."""
 
@@ -359,6 +379,7 @@ async def serve(settings: Settings) -> int:
     pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
+    _tell_idle(served[0].pipeline)  # all have the same
     memory = Memory(DoorSettings.max_held, settings.max_streams)
     doors = [_door(one, settings, shared, memory, first=one is served[0]) for one in served]
 

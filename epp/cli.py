@@ -15,7 +15,7 @@ import click
 
 from epp import __version__, protocol
 from epp.errors import ConfigError
-from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Ports, Verbosity, log_format, log_level
+from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Modules, Ports, Verbosity, log_format, log_level
 from epp.telemetry.log import FORMATS, LEVELS
 
 STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load")
@@ -47,9 +47,20 @@ def _strategy_options(command: Any) -> Any:
     )(command)
 
 
-def _importable(config: Path | None) -> None:
+_plugins_from = click.option(
+    "--plugins-from",
+    envvar="WARMPATH_PLUGINS_FROM",
+    default="any",
+    show_default=True,
+    type=Modules(),
+    help="Modules that `type: module.Class` may name in a configuration, with those below each: MODULE,MODULE, any, or "
+    "none but Warmpath's own. Naming one runs its code. [env: WARMPATH_PLUGINS_FROM]",
+)
+
+
+def _importable(config: Path | None, plugins_from: Sequence[str] | None) -> None:
     """Let a configuration name plugins in modules beside it."""
-    if config is not None:
+    if config is not None and plugins_from != ():
         sys.path.insert(0, str(config.absolute().parent))
 
 
@@ -96,6 +107,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 )
 @_strategy_options
 @click.option("--config-text", help="The EndpointPickerConfig itself.")
+@_plugins_from
 @click.option(
     "--fallbacks",
     default=0,
@@ -259,7 +271,7 @@ def serve(**flags: Any) -> None:
     flags["endpoint_target_ports"] = tuple(dict.fromkeys(chain.from_iterable(flags["endpoint_target_ports"])))
     flags["log_level"] = log_level(flags["log_level"], flags.pop("zap_log_level"), flags.pop("verbosity"))
     flags["log_format"] = log_format(flags["log_format"], flags.pop("zap_encoder"), flags.pop("zap_devel"))
-    _importable(flags["config"])
+    _importable(flags["config"], flags["plugins_from"])
     try:
         sys.exit(run(Settings(**flags)))
     except ConfigError as error:
@@ -269,7 +281,8 @@ def serve(**flags: Any) -> None:
 @warmpath.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strategy", type=click.Choice(STRATEGIES), help="Show a built-in configuration instead of a file.")
-def check(file: Path | None, strategy: str | None) -> None:
+@_plugins_from
+def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] | None) -> None:
     """Print the pipeline that FILE (an EndpointPickerConfig) gives, or every error in it."""
     if (file is None) == (strategy is None):
         raise click.UsageError("give either a FILE or --strategy")
@@ -278,8 +291,8 @@ def check(file: Path | None, strategy: str | None) -> None:
 
     try:
         if file is not None:
-            _importable(file)
-            pipeline = load_file(file, clock=time.monotonic, random=Random())
+            _importable(file, plugins_from)
+            pipeline = load_file(file, clock=time.monotonic, random=Random(), plugins_from=plugins_from)
         else:
             pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
     except ConfigError as error:
@@ -311,6 +324,7 @@ def render(file: Path) -> None:
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
+@_plugins_from
 @click.option("--manifests", type=_PATH, help="Gateway, HTTPRoute, InferencePool YAML. [default: manifests/laptop]")
 @click.option("--seed", default=1, show_default=True, help="Seed of pods and workload.")
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Directory to leave all logs in.")
@@ -351,6 +365,7 @@ def up(**flags: Any) -> None:
     multiple=True,
     help="A strategy, FILE.yaml, FILE.py:CLASS or oracle; repeat. [default: prefix-aware, least-load, round-robin]",
 )
+@_plugins_from
 @click.option("--oracle/--no-oracle", default=True, show_default=True, help="Show regret against true knowledge.")
 @click.option("--load", type=_SECONDS, help="Rate as a share of what the pods can do. [default for workloads: 0.8]")
 @click.option("--rate", type=_SECONDS, help="Requests a second.")

@@ -7,12 +7,13 @@ Sources: GIE v1.5.0 apix/config/v1alpha1, llm-d-router v0.10 apix/config/v1alpha
 One shape holds all three: what llm-d renamed in v1 is in `_RENAMED`, the old names stay valid in the old versions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from epp import protocol
-from epp.decode import Problems, build, nearest, read, short, yaml_name
+from epp.decode import Problems, Wrong, nearest, read, salvage, short, value_at, yaml_name
 from epp.errors import ConfigError, ConfigErrors
 
 _RENAMED: Final = {
@@ -23,14 +24,26 @@ _RENAMED: Final = {
 }
 """Names before llm-d.ai/v1 -> names in it."""
 
-_GATES: Final = {
-    "dataLayer": "",
-    "enableLegacyMetrics": "",
-    "haPopulateNonLeaderDatastore": "",
-    "flowControl": "flow control (queues, fairness, priority bands) is not there yet; without it requests of negative "
-    "priority are shed while the pool is saturated",
+_FLOW_CONTROL: Final = (
+    "flow control (queues, fairness, priority bands) is not there yet; without it requests of negative priority are "
+    "shed while the pool is saturated"
+)
+
+
+class _Gate(NamedTuple):
+    usual: bool
+    """What happens here."""
+    why: str
+    """Why nothing else does."""
+    refused: bool = False
+
+
+_GATES: Final[Mapping[str, _Gate]] = {
+    "dataLayer": _Gate(True, "endpoints' metrics are read in one way"),
+    "enableLegacyMetrics": _Gate(False, "endpoints' metrics are read in one way"),
+    "haPopulateNonLeaderDatastore": _Gate(True, "every replica is active, none leads"),
+    "flowControl": _Gate(False, _FLOW_CONTROL, refused=True),
 }
-"""Feature gate -> why it cannot be on; empty where it changes nothing here."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +155,9 @@ class Shadow:
 class EndpointPickerConfig:
     """A file, decoded; refer to the sources above for the meaning of each field, and to `Shadow` for ours."""
 
-    api_version: str
-    kind: str
-    plugins: list[PluginSpec]
+    api_version: Any = None
+    kind: Any = None
+    plugins: list[PluginSpec] = field(default_factory=list)
     feature_gates: list[str] = field(default_factory=list)
     scheduling_profiles: list[SchedulingProfile] = field(default_factory=list)
     saturation_detector: SaturationDetector | None = None
@@ -173,20 +186,49 @@ class EndpointPickerConfig:
             named += [(f"{where}.extractors[{j}].pluginRef", e.plugin_ref) for j, e in enumerate(source.extractors)]
         return named
 
+    @property
+    def idle(self) -> list[tuple[str, str]]:
+        """(path, why) of what is taken and changes nothing, plugins' parameters apart."""
+        found = []
+        for i, each in enumerate(self.feature_gates):
+            name, _, state = each.partition("=")
+            if name in _GATES and (state != "false") is not _GATES[name].usual:
+                found.append((f"featureGates[{i}]", _GATES[name].why))
+        parsing = "the path of a request says how it is parsed; bodies of other paths are passed on as they are"
+        if self.parser:
+            found.append(("parser", parsing))
+        if self.request_handler and self.request_handler.parsers:
+            found.append(("requestHandler.parsers", parsing))
+        if self.data_layer and self.data_layer.sources:
+            found.append(
+                ("dataLayer.sources", "endpoints' metrics are always read, and who needs events listens itself")
+            )
+        return found
+
 
 def parse(text: str | bytes, where: str = "") -> EndpointPickerConfig:
     """The configuration in a YAML text. `where` (a file's name) begins every error's path. Raises ConfigError."""
+    problems = Problems()
+    config = salvaged(text, problems)
+    if problems.errors or config is None:
+        raise placed(ConfigErrors(problems.errors), where)
+    return config
+
+
+def salvaged(text: str | bytes, problems: Problems) -> EndpointPickerConfig | None:
+    """The same, or what is right of it: `decode.salvage`. None where there is nothing more to look at."""
     try:
         content = read(text)
-        _check_version(content)
-        config = build(EndpointPickerConfig, content, "")
-        problems = Problems()
-        _check_names(content["apiVersion"], content, problems)
-        _check_gates(config, problems)
-        _check_sections(config, problems)
-        problems.check()
     except ConfigError as error:
-        raise placed(error, where) from error.__cause__
+        problems.errors.append(error)
+        return None
+    if not _check_version(content, problems):
+        return None
+    config = salvage(EndpointPickerConfig, content, "", problems)
+    if content.get("apiVersion") in protocol.CONFIG_VERSIONS:
+        _check_names(content["apiVersion"], content, problems)
+    _check_gates(config, problems)
+    _check_sections(config, problems)
     return config
 
 
@@ -198,43 +240,41 @@ def placed(error: ConfigError, where: str) -> ConfigErrors:
     return ConfigErrors(errors)
 
 
-def _check_version(content: Any) -> None:
+def _check_version(content: Any, problems: Problems) -> bool:
+    """Whether this is meant to be a configuration of ours, so that the rest of it can be looked at."""
     if not isinstance(content, dict):
-        raise ConfigError("", f"expected an EndpointPickerConfig (a mapping), got {short(content)}")
-    problems = Problems()
+        got = "nothing: the file is empty" if content is None else short(content)
+        problems.add("", f"expected an EndpointPickerConfig (a mapping), got {got}")
+        return False
     for key, valid in (("apiVersion", protocol.CONFIG_VERSIONS), ("kind", ("EndpointPickerConfig",))):
         if (value := content.get(key)) not in valid:
             near = nearest(value, valid) if isinstance(value, str) else ""
+            if value == "ConfigMap":
+                near = "; the configuration is a text under its `data`: give that in a file of its own"
             problems.add(key, f"expected {' or '.join(valid)}, got {short(value)}{near}")
-    problems.check()
+    return content.get("kind") in (None, "EndpointPickerConfig")
 
 
 def _check_names(version: str, content: dict[str, Any], problems: Problems) -> None:
     newest = version == protocol.CONFIG_VERSIONS[0]
     for before, now in _RENAMED.items():
         wrong, right = (before, now) if newest else (now, before)
-        if _has(content, wrong):
+        if value_at(content, wrong) is not None:
             problems.add(wrong, f"not in {version}; there it is {right}")
-
-
-def _has(content: Any, path: str) -> bool:
-    for key in path.split("."):
-        if not isinstance(content, dict):
-            return False
-        content = next((item for name, item in content.items() if name.lower() == key.lower()), None)
-    return content is not None
 
 
 def _check_gates(config: EndpointPickerConfig, problems: Problems) -> None:
     for i, gate in enumerate(config.feature_gates):
         path = f"featureGates[{i}]"
         name, _, state = gate.partition("=")
+        if isinstance(gate, Wrong):
+            continue
         if name not in _GATES:
             problems.add(path, f"{short(name)} is no feature gate{nearest(name, _GATES)}")
         elif state not in ("", "true", "false"):
             problems.add(path, f"expected {name}=true or {name}=false, got {short(gate)}")
-        elif state != "false" and _GATES[name]:
-            problems.add(path, _GATES[name])
+        elif _GATES[name].refused and (state != "false") is not _GATES[name].usual:
+            problems.add(path, _GATES[name].why)
 
 
 def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
@@ -254,6 +294,6 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
     if flow is not None:
         for each in fields(flow):
             if each.name != "saturation_detector" and getattr(flow, each.name) not in (None, False):
-                problems.add(f"flowControl.{yaml_name(each)}", _GATES["flowControl"])
+                problems.add(f"flowControl.{yaml_name(each)}", _FLOW_CONTROL)
         if config.saturation_detector and flow.saturation_detector:
             problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

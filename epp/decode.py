@@ -1,6 +1,7 @@
-"""Strict YAML, and strict dataclasses out of it. Nothing is guessed, nothing is ignored, every error says where.
+"""Bounded YAML, strict YAML, and strict dataclasses out of it. Nothing is guessed or ignored, every error says where.
 
-`read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for true, no `1_000`, no merge keys, no tags.
+`documents` reads any YAML within bounds. `read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for
+true, no `1_000`, no merge keys, no tags.
 `decode` makes a value of a type out of them. YAML keys are camelCase, fields snake_case; as in llm-d and GIE (Go's
 JSON), the case of a key's letters does not count, so `maxTTFTPenaltyMs` is the field `max_ttft_penalty_ms`.
 """
@@ -66,6 +67,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
 
 
+def value_at(content: Any, path: str) -> Any:
+    """What mappings hold at a path such as `dataLayer.discovery`, in any case of letters; None: nothing."""
+    for key in path.split("."):
+        if not isinstance(content, Mapping):
+            return None
+        content = next((item for name, item in content.items() if name.lower() == key.lower()), None)
+    return content
+
+
 def short(value: object) -> str:
     """A value as an error message shows it."""
     if isinstance(value, (dict, list)):
@@ -80,23 +90,121 @@ def short(value: object) -> str:
 
 # --- YAML to plain values -------------------------------------------------------------------------------------------
 
+_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-class _Loader(yaml.SafeLoader):
-    """Pure Python on purpose: deep nesting ends in RecursionError there, and in a crash in C."""
 
+class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
+    """YAML within bounds: levels, and values with aliases spelled out, so that a few lines cannot stand for millions.
+
+    What composes nodes is PyYAML's Python, below it the C parser, which keeps its own stack: C code that composes
+    nodes recurses until the process dies of it.
+    """
+
+    max_depth: ClassVar[int] = 100
+    max_values: ClassVar[int] = 500_000
+    """Values and keys of a file, at some 300 bytes. 1,500 Pods as `kubectl get --output yaml` prints them."""
+
+    def __init__(self, stream: str | bytes) -> None:
+        _Parser.__init__(self, stream)
+        yaml.composer.Composer.__init__(self)
+        self._values = 0
+        self._open = 0
+        self._below = 0
+        """Levels of the deepest node composed within the one that is open."""
+        self._extents: dict[str, tuple[int, int]] = {}
+        """Anchor -> values and levels of what its aliases stand for."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        anchor, known = event.anchor, isinstance(event, yaml.AliasEvent)
+        if parent is None:
+            self._extents.clear()  # anchors are a document's own
+        if known and anchor in self.anchors and anchor not in self._extents:
+            raise self._refused(event, f"*{anchor} is within &{anchor}; expected a value that is no part of itself")
+        values, levels = self._extents.get(anchor, (1, 1)) if known else (1, 1)
+        before, self._values = self._values, self._values + values
+        if self._values > self.max_values:
+            raise self._refused(
+                event, f"too many values; expected at most {self.max_values}, aliases counted where they are used"
+            )
+        self._open += 1
+        if self._open + levels - 1 > self.max_depth:
+            raise self._refused(event, f"nested too deep; expected at most {self.max_depth} levels")
+        around, self._below = self._below, 0
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._open -= 1
+        levels = max(levels, self._below + 1)
+        self._below = max(around, levels)
+        if anchor and not known:
+            self._extents[anchor] = self._values - before, levels
+        return node
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
+        self._check_keys(node)
+        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return made
+
+    def _check_keys(self, node: yaml.Node) -> None:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise self._refused(key, f"the key {short(key.value)} is here twice; expected it once")
+                seen.add(key.value)
+
+    def _refused(self, there: yaml.Event | yaml.Node, message: str) -> ConfigError:
+        return ConfigError(_place(there.start_mark), message)
+
+
+def documents(text: str | bytes, loader: type[BoundedLoader] = BoundedLoader) -> list[Any]:
+    """Every YAML document in `text`. Raises ConfigError, whatever the text; its path is a line and column if known."""
+    try:
+        return list(yaml.load_all(text, cast("Any", loader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        if mark and _starts_with_tab(text, mark.line):
+            problem = "a tab indents this line; expected spaces"
+        else:
+            context = f"{error.context} ({_place(error.context_mark)})" if error.context_mark else error.context
+            problem = ", ".join(filter(None, (context, error.problem)))
+        raise ConfigError(_place(mark), f"not valid YAML: {' '.join(problem.split())}") from None
+    except yaml.reader.ReaderError as error:
+        where = f"{error.reason} at byte {error.position}"
+        raise ConfigError("", f"not valid YAML: {where}; expected text in UTF-8") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
+    except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
+        raise ConfigError("", "not valid YAML: a value that its tag does not fit, like !!int ''") from None
+    except RecursionError:  # of a caller that is deep in its own stack already
+        raise ConfigError("", f"nested too deep; expected at most {loader.max_depth} levels") from None
+
+
+def _place(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+
+
+def _starts_with_tab(text: str | bytes, number: int) -> bool:
+    lines = (text.encode("utf-8", "replace") if isinstance(text, str) else text).splitlines()
+    return number < len(lines) and lines[number].lstrip(b" ").startswith(b"\t")
+
+
+class _Loader(BoundedLoader):
+    """YAML 1.2's core schema, and words for keys."""
+
+    max_depth = MAX_DEPTH
+    max_values = MAX_VALUES
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (the base class has it so)
     yaml_constructors: ClassVar[dict[str | None, Any]] = {}
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Hashable, Any]:
         if not isinstance(node, yaml.MappingNode):
             raise yaml.constructor.ConstructorError(None, None, "expected a mapping", node.start_mark)
-        seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is twice", key.start_mark)
-            seen.add(key.value)
+                raise self._refused(
+                    key, "a key must be a word; is a template such as {{ .Values.x }} left in the file?"
+                )
+        self._check_keys(node)
         return {key.value: self.construct_object(item, deep) for key, item in node.value}
 
 
@@ -136,44 +244,17 @@ for _name, _constructor in (
     ("map", yaml.SafeLoader.construct_yaml_map),
 ):
     _Loader.add_constructor(_TAG + _name, cast("Any", _constructor))
-_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)  # type: ignore[type-var]
+_Loader.add_constructor(None, yaml.SafeLoader.construct_undefined)
 
 
 def read(text: str | bytes) -> Any:
     """The one YAML document in `text` as dicts with text keys, lists and scalars. Raises ConfigError."""
     if len(text) > MAX_BYTES:
-        raise ConfigError("", f"{len(text)} bytes; expected at most {MAX_BYTES}")
-    try:
-        value = yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            where, f"not valid YAML: {' '.join((error.problem or error.context or '').split())}"
-        ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError("", f"not valid YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels") from None
-    _check_size(value)
-    return value
-
-
-def _check_size(value: Any) -> None:
-    """Walk all values, shared ones again each time they are referred to."""
-    left = MAX_VALUES
-    todo = [(value, 1)]
-    while todo:
-        value, depth = todo.pop()
-        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left -= 1 + len(children)
-        if left < 0:
-            raise ConfigError(
-                "", f"too many values; expected at most {MAX_VALUES}, aliases counted where they are used"
-            )
-        if depth > MAX_DEPTH:
-            raise ConfigError("", f"nested too deep; expected at most {MAX_DEPTH} levels")
-        todo += [(child, depth + 1) for child in children]
+        raise ConfigError("", f"more than {MAX_BYTES} bytes; expected at most {MAX_BYTES}")
+    found = [each for each in documents(text, _Loader) if each is not None]
+    if len(found) > 1:
+        raise ConfigError("", f"{len(found)} YAML documents; expected one, without a line `---` between them")
+    return found[0] if found else None
 
 
 # --- plain values to dataclasses ------------------------------------------------------------------------------------
@@ -192,46 +273,163 @@ def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
     return {yaml_name(field): field for field in fields if field.init}
 
 
+class Wrong(str):
+    """Text of a field that holds something else; the error is told already."""
+
+    __slots__ = ()
+
+
+WRONG: Final = Wrong()
+
+
 def decode(kind: type[T], value: object, path: str) -> T:
     """`value` as a `kind`, or ConfigErrors with all that is wrong with it.
 
     Kinds: Any, bool, int, float (finite), str, timedelta (as `1m30s`, `200ms`), Literal, X | None, list[X],
     Sequence[X], tuple[X, ...], dict[str, X], Mapping[str, X], dataclasses of these.
     """
-    return cast("T", _decode(kind, value, path))
+    problems = Problems()
+    made = _Decoder(problems).decode(kind, value, path)
+    problems.check()
+    return cast("T", made)
 
 
 def build(cls: type[T], value: object, path: str) -> T:
     """An instance of the class with the mapping `value` as its parameters; its own ValueError becomes a ConfigError."""
-    if not isinstance(value, dict):
-        raise ConfigError(path, f"expected a mapping, got {short(value)}")
-    fields = parameters_of(cls)
-    by_lower = {name.lower(): field for name, field in fields.items()}
-    try:
-        hints = get_type_hints(cls) if fields else {}
-    except Exception as error:
-        raise ConfigError(path, f"the annotations of {cls.__qualname__} cannot be resolved: {error}") from error
     problems = Problems()
-    given: dict[str, Any] = {}
-    for key, item in value.items():
-        where = f"{path}.{key}" if path else key
-        if (field := by_lower.get(key.lower())) is None:
-            problems.add(where, _unknown(key, fields))
-        elif field.name in given:
-            problems.add(where, "given twice, in different letters")
-        else:
-            given[field.name] = None
-            with problems.collect():
-                given[field.name] = _decode(hints[field.name], item, where)
-    for name, field in fields.items():
-        required = field.default is field.default_factory is dataclasses.MISSING
-        if required and field.name not in given:
-            problems.add(f"{path}.{name}" if path else name, "missing")
+    made = _Decoder(problems).build(cls, value, path)
     problems.check()
-    try:
-        return cls(**given)
-    except ValueError as error:
-        raise _refused(str(error), fields, path) from error
+    return cast("T", made)
+
+
+def salvage(cls: type[T], value: object, path: str, problems: Problems) -> T:
+    """The same, with what is right of a wrong `value`, so that more of it can be checked; `problems` are told.
+
+    In the place of what is wrong is the field's default, else WRONG for text, an empty list, or None.
+    """
+    return cast("T", _Decoder(problems, salvage=True).build(cls, value, path))
+
+
+class _Decoder:
+    """Plain values to values of types. Every error goes to `problems`; what is returned then means nothing, or, with
+    `salvage`, has its default in the place of what is wrong."""
+
+    def __init__(self, problems: Problems, *, salvage: bool = False) -> None:
+        self._problems = problems
+        self._salvage = salvage
+
+    def build(self, cls: type[Any], value: object, path: str) -> Any:
+        fields = parameters_of(cls)
+        before = len(self._problems.errors)
+        given: dict[str, Any] = {}
+        if isinstance(value, dict):
+            self._fill(cls, fields, value, path, given)
+        else:
+            self._problems.add(path, _no_mapping(fields, value))
+        wrong = len(self._problems.errors) > before
+        if wrong and not self._salvage:
+            return None
+        for field in fields.values():
+            if field.name not in given:
+                given[field.name] = _stand_in(field)
+        try:
+            return cls(**given)
+        except ValueError as error:
+            if not wrong:
+                self._problems.errors.append(_refused(str(error), fields, path))
+            return None
+
+    def _fill(
+        self,
+        cls: type[Any],
+        fields: Mapping[str, "dataclasses.Field[Any]"],
+        value: dict[Any, Any],
+        path: str,
+        given: dict[str, Any],
+    ) -> None:
+        by_lower = {name.lower(): field for name, field in fields.items()}
+        try:
+            hints = get_type_hints(cls) if fields else {}
+        except Exception as error:
+            self._problems.add(path, f"the annotations of {cls.__qualname__} cannot be resolved: {error}")
+            return
+        for key, item in value.items():
+            where = f"{path}.{key}" if path else key
+            if (field := by_lower.get(key.lower())) is None:
+                self._problems.add(where, _unknown(key, fields))
+            elif field.name in given:
+                self._problems.add(where, "given twice, in different letters")
+            else:
+                before = len(self._problems.errors)
+                made = self.decode(hints[field.name], item, where)
+                wrong = len(self._problems.errors) > before and (made is None or made is WRONG)
+                given[field.name] = _stand_in(field) if wrong else made
+        for name, field in fields.items():
+            if _required(field) and field.name not in given:
+                self._problems.add(f"{path}.{name}" if path else name, "missing")
+
+    def decode(self, kind: Any, value: Any, path: str) -> Any:
+        if kind is Any or kind is object:
+            return value
+        origin, arguments = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType):
+            kinds = [each for each in arguments if each is not type(None)]
+            if value is None and len(kinds) < len(arguments):
+                return None
+            if len(kinds) == 1:
+                return self.decode(kinds[0], value, path)
+        if origin in (list, Sequence):
+            return self._each(arguments[0], value, path)
+        if origin is tuple and arguments[1:] == (...,):
+            return tuple(self._each(arguments[0], value, path))
+        if origin in (dict, Mapping):
+            return self._mapping(arguments[1], value, path)
+        if dataclasses.is_dataclass(kind):
+            return self.build(cast("type[Any]", kind), value, path)
+        with self._problems.collect():
+            return _leaf(kind, value, path)
+        return WRONG if kind is str else None
+
+    def _each(self, kind: Any, value: Any, path: str) -> list[Any]:
+        if isinstance(value, list):
+            return [self.decode(kind, item, f"{path}[{i}]") for i, item in enumerate(value)]
+        self._problems.add(path, f"expected a list, got {short(value)}")
+        return []
+
+    def _mapping(self, kind: Any, value: Any, path: str) -> dict[str, Any]:
+        if isinstance(value, dict):
+            return {key: self.decode(kind, item, f"{path}.{key}") for key, item in value.items()}
+        self._problems.add(path, f"expected a mapping, got {short(value)}")
+        return {}
+
+
+def _no_mapping(fields: Mapping[str, "dataclasses.Field[Any]"], value: Any) -> str:
+    """The error, with the keys that must be there, and the mistake that makes text of a mapping."""
+    keys = ", ".join(name for name, field in fields.items() if _required(field))
+    colon = "; a space is missing after the colon" if isinstance(value, str) and re.match(r"\w+:\S", value) else ""
+    return f"expected a mapping{' with ' + keys if keys else ''}, got {short(value)}{colon}"
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is field.default_factory is dataclasses.MISSING
+
+
+def _stand_in(field: "dataclasses.Field[Any]") -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return WRONG if field.type is str else [] if get_origin(field.type) is list else None
+
+
+def _leaf(kind: Any, value: Any, path: str) -> Any:
+    if get_origin(kind) is Literal:
+        arguments = get_args(kind)
+        if value in arguments and any(value is each or type(value) is type(each) for each in arguments):
+            return value
+        near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
+        raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
+    return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
 
 
 def _unknown(key: str, names: Iterable[str]) -> str:
@@ -248,55 +446,6 @@ def _refused(message: str, fields: Iterable[str], path: str) -> ConfigError:
         if name.lower() == head.replace("_", "").lower():
             return ConfigError(f"{path}.{name}" if path else name, rest)
     return ConfigError(path, message)
-
-
-def _decode(kind: Any, value: Any, path: str) -> Any:
-    if kind is Any or kind is object:
-        return value
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        kinds = [each for each in arguments if each is not type(None)]
-        if len(kinds) > 1:
-            raise ConfigError(path, f"a field of type {kind} cannot be set from YAML")
-        return _decode(kinds[0], value, path)
-    if origin is Literal:
-        if value in arguments and any(value is each or type(value) is type(each) for each in arguments):
-            return value
-        near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
-        raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
-    if origin in (list, Sequence):
-        return _each(arguments[0], value, path)
-    if origin is tuple and arguments[1:] == (...,):
-        return tuple(_each(arguments[0], value, path))
-    if origin in (dict, Mapping):
-        return _mapping(arguments[1], value, path)
-    if dataclasses.is_dataclass(kind):
-        return build(cast("type[Any]", kind), value, path)
-    return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
-
-
-def _each(kind: Any, value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ConfigError(path, f"expected a list, got {short(value)}")
-    problems, items = Problems(), []
-    for i, item in enumerate(value):
-        with problems.collect():
-            items.append(_decode(kind, item, f"{path}[{i}]"))
-    problems.check()
-    return items
-
-
-def _mapping(kind: Any, value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(path, f"expected a mapping, got {short(value)}")
-    problems, items = Problems(), {}
-    for key, item in value.items():
-        with problems.collect():
-            items[key] = _decode(kind, item, f"{path}.{key}")
-    problems.check()
-    return items
 
 
 def _scalar_of(kind: Any, value: Any, path: str) -> Any:

@@ -3,11 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 from epp.decode import parameters_of
+from epp.errors import printable
 from epp.loader import Pipeline, Profile
+from epp.parts import OWN
 from epp.plugin import Plugin
+
+_LONGEST: Final = 10_000
 
 
 def describe(pipeline: Pipeline) -> str:
@@ -26,8 +30,19 @@ def describe(pipeline: Pipeline) -> str:
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
     lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
+    lines += [("no effect", setting) for setting in pipeline.idle]
+    lines += [("runs code", f"of the module {module}: {', '.join(names)}") for module, names in _foreign(pipeline)]
     width = max(len(place) for place, _ in lines)
-    return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
+    return "\n".join(printable(f"{place:<{width}}  {text}", _LONGEST) for place, text in lines)
+
+
+def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:
+    """Modules besides our own that the configuration has imported, with its plugins of each."""
+    found: dict[str, list[str]] = {}
+    for part in pipeline.parts.values():
+        if (module := type(part.plugin).__module__).partition(".")[0] != OWN:
+            found.setdefault(module, []).append(part.name)
+    return sorted(found.items())
 
 
 def _profile(profile: Profile, where: str, pipeline: Pipeline) -> list[tuple[str, str]]:

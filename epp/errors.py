@@ -15,7 +15,7 @@ ConfigError                  a file or a flag is wrong: path, value, expectation
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from epp import protocol
 
@@ -111,14 +111,26 @@ class ConfigError(Exception):
     """A configuration that is refused. `str()` is one sentence: where, what was found, what was expected."""
 
     def __init__(self, path: str, message: str) -> None:
-        super().__init__(f"{path}: {message}" if path else message)
         self.path = path
         self.message = message
+        super().__init__(printable(f"{path}: {message}" if path else message))
 
 
 class ConfigErrors(ConfigError):
-    """All that is wrong with one file, in `errors`; `str()` has a line for each."""
+    """All that is wrong with one file, in `errors`; `str()` has a line for each, of the first hundred."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
-        super().__init__("", "\n".join(str(error) for error in errors))
         self.errors = tuple(errors)
+        more = [f"and {len(errors) - _SHOWN} errors more"] if len(errors) > _SHOWN else []
+        self.path, self.message = "", "\n".join([*map(str, self.errors[:_SHOWN]), *more])
+        Exception.__init__(self, self.message)
+
+
+_SHOWN: Final = 100
+_LONGEST: Final = 1000
+
+
+def printable(text: str, longest: int = _LONGEST) -> str:
+    """One line of what a file may say, for terminals and logs: control characters escaped, at most `longest` of it."""
+    shown = text if len(text) <= longest else text[:longest] + "…"
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in shown)

@@ -54,6 +54,23 @@ class Ports(click.ParamType[tuple[int, ...]]):
         return tuple(_PORT(each, param, ctx) for each in str(value).split(","))
 
 
+class Modules(click.ParamType["tuple[str, ...] | None"]):
+    """Python modules, separated by commas; () from `none`, None from `any`."""
+
+    name = "modules"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...] | None:
+        if value is None or isinstance(value, tuple) or value == "any":
+            return None if value == "any" else value
+        names = tuple(each.strip() for each in str(value).split(",")) if value != "none" else ()
+        for name in names:
+            if name in ("any", "none") or not all(part.isidentifier() for part in name.split(".")):
+                self.fail(
+                    f"{name!r} is no module; expected any, none, or modules as in my_scorers,acme.plugins", param, ctx
+                )
+        return names
+
+
 class MinimalTls(click.ParamType[str]):
     """Go's name of a TLS version. grpc's server takes 1.2 and newer, and cannot be told otherwise."""
 

@@ -4,19 +4,19 @@ What a configuration leaves out is added here: producers of signals that plugins
 saturation detector, the profile `default`. `epp.describe` shows the result, additions included.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, parse, placed
-from epp.decode import MAX_BYTES, Problems, nearest, short
-from epp.errors import ConfigError
+from epp.config import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
+from epp.decode import MAX_BYTES, Problems, Wrong, nearest, short, value_at
+from epp.errors import ConfigError, ConfigErrors
 from epp.parts import Part, Parts
 from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
-from epp.stock import ALIASES, BUILT_IN, LISTENERS, MISSING
+from epp.stock import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -62,6 +62,8 @@ class Pipeline:
     """Every plugin of the configuration and every one added, by name."""
     unused: tuple[str, ...]
     """Names of plugins that are declared and referred to by nothing; they take no part."""
+    idle: tuple[str, ...] = ()
+    """Settings of the configuration that are accepted and change nothing: path and why."""
 
 
 def strategies() -> list[str]:
@@ -83,14 +85,27 @@ def load_strategy(name: str, *, clock: Clock, random: Random) -> Pipeline:
 
 
 def load_text(
-    text: str | bytes, *, clock: Clock, random: Random, where: str = "", previous: Pipeline | None = None
+    text: str | bytes,
+    *,
+    clock: Clock,
+    random: Random,
+    where: str = "",
+    previous: Pipeline | None = None,
+    plugins_from: Sequence[str] | None = None,
 ) -> Pipeline:
-    """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`."""
-    config = parse(text, where)
-    try:
-        return load(config, clock=clock, random=random, previous=previous)
-    except ConfigError as error:
-        raise placed(error, where) from error
+    """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`.
+
+    `plugins_from`: modules whose classes it may name, besides our own; None: any.
+    """
+    problems = Problems()
+    pipeline = None
+    if (config := salvaged(text, problems)) is not None:
+        with problems.collect():
+            parts = Parts(clock, random, previous.parts if previous else {}, plugins_from)
+            pipeline = _load(config, parts, problems)
+    if pipeline is None:
+        raise placed(ConfigErrors(problems.errors), where)
+    return pipeline
 
 
 def read_file(path: Path) -> bytes:
@@ -102,9 +117,9 @@ def read_file(path: Path) -> bytes:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
 
 
-def load_file(path: Path, *, clock: Clock, random: Random) -> Pipeline:
+def load_file(path: Path, *, clock: Clock, random: Random, plugins_from: Sequence[str] | None = None) -> Pipeline:
     """The pipeline of an EndpointPickerConfig file, as `load_text`; to follow its changes, see `epp.reload`."""
-    return load_text(read_file(path), clock=clock, random=random, where=str(path))
+    return load_text(read_file(path), clock=clock, random=random, where=str(path), plugins_from=plugins_from)
 
 
 def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous: Pipeline | None = None) -> Pipeline:
@@ -113,29 +128,43 @@ def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous
     A plugin that `previous` has under the same name, type and parameters is taken over as it is, so that a reload
     forgets neither caches nor requests in flight, except those of the plugins it changes.
     """
-    parts = Parts(clock, random, previous.parts if previous else {})
     problems = Problems()
-    if not config.plugins:
+    pipeline = _load(config, Parts(clock, random, previous.parts if previous else {}), problems)
+    problems.check()
+    assert pipeline is not None
+    return pipeline
+
+
+def _load(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> Pipeline | None:
+    """The same; what is wrong goes to `problems`, except what follows from an error told already. None: wrong."""
+    parts.nameless = any(error.path == "plugins" for error in problems.errors)
+    if not config.plugins and not parts.nameless:
         problems.add("plugins", "expected at least one plugin, got none")
     parts.declare(config.plugins, problems)
     _check_built_in(config, parts, problems)
-    problems.check()
-
     detector = _detector(config, parts, problems)
     profiles = _profiles(config, parts, problems)
-    problems.check()
-    shadow = _shadow(config, profiles, parts)
-    handler = _handler(profiles, parts)
-    unused = _unused(parts, profiles.values(), shadow, handler, detector)
-    producers = _producers(parts, unused)
+    shadow = None
+    with problems.collect():
+        shadow = _shadow(config, profiles, parts)
+    if parts.incomplete or any(error.path.startswith(("shadow", "schedulingProfiles")) for error in problems.errors):
+        return None  # whether the rest fits together, nobody can say
+    with problems.collect():
+        handler = _handler(profiles, parts)
+        unused = _unused(parts, profiles.values(), shadow, handler, detector)
+        producers = _producers(parts, unused)
+    if problems.errors:
+        return None
     plugins = tuple(part.plugin for part in parts.by_name.values() if part.name not in unused)
-    return Pipeline(plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused))
+    return Pipeline(
+        plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused), _idle(config, parts)
+    )
 
 
 def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> None:
     """Parsers and data sources that sections name: a declared plugin, or the type itself."""
     for path, name in config.built_in:
-        if name in parts.built_in or ALIASES.get(name, name) in BUILT_IN:
+        if name in parts.built_in or ALIASES.get(name, name) in BUILT_IN or parts.told(name):
             continue
         if name in parts.by_name and parts.by_name[name].type in LISTENERS:
             continue
@@ -143,7 +172,7 @@ def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Proble
             problems.add(path, f"{short(name)} is no parser, data source or extractor")
         elif name in MISSING:
             problems.add(path, f"{name} is not there yet: {MISSING[name]}")
-        elif name not in {spec.name or spec.type for spec in config.plugins}:  # those have told their error already
+        else:
             problems.add(path, f"no plugin is called {short(name)}{nearest(name, [*parts.built_in, *BUILT_IN])}")
 
 
@@ -154,7 +183,7 @@ def _detector(config: EndpointPickerConfig, parts: Parts, problems: Problems) ->
         if isinstance(part.plugin, Detector):
             return part.plugin
         problems.add(path, f"{short(name)} is no saturation detector")
-    elif name not in ("", "utilization-detector", "concurrency-detector"):
+    elif name not in ("", "utilization-detector", "concurrency-detector") and not parts.told(name):
         problems.add(path, _no_plugin(name, parts))
     elif name == "concurrency-detector":
         return parts.stock(name, Detector, f"named by {path}")
@@ -169,13 +198,13 @@ def _profiles(config: EndpointPickerConfig, parts: Parts, problems: Problems) ->
     specs = config.scheduling_profiles or [_default_profile(parts)]
     for i, spec in enumerate(specs):
         path = f"schedulingProfiles[{i}]"
-        if spec.name in profiles:
+        if spec.name in profiles and not isinstance(spec.name, Wrong):
             problems.add(
                 f"{path}.name", f"a profile above is called {short(spec.name)} too; expected a name of its own"
             )
         with problems.collect():
             shadow = config.shadow is not None and config.shadow.profile == spec.name
-            profiles[spec.name] = _profile(spec, path, shadow, parts)
+            profiles[spec.name] = _profile(spec, path, shadow, parts, problems)
     return profiles
 
 
@@ -196,8 +225,7 @@ def _picker(profile: str, shadow: bool, parts: Parts) -> Picker:
     return parts.own("max-score-picker", f"{profile}-picker", Picker, reason)
 
 
-def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts) -> Profile:
-    problems = Problems()
+def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts, problems: Problems) -> Profile:
     filters: list[Filter] = []
     scorers: list[tuple[Scorer, float]] = []
     pickers: list[Picker] = []
@@ -214,13 +242,14 @@ def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts) -> 
                 pickers.append(plugin)
                 if len(pickers) > 1:
                     problems.add(f"{where}.pluginRef", f"{plugin.name} is a second picker; expected one for a profile")
-    problems.check()
     picker = pickers[0] if pickers else _picker(spec.name, shadow, parts)
     return Profile(spec.name, tuple(filters), tuple(scorers), picker)
 
 
-def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str]) -> Plugin:
+def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str]) -> Plugin | None:
     name, weight = reference.plugin_ref, reference.weight
+    if parts.told(name):
+        return None
     if name in seen:
         raise ConfigError(f"{path}.pluginRef", f"{short(name)} is in this profile already; expected it once")
     seen.add(name)
@@ -239,8 +268,10 @@ def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str
 def _no_plugin(name: str, parts: Parts) -> str:
     if name in parts.built_in:
         return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
-    known = nearest(name, parts.by_name) or "; expected one of " + ", ".join(parts.by_name)
-    return f"no plugin is called {short(name)}{known}"
+    named = [part.name for part in parts.by_name.values() if not part.added]
+    if same := next((part for part in parts.by_name.values() if part.type == name), None):
+        return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
+    return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
 
 
 def _kind(part: Part) -> str:
@@ -256,6 +287,8 @@ def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: P
     if config.shadow is None:
         return None
     name, path = config.shadow.profile, "shadow.profile"
+    if isinstance(name, Wrong):
+        return None
     if name not in profiles:
         near = nearest(name, profiles) or "; expected one of " + ", ".join(profiles)
         raise ConfigError(path, f"no profile is called {short(name)}{near}")
@@ -271,6 +304,16 @@ def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: P
     cost = costs[0] if costs else parts.stock("expected-ttft", Cost, "shadow: says what its picks would cost")
     assert isinstance(cost, Cost)
     return Shadow(profile, config.shadow.sample, cost)
+
+
+def _idle(config: EndpointPickerConfig, parts: Parts) -> tuple[str, ...]:
+    found = list(config.idle)
+    found += [(path, f"{short(name)} is built in and always on") for name, path in parts.built_in.items()]
+    for part in parts.by_name.values():
+        for key, idle in IDLE.get(ALIASES.get(part.type, part.type), {}).items():
+            if (value := value_at(part.parameters, key)) is not None and value != idle.usual:
+                found.append((f"{part.path}.parameters.{key}", idle.why))
+    return tuple(f"{path}: {why}" for path, why in found)
 
 
 # --- what holds them together ---------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """From plugin specifications to plugin objects, each built once, checked, and given its name, clock and randomness."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from random import Random
@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from epp import stock
 from epp.config import PluginSpec
-from epp.decode import Problems, build, nearest, short
+from epp.decode import Problems, Wrong, build, nearest, short
 from epp.errors import ConfigError
 from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, Producer
 
@@ -19,6 +19,7 @@ from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, P
 P = TypeVar("P", bound=Plugin)
 
 ENTRY_POINTS: Final = "warmpath.plugins"
+OWN: Final = __name__.partition(".")[0]
 
 _PRODUCERS: Final[Mapping[type[Any], str]] = {
     PrefixMatch: "approx-prefix-cache-producer",
@@ -47,13 +48,33 @@ class Parts:
     A part of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
     """
 
-    def __init__(self, clock: Callable[[], float], random: Random, previous: Mapping[str, Part]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        random: Random,
+        previous: Mapping[str, Part],
+        plugins_from: Sequence[str] | None = None,
+    ) -> None:
         self.by_name: dict[str, Part] = {}
-        self.built_in: set[str] = set()
-        """Names of plugins whose job is done without a plugin object."""
+        self.built_in: dict[str, str] = {}
+        """Names of plugins whose job is done without a plugin object -> their paths."""
+        self.failed: set[str] = set()
+        """Names of plugins that are declared and wrong; nothing more is told of them."""
+        self.nameless = False
+        """Whether the name of one of those is not known."""
         self._clock = clock
         self._random = random
         self._previous = previous
+        self._plugins_from = plugins_from
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a plugin is missing of which an error told already."""
+        return self.nameless or bool(self.failed)
+
+    def told(self, name: str) -> bool:
+        """Whether an error told already why there is no plugin of this name."""
+        return name in self.failed or isinstance(name, Wrong) or (self.nameless and name not in self.by_name)
 
     def declare(self, specs: list[PluginSpec], problems: Problems) -> None:
         """Build what `plugins:` lists; companions last, since they are made of another plugin."""
@@ -61,21 +82,31 @@ class Parts:
         names: set[str] = set()
         for path, spec in _moved(specs, problems):
             name = spec.name or spec.type
-            if name in names:
+            if name in names and not isinstance(name, Wrong):
                 problems.add(f"{path}.name", f"a plugin above is called {short(name)} too; expected a name of its own")
                 continue
             names.add(name)
+            if isinstance(spec.type, Wrong):
+                self.failed.add(name)
+                self.nameless |= not spec.name
+                continue
+            before = len(problems.errors)
             with problems.collect():
                 cls = self._class(spec, path)
                 if cls is None:
-                    self.built_in.add(name)
+                    self.built_in[name] = path
                 elif hasattr(cls, "companion_of"):
                     later.append((cls, spec, path))
                 else:
                     self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(name)
         for cls, spec, path in later:
+            before = len(problems.errors)
             with problems.collect():
                 self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(spec.name or spec.type)
 
     def stock(self, type_: str, kind: type[P], reason: str) -> P:
         """The part that has this stock type's name, or a new one with default parameters."""
@@ -99,6 +130,8 @@ class Parts:
         """See to it that somebody produces the signal."""
         if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
             return
+        if signal not in _PRODUCERS and self.incomplete:
+            return  # one of those that failed may be who does
         if signal not in _PRODUCERS:
             raise ConfigError(path, f"needs the signal {signal.__qualname__}, and no plugin produces it")
         self.stock(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")
@@ -114,7 +147,7 @@ class Parts:
                 built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
                 problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
         problems.check()
-        return None if kind in stock.BUILT_IN else find_class(kind, f"{path}.type")
+        return None if kind in stock.BUILT_IN else find_class(kind, f"{path}.type", self._plugins_from)
 
     def _make(self, cls: type[Plugin], spec: PluginSpec, path: str, added: str = "") -> Plugin:
         name, parameters = spec.name or spec.type, dict(spec.parameters or {})
@@ -168,27 +201,46 @@ def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, Plugi
     return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]
 
 
-def find_class(type_: str, path: str) -> type[Plugin]:
-    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name."""
+def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None) -> type[Plugin]:
+    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name.
+
+    `plugins_from`: modules that may be imported besides our own, with what lies below each; None: any.
+    """
     where = stock.CLASSES.get(type_, type_)
     if "." not in where:
         points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
         if type_ not in points:
-            near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *points])
-            raise ConfigError(path, f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}")
+            raise ConfigError(path, _no_type(type_, points))
         where = points[type_]
     module, _, name = where.rpartition(".")
     if not all(part.isidentifier() for part in where.split(".")):
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
+    if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
+        allowed = ", ".join(plugins_from) or "none"
+        message = f"{short(where)} is code of the module {module}; --plugins-from allows {allowed}"
+        raise ConfigError(path, f"{message}; expected a stock type, or that module to be allowed")
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
         raise ConfigError(path, f"{short(module)} cannot be imported: {type(error).__name__}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ConfigError(path, f"expected {short(where)} to be a class made from epp.plugin's, got {short(found)}")
     if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
         raise ConfigError(path, f"{found.__qualname__} does not have the method {missing}")
     return found
+
+
+def _no_type(type_: str, points: Iterable[str]) -> str:
+    if type_ in stock.REMOVED:
+        successor, how = stock.REMOVED[type_]
+        return f"{type_} is gone from GIE and llm-d; expected {successor} ({how})"
+    near = nearest(type_, [*stock.CLASSES, *stock.ALIASES, *stock.BUILT_IN, *stock.MISSING, *stock.REMOVED, *points])
+    name = near.split("'")[1] if near else ""
+    if name in stock.MISSING:
+        near = f"; {name} is a known type, but not there yet: {stock.MISSING[name]}"
+    elif name in stock.REMOVED:
+        near = f"; did you mean {stock.REMOVED[name][0]!r}?"
+    return f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}"
 
 
 def _construct(cls: type[Plugin], parameters: dict[str, Any], owner: Plugin | None, path: str) -> Plugin:

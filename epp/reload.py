@@ -1,7 +1,7 @@
 """`ConfigFile`: a configuration file and the pipeline it makes, followed as the file changes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,13 +20,21 @@ class ConfigFile:
     """
 
     def __init__(
-        self, path: Path, *, clock: Callable[[], float], random: Random, metrics: Metrics, interval: float = INTERVAL
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float],
+        random: Random,
+        metrics: Metrics,
+        interval: float = INTERVAL,
+        plugins_from: Sequence[str] | None = None,
     ) -> None:
         self.path = path
         self._clock = clock
         self._random = random
         self._metrics = metrics
         self._interval = interval
+        self._plugins_from = plugins_from
         self._seen = stamp(path)
         self._text = read_file(self.path)
         self.pipeline = self._load(self._text, None)
@@ -38,6 +46,9 @@ class ConfigFile:
                 fresh = await asyncio.to_thread(self._changed)
             except ConfigError as error:
                 self._metrics.degraded("config-refused", str(error))
+                continue
+            except Exception as error:  # a bug, ours or of a plugin: the pipeline as it is serves on
+                self._metrics.degraded("config-refused", f"not loaded: {type(error).__name__}: {error}")
                 continue
             if fresh is not None:
                 self.pipeline = fresh
@@ -53,4 +64,11 @@ class ConfigFile:
         return pipeline
 
     def _load(self, text: bytes, previous: Pipeline | None) -> Pipeline:
-        return load_text(text, clock=self._clock, random=self._random, where=str(self.path), previous=previous)
+        return load_text(
+            text,
+            clock=self._clock,
+            random=self._random,
+            where=str(self.path),
+            previous=previous,
+            plugins_from=self._plugins_from,
+        )

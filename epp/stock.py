@@ -5,13 +5,22 @@ source. A user's plugin needs no line here: `type: module.Class` or an entry poi
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from epp import protocol
 
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _PICKERS: Final = "epp.scheduling.pickers"
+
+
+class Idle(NamedTuple):
+    """A setting that is taken and does nothing."""
+
+    why: str
+    usual: Any = None
+    """The value that asks for nothing else than what happens here."""
+
 
 CLASSES: Final = {
     "label-selector-filter": f"{_FILTERS}.LabelSelectorFilter",
@@ -145,6 +154,20 @@ MISSING: Final = {
 }
 """Type of llm-d or GIE that is not there yet -> what it would need."""
 
+REMOVED: Final[Mapping[str, tuple[str, str]]] = {
+    "kv-cache-scorer": ("kv-cache-utilization-scorer", "the same under its newer name"),
+    "least-kv-cache-filter": ("kv-cache-utilization-scorer", "a wish with a weight instead of a filter"),
+    "least-queue-filter": ("queue-scorer", "a wish with a weight instead of a filter"),
+    "lora-affinity-filter": ("lora-affinity-scorer", "a wish with a weight instead of a filter"),
+    "low-queue-filter": ("utilization-filter", "conditions: [{metric: waiting-queue, maxValue: 128}]"),
+    "decision-tree-filter": (
+        "utilization-filter",
+        "filters of a profile run in order, then scorers with weights decide",
+    ),
+    "lmetric-scorer": ("epp.rivals.Lmetric", "never in a release of llm-d; this is the published policy"),
+}
+"""Type of GIE before v1 or of a branch -> (type that does its work now, how). Source: GIE v0.5.1."""
+
 _MOVED: Final = {
     ("prefix-cache-scorer", "approx-prefix-cache-producer"): (
         "autoTune",
@@ -166,6 +189,27 @@ BELONGS: Final = {(type_, key): owner for (type_, owner), keys in _MOVED.items()
 
 IMPLIES: Final = {"precise-prefix-cache-scorer": "precise-prefix-cache-producer"}
 """Type -> the one that works behind it, whether or not it is named (llm-d before v0.10 had them in one)."""
+
+_POOL_KNOWS: Final = "which pods there are, the pool says"
+_SWEEP: Final = {"sessionIdConfig.evictionSweepSeconds": Idle("a session's end is exact, without sweeps")}
+_ONE_PRODUCER: Final = Idle("the one prefix producer of the configuration answers")
+IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
+    "precise-prefix-cache-producer": {
+        "indexerConfig": Idle("one index in this process holds the events; no backends and no tokenizers belong to it"),
+        "tokenProcessorConfig": Idle("blocks are the engines' own, and no hash seed has to agree"),
+        "speculativeIndexing": Idle("a prompt in flight always counts as held", True),
+        "kvEventsConfig.concurrency": Idle("one loop reads all events"),
+        "kvEventsConfig.podDiscoveryConfig.podLabelSelector": Idle(_POOL_KNOWS),
+        "kvEventsConfig.podDiscoveryConfig.podNamespace": Idle(_POOL_KNOWS),
+    },
+    "prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
+    "precise-prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
+    "no-hit-lru-scorer": {"prefixPluginType": _ONE_PRODUCER, "prefixPluginName": _ONE_PRODUCER},
+    "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
+    "session-affinity-filter": _SWEEP,
+    "session-affinity-scorer": _SWEEP,
+}
+"""Type -> its parameters that are taken from llm-d's files and do nothing."""
 
 LISTENERS: Final = frozenset({"precise-prefix-cache-producer"})
 """Types that llm-d's data layer has to be told to feed; here they see to it themselves."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, cast, get_args, get_origin
 
 import msgspec
 import yaml
@@ -17,6 +17,9 @@ T = TypeVar("T")
 MAX_FILE: Final = 16 * 1024 * 1024
 MANY: Final = 12
 """Names that one sentence cannot list."""
+MAX_VALUES: Final = 500_000
+"""Values and keys of a file, at some 300 bytes; aliases counted where they are used."""
+MAX_DEPTH: Final = 100
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _WORDS: Final = {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number"}
@@ -24,7 +27,15 @@ _STEP: Final = re.compile(r"\.?([^.\[]+)|\[(\d+|\.\.\.)\]")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as Kubernetes reads it: a key given twice is a mistake."""
+    """YAML as Kubernetes reads it: a key given twice is a mistake. No more values than `MAX_VALUES`."""
+
+    _nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._nodes += 1
+        if self._nodes > MAX_VALUES:
+            raise yaml.MarkedYAMLError(None, None, _MANY, cast(Any, self).peek_event().start_mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -113,17 +124,23 @@ def _files(path: Path) -> list[Path]:
 
 def _documents(file: Path) -> Iterator[Document]:
     try:
-        if (size := file.stat().st_size) > MAX_FILE:
-            raise ResourceError(str(file), "", f"has {size} bytes; expected at most {MAX_FILE}")
-        contents = list(yaml.load_all(file.read_text(encoding="utf-8"), Loader=_Loader))
+        with file.open("rb") as opened:
+            text = opened.read(MAX_FILE + 1)
+        if len(text) > MAX_FILE:
+            raise ResourceError(str(file), "", f"has more than {MAX_FILE} bytes; expected at most {MAX_FILE}")
+        contents = list(yaml.load_all(text, Loader=_Loader))
     except OSError as error:
         raise ResourceError(str(file), "", f"cannot be read: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         raise ResourceError(str(file), _place(error), f"not valid YAML: {_problem(error)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ResourceError(str(file), "", _DEEP) from None
+    except (yaml.YAMLError, ValueError) as error:
         raise ResourceError(str(file), "", f"not valid YAML: {' '.join(str(error).split())}") from None
     except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
         raise ResourceError(str(file), "", "not valid YAML: a value that its tag does not fit, like !!int ''") from None
+    if problem := _beyond(contents):
+        raise ResourceError(str(file), "", problem)
     for number, content in enumerate(contents, 1):
         many = (
             isinstance(content, dict)
@@ -136,6 +153,28 @@ def _documents(file: Path) -> Iterator[Document]:
             if not isinstance(item, dict):
                 raise ResourceError(str(file), f"document {number}", f"got {_short(item)}; expected a mapping")
             yield Document(str(file), number, item)
+
+
+_MANY: Final = f"too many values; expected at most {MAX_VALUES}, aliases counted where they are used"
+_DEEP: Final = f"nested too deep; expected at most {MAX_DEPTH} levels"
+
+
+def _beyond(contents: list[Any]) -> str:
+    """Why these values are too much for whoever walks them, those behind aliases again at each use; "" if they are not.
+
+    Code that follows every reference would take for ever on a few lines of aliases of aliases.
+    """
+    left, todo = MAX_VALUES, [(content, 1) for content in contents]
+    while todo:
+        value, depth = todo.pop()
+        if depth > MAX_DEPTH:
+            return _DEEP
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+        left -= 1 + len(children) * isinstance(value, dict)
+        if left < 0:
+            return _MANY
+        todo += [(child, depth + 1) for child in children]
+    return ""
 
 
 def _place(error: yaml.MarkedYAMLError) -> str:

@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol
 
 import yaml
 
+from epp.config import parse
+from epp.decode import read
 from laptop.models import SIZES, cached_model
 from laptop.ports import free_ports
 
@@ -273,12 +275,16 @@ def _redis(port: int) -> Program:
 
 
 def knowing_tiers(config: str, layout: Layout) -> str:
-    """An EndpointPickerConfig whose precise producer, if it has one, knows `layout`'s LMCache, if there is one."""
-    content = yaml.safe_load(config)
+    """An EndpointPickerConfig whose precise producer, if it has one, knows `layout`'s LMCache, if there is one.
+
+    Raises ConfigError for what is no such configuration.
+    """
+    parse(config)
+    content = read(config)
     for plugin in content["plugins"]:
-        if layout.coordinator and plugin["type"] == "precise-prefix-cache-producer":
+        if layout.coordinator and plugin.get("type") == "precise-prefix-cache-producer":
             lmcache = {"coordinator": layout.coordinator, "hashAlgorithm": "sha256_cbor"}
-            plugin["parameters"] = {"lmcache": lmcache, **plugin.get("parameters", {})}
+            plugin["parameters"] = {"lmcache": lmcache, **(plugin.get("parameters") or {})}
             return str(yaml.safe_dump(content, sort_keys=False))
     return config
 

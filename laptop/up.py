@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,8 @@ class Options:
     port: int | None = None
     strategy: str = "prefix-aware"
     config: Path | None = None
+    plugins_from: Sequence[str] | None = None
+    """As of `warmpath serve`; None: any."""
     manifests: Path | None = None
     seed: int = 1
     keep_logs: Path | None = None
@@ -57,7 +59,12 @@ class Options:
     @property
     def picking(self) -> tuple[str, ...]:
         """The same as flags of `warmpath serve`."""
-        return ("--config", str(self.config)) if self.config else ("--strategy", self.strategy)
+        return (*(("--config", str(self.config)) if self.config else ("--strategy", self.strategy)), *self.allowed)
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Whose plugins may be used, as a flag of `warmpath serve`."""
+        return () if self.plugins_from is None else ("--plugins-from", ",".join(self.plugins_from) or "none")
 
     @property
     def config_text(self) -> str:
@@ -87,10 +94,10 @@ async def run(options: Options) -> int:
                 pods=options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
-                picking=("--config", str(steered)) if steer else options.picking,
+                picking=("--config", str(steered), *options.allowed) if steer else options.picking,
                 manifests=options.manifests or MANIFESTS,
                 engine=_engine(options, console),
-                plugins=options.config.absolute().parent if options.config else None,
+                plugins=options.config.absolute().parent if options.config and options.plugins_from != () else None,
             )
             with console.status(f"starting {shape.pods} {shape.engine.what}s, endpoint picker and Envoy"):
                 chain = await stack.enter_async_context(running_chain(shape, directory))

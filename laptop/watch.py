@@ -6,7 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from epp.pool.yamlfiles import stamp_of
+from epp.errors import ConfigError
+from epp.pool.yamlfiles import read_documents, stamp_of
 from gateway.errors import GatewayError
 from laptop.chain import Chain, ChainError
 
@@ -53,9 +54,9 @@ async def _without(chain: Chain, name: str, sentence: str, tell: Callable[[str],
 def _leave(file: Path, name: str, tell: Callable[[str], None]) -> None:
     """Take an endpoint out of the endpoints file, which a person may have edited."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_documents(file)[0].content
         content["endpoints"] = [entry for entry in content["endpoints"] if entry.get("name") != name]
-    except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (ConfigError, LookupError, TypeError, AttributeError) as error:
         tell(f"{file.name} still has {name}: {' '.join(str(error).split())}")
         return
     fresh = file.with_suffix(".new")

@@ -215,7 +215,7 @@ def _reviewed(create: Callable[..., Any], body: Any, shape: type[R]) -> R:
             response.close()
     try:
         return msgspec.json.decode(answer, type=shape)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ApiError(0, f"not the review a Kubernetes API server sends: {error}") from None
 
 
@@ -242,7 +242,7 @@ class _Status(msgspec.Struct):
 
 def _reason(error: Any) -> str:
     """What the API server wrote, else HTTP's own words."""
-    with suppress(msgspec.DecodeError, msgspec.ValidationError, TypeError):
+    with suppress(msgspec.DecodeError, TypeError, RecursionError):
         if message := msgspec.json.decode(error.body, type=_Status).message:
             return message[:500]
     return str(error.reason)[:500]

@@ -281,7 +281,7 @@ def _names_of(wanted: Named | Labelled | Selected, namespace: str, source: Sourc
         return (wanted.name,)
     try:
         listed = msgspec.json.decode(source.page(POOLS, namespace, wanted.selector, ""), type=_List)
-    except (ApiError, msgspec.MsgspecError) as error:
+    except (ApiError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError("", f"cannot list InferencePools in namespace {namespace!r}: {error}") from None
     if not listed.items:
         what = f"no InferencePool in namespace {namespace!r} has labels {wanted.selector!r}"

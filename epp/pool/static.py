@@ -75,6 +75,9 @@ class StaticPools:
         except ConfigError as error:
             self._metrics.degraded("pool-file-refused", str(error))
             return
+        except Exception as error:  # a bug of ours: the pool as it is serves on
+            self._metrics.degraded("pool-file-refused", f"not read: {type(error).__name__}: {error}")
+            return
         order = {_id(state): state for state in states}
         self._apply([order[_id(state)] for state in self.states])
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import yaml
 
+from epp.decode import documents
 from epp.errors import ConfigError
 
 T = TypeVar("T")
@@ -17,7 +17,6 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 MAX_FILE: Final = 16 * 1024 * 1024
 _ENDINGS: Final = (".yaml", ".yml", ".json")
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`")
 
@@ -80,15 +79,16 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 def read_documents(path: Path) -> list[Document]:
     """The documents of a file, Lists unrolled, empty ones left out. ConfigError if it is no YAML of mappings."""
     try:
-        if path.stat().st_size > MAX_FILE:
-            raise ConfigError(str(path), f"{path.stat().st_size} bytes; expected at most {MAX_FILE}")
-        contents = list(yaml.load_all(path.read_bytes(), Loader=_LOADER))
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE + 1)  # of what may grow, or be no regular file, no more than that
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(str(path), f"not valid YAML: {' '.join(str(error).split())}") from None
-    except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
-        raise ConfigError(str(path), "not valid YAML: a value that its tag does not fit, like !!int ''") from None
+    if len(text) > MAX_FILE:
+        raise ConfigError(str(path), f"more than {MAX_FILE} bytes; expected at most {MAX_FILE}")
+    try:
+        contents = documents(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.path}" if error.path else str(path), error.message) from None
     return list(_unrolled(path, contents))
 
 
@@ -110,6 +110,8 @@ def _unrolled(path: Path, contents: list[Any]) -> Iterable[Document]:
 
 def _value_at(content: Any, path: str) -> str:
     for key, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", path):
+        if index == "...":
+            break  # one of those in here; which, msgspec does not say
         try:
             content = content[key] if key else content[int(index)]
         except (KeyError, IndexError, TypeError, ValueError):

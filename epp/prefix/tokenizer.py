@@ -385,7 +385,7 @@ def _json(path: Path, *, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(str(path), f"expected JSON: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(str(path), "expected a JSON object")

@@ -231,7 +231,7 @@ def _value(flag: str, value: str) -> Any:
         return value
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ConfigError("--tokenizer-args", f"{flag}: expected a JSON object, got {value[:100]!r}")

@@ -85,7 +85,7 @@ def kv_events_from(text: str) -> KvEventsConfig:
     """The flag's value. ValueError says what is wrong with it."""
     try:
         return msgspec.json.decode(text, type=KvEventsConfig)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 

@@ -354,6 +354,20 @@ async def test_flags_without_effect_are_told_once(settings: Settings, tmp_path: 
     )
 
 
+async def test_settings_without_effect_are_told_once(settings: Settings, tmp_path: Path) -> None:
+    text = (
+        "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nfeatureGates: [enableLegacyMetrics]\n"
+        "plugins: [{type: no-hit-lru-scorer, parameters: {prefixPluginName: a}}]\n"
+    )
+    async with serving(settings, tmp_path, "--config-text", text) as process:
+        lines = process.log.read_text().splitlines()
+    (told,) = [line for line in lines if "without effect" in line]
+    assert told.endswith(
+        "accepted, without effect: featureGates[0]: endpoints' metrics are read in one way; "
+        "plugins[0].parameters.prefixPluginName: the one prefix producer of the configuration answers"
+    )
+
+
 async def test_a_configuration_may_be_given_as_text(settings: Settings, tmp_path: Path) -> None:
     text = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: queue-scorer}]\n"
     async with serving(settings, tmp_path, "--config-text", text) as process:

@@ -126,6 +126,35 @@ def test_check_finds_plugins_beside_the_file(tmp_path: Path, monkeypatch: pytest
     assert (told.exit_code, "plugins_of_mine.Mine" in told.output) == (0, True)
 
 
+NAMES = ("serve", "up", "check", "replay")
+
+
+def test_check_imports_nothing_from_modules_that_are_not_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "never_run.py").write_text("raise AssertionError\n")
+    file = tmp_path / "config.yaml"
+    file.write_text(GOOD.replace("{type: queue-scorer}", "{type: never_run.Mine, name: queue-scorer}"))
+    told = call("check", file, "--plugins-from", "none")
+    assert told.exit_code == 1
+    assert (
+        "plugins[0].type: 'never_run.Mine' is code of the module never_run; --plugins-from allows none" in told.stderr
+    )
+    assert str(tmp_path) not in sys.path
+    monkeypatch.setenv("WARMPATH_PLUGINS_FROM", "acme,acme2")
+    assert "--plugins-from allows acme, acme2" in call("check", file).stderr
+    assert "--plugins-from allows none" in call("replay", "chats", "--policy", file, "--plugins-from", "none").stderr
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_who_reads_a_configuration_can_be_told_whose_plugins_to_take(command: str) -> None:
+    assert "--plugins-from" in call(command, "--help").output
+    told = call(command, "--plugins-from", "acme-plugins")
+    assert told.exit_code == 2
+    assert "'acme-plugins' is no module; expected any, none, or modules" in " ".join(told.stderr.split())
+
+
 # --- serve ----------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +163,7 @@ def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -
     told = call(
         *("serve", "--endpoints", config, "--endpoints", config.parent, "--config", config, *ports),
         *("--max-body", 2, "--max-streams", 7, "--request-timeout", "9s", "--fallbacks", 3, "--trust-client-headers"),
-        *("--audit-log", config.parent / "audit"),
+        *("--audit-log", config.parent / "audit", "--plugins-from", "a,b.c"),
     )
     assert told.exit_code == 0, told.output
     [found] = settings
@@ -142,6 +171,7 @@ def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -
     assert (list(found.grpc_port), found.grpc_health_port, found.metrics_port) == ([1, 2], 3, 4)
     assert (found.max_streams, found.request_timeout) == (7, 9.0)
     assert (found.max_body, found.fallbacks, found.trust_client_headers) == (2 << 20, 3, True)
+    assert found.plugins_from == ("a", "b.c")
     assert (found.config, found.audit_log) == (config, config.parent / "audit")
 
 
@@ -192,6 +222,8 @@ def test_up_passes_its_flags_and_its_status(config: Path, options: list[laptop.u
     assert options == [wanted]
     assert wanted.picking == ("--strategy", "session")
     assert laptop.up.Options(config=config).picking == ("--config", str(config))
+    assert laptop.up.Options(plugins_from=()).picking[2:] == ("--plugins-from", "none")
+    assert laptop.up.Options(plugins_from=("a", "b.c")).picking[2:] == ("--plugins-from", "a,b.c")
 
 
 def test_up_refuses_what_makes_no_sense(config: Path, options: list[laptop.up.Options]) -> None:

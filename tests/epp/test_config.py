@@ -1,6 +1,7 @@
 """EndpointPickerConfig in its three apiVersions: shapes that load, shapes that are refused and in which words."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -120,6 +121,35 @@ def test_names_that_changed_in_v1_belong_to_their_version(before: str, now: str)
     assert "not in llm-d.ai/v1alpha1; there it is" in refusal(f"dataLayer: {{{now}}}", V1ALPHA1)
     assert "there it is" not in refusal(f"dataLayer: {{{before}}}", GIE)
     assert "there it is" not in refusal(f"dataLayer: {{{now}}}", V1)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("plugins: [queue-scorer]", "plugins[0]: expected a mapping with type, got 'queue-scorer'"),
+        ("plugins:\n- type:queue-scorer", "got 'type:queue-scorer'; a space is missing after the colon"),
+        ("plugins: {a: {}}", "plugins: expected a list, got a mapping"),
+        ("plugins: []\nplugins: []", "line 4, column 1: the key 'plugins' is here twice; expected it once"),
+    ],
+)
+def test_mistakes_are_told_with_what_to_do(body: str, line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(f"apiVersion: {V1}\nkind: EndpointPickerConfig\n{body}")
+    assert line in str(refused.value)
+
+
+def test_a_second_document_and_an_empty_file_are_told() -> None:
+    with pytest.raises(ConfigError, match="2 YAML documents; expected one"):
+        parse("a: 1\n---\nb: 2\n")
+    with pytest.raises(ConfigError, match="got nothing: the file is empty"):
+        parse("# nothing\n")
+
+
+@pytest.mark.parametrize(
+    "encode", [lambda text: text.replace("\n", "\r\n").encode(), lambda text: text.encode("utf-8-sig")]
+)
+def test_line_ends_and_a_byte_order_mark_do_not_matter(encode: Callable[[str], bytes]) -> None:
+    assert parse(encode(f"---\napiVersion: {V1}\nkind: EndpointPickerConfig\nplugins: [{{type: a}}]\n")).plugins
 
 
 def test_wrong_version_and_kind() -> None:

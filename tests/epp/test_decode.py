@@ -1,5 +1,6 @@
 """Strict YAML and strict dataclasses: what is taken, what is refused and in which words."""
 
+import tracemalloc
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.decode import MAX_BYTES, Problems, decode, read
+from epp.decode import MAX_BYTES, Problems, decode, documents, read
 from epp.errors import ConfigError, ConfigErrors
 from tests.support.plugins import Warm
 
@@ -42,21 +43,28 @@ def test_plain_values(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\na: 2", "line 2, column 1: not valid YAML: the key 'a' is twice"),
-        ("a: [1", "line 1"),
+        ("a: 1\na: 2", "line 2, column 1: the key 'a' is here twice; expected it once"),
+        ("a: [1", "while parsing a flow sequence (line 1, column 4), did not find expected ',' or ']'"),
+        ("a:\n\tb: 1", "line 2, column 1: not valid YAML: a tab indents this line; expected spaces"),
         ("? [a]\n: 1", "a key must be a word"),
         ("a: !!python/object:os.system x", "could not determine a constructor"),
         ("a: !!binary aGk=", "could not determine a constructor"),
         ("a: !!bool maybe", "'maybe' is no bool"),
         ("a: !!map x", "expected a mapping"),
-        ("a: 1\n---\nb: 2", "not valid YAML: but found another document"),
+        ("a: 1\n---\nb: 2", "2 YAML documents; expected one"),
         ("a: \x00", "not valid YAML"),
         (b"a: \xff\xfe\xff", "not valid YAML"),
         ("[" * 2000, "nested too deep"),
+        ("plugins: {{ .Values.plugins }}", "is a template such as {{ .Values.x }} left in the file?"),
+        (b"a: \xe9bc\n", "not valid YAML: invalid trailing UTF-8 octet at byte 4; expected text in UTF-8"),
+        ("- " * 2000, "line 1, column 129: nested too deep; expected at most 64 levels"),
+        ("? " * 2000, "nested too deep"),
+        (b"<<: [" * 2000, "nested too deep"),
+        ("\n".join(["l0: &l0 [x]", *(f"l{i}: &l{i} [*l{i - 1}]" for i in range(1, 100))]), "nested too deep"),
         ("a: " + "9" * 5000, "not valid YAML"),
         ("x" * (MAX_BYTES + 1), f"expected at most {MAX_BYTES}"),
-        ("&a [*a]", "nested too deep"),
-        ("&a {b: *a}", "nested too deep"),
+        ("&a [*a]", "*a is within &a"),
+        ("&a {b: *a}", "*a is within &a"),
     ],
 )
 def test_refused_yaml(text: str | bytes, expected: str) -> None:
@@ -75,6 +83,32 @@ def test_a_few_lines_cannot_stand_for_millions() -> None:
     lines += [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="too many values"):
         read("\n".join(lines))
+
+
+MILLION = 1_000_000
+"""Levels; C code that recurses through a hundredth of them is killed by the system."""
+
+
+@pytest.mark.parametrize("text", ["[" * MILLION, "- " * MILLION, "{a: " * MILLION, "? " * MILLION, "[?" * MILLION])
+def test_no_depth_ends_the_process(text: str) -> None:
+    with pytest.raises(ConfigError, match="nested too deep; expected at most 100 levels"):
+        documents(text)
+
+
+def test_values_are_bounded_before_they_are_built() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="too many values; expected at most 20000"):
+            read("[" + "a," * 100_000 + "]")
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_anchors_of_one_document_say_nothing_in_the_next() -> None:
+    assert documents("- &a [1, 2]\n- *a\n---\n- &a 3\n- *a\n") == [[[1, 2], [1, 2]], [3, 3]]
+    with pytest.raises(ConfigError, match=r"\*a is within &a"):
+        documents("&a [1]\n---\n&a [*a]\n")
 
 
 @dataclass
@@ -127,7 +161,7 @@ def test_nested_values() -> None:
         (str, None, "expected text, got nothing"),
         (list[int], {"a": 1}, "expected a list, got a mapping"),
         (dict[str, int], [1], "expected a mapping, got a list"),
-        (Inner, [], "expected a mapping, got []"),
+        (Inner, [], "expected a mapping with name, got []"),
         (timedelta, 5, "expected a duration such as 200ms, 5s or 1m30s, got 5"),
         (timedelta, "5", "expected a duration such as 200ms, 5s or 1m30s, got '5'"),
         (timedelta, "-5s", "got '-5s'"),

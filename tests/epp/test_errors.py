@@ -53,6 +53,13 @@ def test_a_configuration_error_is_one_sentence_with_its_place() -> None:
     assert str(ConfigError("", "nothing there")) == "nothing there"
 
 
+def test_what_a_file_says_cannot_steer_a_terminal_or_fill_it() -> None:
+    assert str(ConfigError("plugins.\x1b[2J\n", "got '\u009b31m'")) == r"plugins.\x1b[2J\n: got '\x9b31m'"
+    assert len(str(ConfigError("k" * 100_000, "unknown"))) < 1100
+    many = str(ConfigErrors([ConfigError(f"k{i}", "unknown") for i in range(120)])).splitlines()
+    assert (len(many), many[0], many[-1]) == (101, "k0: unknown", "and 20 errors more")
+
+
 def test_several_are_a_line_each() -> None:
     both = ConfigErrors([ConfigError("a", "one"), ConfigError("b", "two")])
     assert str(both) == "a: one\nb: two"

@@ -41,6 +41,10 @@ def config(plugins: str, profiles: str = "", rest: str = "") -> str:
     return "\n".join([*lines, rest])
 
 
+PROFILE = "schedulingProfiles: [{{name: a, plugins: [{{pluginRef: {}}}]}}]"
+TWO_PROFILES = "schedulingProfiles: [{name: a, plugins: [{pluginRef: queue-scorer}]}, {name: b}]\n"
+
+
 def refusal(text: str) -> str:
     with pytest.raises(ConfigError) as refused:
         loaded(text)
@@ -282,9 +286,14 @@ def test_refused_at_start(plugins: str, profiles: str, rest: str, line: str) -> 
     assert line in refusal(config(plugins, profiles, rest))
 
 
+def test_a_reference_by_type_to_a_plugin_with_a_name_of_its_own() -> None:
+    told = refusal(HEAD + "plugins: [{type: queue-scorer, name: q}]\n" + PROFILE.format("queue-scorer"))
+    assert told.endswith("no plugin is called 'queue-scorer'; the one of that type is called 'q'")
+
+
 def test_no_plugins() -> None:
     assert refusal(HEAD + "plugins: []") == "plugins: expected at least one plugin, got none"
-    assert refusal(HEAD) == "plugins: missing"
+    assert refusal(HEAD) == "plugins: expected at least one plugin, got none"
 
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
@@ -301,6 +310,89 @@ def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
 
 
 # --- reload ---------------------------------------------------------------------------------------------------------
+
+
+WRONG_IN_EVERY_WAY = """
+apiVersion: llm-d.ai/v9
+kind: EndpointPickerConfig
+featureGates: [flowcontrol, 5]
+plugins:
+- {type: queue-scorer, parametrs: {a: 1}}
+- {type: kv-cache-scorer}
+- {type: prefix-cache-scorer, parameters: {bogus: 1}}
+- {type: no_such_module.Nope}
+- 5
+- {type: utilization-detector, parameters: {headroom: lots}}
+- {type: session-affinity-filter, name: x}
+- {type: max-score-picker, name: x}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: heavy}
+  - {pluginRef: kv-cache-scorer}
+  - {pluginRef: x, weight: 2}
+- {name: default, plugins: {}}
+saturationDetector: {pluginRef: queue-scorer}
+flowControl: {maxBytes: 1}
+dataLayer: {discovery: {pluginRef: x}}
+shadow: {profile: other, sample: 3}
+extra: 1
+"""
+
+
+def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(WRONG_IN_EVERY_WAY)
+    assert [line.split(": ")[0] for line in str(refused.value).splitlines()] == [
+        "apiVersion",
+        "featureGates[1]",
+        "plugins[0].parametrs",
+        "plugins[4]",
+        "schedulingProfiles[0].plugins[0].weight",
+        "schedulingProfiles[1].plugins",
+        "shadow.sample",
+        "extra",
+        "featureGates[0]",
+        "dataLayer.discovery",
+        "flowControl.maxBytes",
+        "plugins[1].type",
+        "plugins[2].parameters.bogus",
+        "plugins[3].type",
+        "plugins[5].parameters.headroom",
+        "plugins[7].name",
+        "saturationDetector.pluginRef",
+        "schedulingProfiles[0].plugins[2].weight",
+        "schedulingProfiles[1].name",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "rest", "only"),
+    [
+        ("- {type: queue-scorre}\n", PROFILE.format("queue-scorre"), "plugins[0].type"),
+        ("- {name: a}\n", PROFILE.format("a"), "plugins[0].type"),
+        ("- {typ: queue-scorer}\n- {type: max-score-picker}\n", PROFILE.format("queue-scorer"), "plugins[0].type"),
+        (
+            "- {type: queue-scorer}\n- {type: vertexai-parser}\n",
+            "parser: {pluginRef: vertexai-parser}",
+            "plugins[1].type",
+        ),
+        ("- {type: agent-identity}\n", "saturationDetector: {pluginRef: agent-identity}", "plugins[0].type"),
+        ("- {type: disagg-profile-handler}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
+        ("- {type: queue-scorer}\n", TWO_PROFILES + "shadow: {profile: 5}", "shadow.profile"),
+        ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),
+    ],
+)
+def test_what_follows_from_an_error_is_not_told(plugins: str, rest: str, only: str) -> None:
+    told = [line for line in refusal(HEAD + f"plugins:\n{plugins}\n{rest}").splitlines() if ".typ:" not in line]
+    assert [line.split(": ")[0] for line in told] == [only]
+
+
+def test_a_document_of_another_kind_is_told_that_and_no_more() -> None:
+    (told,) = refusal("apiVersion: llm-d.ai/v1\nkind: ConfigMap\ndata: {a: b}").splitlines()
+    assert told.endswith(
+        "got 'ConfigMap'; the configuration is a text under its `data`: give that in a file of its own"
+    )
 
 
 def test_a_reload_keeps_what_it_does_not_change() -> None:

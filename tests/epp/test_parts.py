@@ -1,10 +1,14 @@
 """Plugin objects out of specifications: classes by any name, parameters, and all the ways a class can be wrong."""
 
+import sys
+from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from epp.errors import ConfigError
+from epp.loader import Pipeline, load_text, strategies, strategy_text
 from epp.parts import ENTRY_POINTS, find_class
 from tests.support.pipelines import RANDOM, clock, loaded
 from tests.support.plugins import Couple, First, OtherHalf, Warm
@@ -70,6 +74,44 @@ def test_a_module_that_breaks_on_import(
     monkeypatch.syspath_prepend(folder)
     with pytest.raises(ConfigError, match="'broken_scorers' cannot be imported: ZeroDivisionError: division by zero"):
         loaded(CONFIG.format("broken_scorers.Mine"))
+
+
+def from_modules(type_: str, plugins_from: Sequence[str] | None) -> Pipeline:
+    return load_text(CONFIG.format(type_), clock=clock, random=RANDOM, plugins_from=plugins_from)
+
+
+@pytest.mark.parametrize("plugins_from", [None, ["tests"], ["acme", OURS], [OURS.rpartition(".")[0]]])
+def test_modules_that_are_allowed(plugins_from: Sequence[str] | None) -> None:
+    assert f"{OURS}.Warm" in from_modules(f"{OURS}.Warm", plugins_from).parts
+
+
+@pytest.mark.parametrize("plugins_from", [[], ["test"], ["acme", f"{OURS}.Warm"], [OURS + "x"], ["os"]])
+def test_a_module_that_is_not_allowed_is_not_imported(
+    plugins_from: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "never_imported.py").write_text("raise AssertionError('imported')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for type_ in (f"{OURS}.Warm", "never_imported.Scorer", "never_imported.below.Scorer"):
+        module = type_.rpartition(".")[0]
+        with pytest.raises(ConfigError) as refused:
+            from_modules(type_, plugins_from)
+        assert str(refused.value) == (
+            f"plugins[0].type: {type_!r} is code of the module {module}; --plugins-from allows "
+            f"{', '.join(plugins_from) or 'none'}; expected a stock type, or that module to be allowed"
+        )
+    assert "never_imported" not in sys.modules
+
+
+def test_an_entry_point_is_code_of_its_module_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [metadata.EntryPoint("warm", f"{OURS}:Warm", group)])
+    assert "warm" in from_modules("warm", [OURS]).parts
+    with pytest.raises(ConfigError, match="is code of the module"):
+        from_modules("warm", [])
+
+
+@pytest.mark.parametrize("name", strategies())
+def test_strategies_need_no_code_but_our_own(name: str) -> None:
+    load_text(strategy_text(name), clock=clock, random=RANDOM, plugins_from=())
 
 
 def test_names_are_unique() -> None:

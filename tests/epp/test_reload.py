@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -29,9 +29,11 @@ def write(path: Path, text: str) -> None:
 
 
 class Watched:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, plugins_from: Sequence[str] | None = None) -> None:
         self.metrics = RecordedMetrics()
-        self.file = ConfigFile(path, clock=clock, random=RANDOM, metrics=self.metrics, interval=0.005)
+        self.file = ConfigFile(
+            path, clock=clock, random=RANDOM, metrics=self.metrics, interval=0.005, plugins_from=plugins_from
+        )
         self.pipelines: list[Pipeline] = []
 
     @asynccontextmanager
@@ -105,6 +107,56 @@ async def test_a_bad_file_is_refused_once_and_the_old_pipeline_stays(path: Path)
     assert "did you mean 'queue-scorer'" in watched.metrics.degradations[0][1]
 
 
+HOSTILE = ("[" * 100_000, "- " * 100_000, "a: &a [*a]", CONFIG.format('"w\\e[2J"'))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+async def test_whatever_a_file_holds_its_refusal_harms_nothing_else(path: Path, text: str) -> None:
+    watched = Watched(path)
+    async with watched.watching():
+        write(path, text)
+        await until(lambda: bool(watched.metrics.degradations))
+        write(path, WARM)
+        await watched.change()
+    ((reason, detail),) = watched.metrics.degradations
+    assert reason == "config-refused"
+    assert detail.isprintable()
+
+
+async def test_a_plugin_that_ends_its_process_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path.parent / "quits.py").write_text("raise SystemExit(0)\n")
+    monkeypatch.syspath_prepend(str(path.parent))
+    watched = Watched(path)
+    async with watched.watching():
+        write(path, WARM.replace("tests.support.plugins.Warm", "quits.Now"))
+        await until(lambda: bool(watched.metrics.degradations))
+    assert "'quits' cannot be imported: SystemExit: 0" in watched.metrics.degradations[0][1]
+
+
+async def test_a_change_cannot_name_modules_that_are_not_allowed(path: Path) -> None:
+    watched = Watched(path, plugins_from=("tests.support.plugins",))
+    async with watched.watching():
+        write(path, WARM.replace("tests.support.plugins.Warm", "antigravity.Fly"))
+        await until(lambda: bool(watched.metrics.degradations))
+    assert "--plugins-from allows tests.support.plugins" in watched.metrics.degradations[0][1]
+
+
+async def test_a_bug_while_a_file_is_loaded_is_a_refusal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(path)
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("bug")
+
+    async with watched.watching():
+        with monkeypatch.context() as patch:
+            patch.setattr(epp.reload, "load_text", broken)
+            write(path, WARM)
+            await until(lambda: bool(watched.metrics.degradations))
+        write(path, WARM + "# again\n")
+        await watched.change()
+    assert watched.metrics.degradations == [("config-refused", "not loaded: KeyError: 'bug'")]
+
+
 async def test_a_file_that_goes_and_comes_back(path: Path) -> None:
     watched = Watched(path)
     async with watched.watching():
@@ -146,7 +198,7 @@ async def test_what_a_change_does_not_concern_is_kept(path: Path) -> None:
 
 def test_a_bad_file_at_the_start(path: Path) -> None:
     write(path, "a: [")
-    with pytest.raises(ConfigError, match=r"config.yaml: line 1, column 5: not valid YAML"):
+    with pytest.raises(ConfigError, match=r"config.yaml: line 2, column 1: not valid YAML"):
         Watched(path)
     path.unlink()
     with pytest.raises(ConfigError, match=r"config.yaml: cannot be read: No such file"):

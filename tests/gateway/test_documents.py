@@ -18,6 +18,12 @@ def test_directories_files_lists_and_json_are_read_in_name_order(tmp_path: Path)
     assert [document.kind for document in read([tmp_path, single])] == ["A", "A2", "B", "C", None]
 
 
+ALIASES = "l0: &l0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"l{level}: &l{level} [{', '.join([f'*l{level - 1}'] * 10)}]\n" for level in range(1, 9)
+)
+"""Nine lines that stand for a thousand million values."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -25,7 +31,14 @@ def test_directories_files_lists_and_json_are_read_in_name_order(tmp_path: Path)
         ("a: 1\nb: 2\na: 3\n", "key 'a' twice"),
         ("a:\n\tb: 1\n", "line 2, column 1: not valid YAML: a tab indents this line; YAML wants spaces"),
         ("- 1\n", "document 1: got [1]; expected a mapping"),
-        ("a: &a [*a]\n---\n7\n", "document 2: got 7"),
+        ("a: 1\n---\n7\n", "document 2: got 7"),
+        ("a: &a [*a]\n", "nested too deep; expected at most 100 levels"),
+        ("[" * 1_000, "nested too deep"),
+        ("{a: " * 100_000, "nested too deep"),
+        ("- " * 100_000 + "x", "nested too deep"),
+        ("[" * 101 + "]" * 101, "nested too deep"),
+        ("- [" + "a," * 500_000 + "]", "too many values; expected at most 500000"),
+        (ALIASES, "too many values; expected at most 500000, aliases counted where they are used"),
         ("\x00", "not valid YAML"),
         ("!!int '': a", "not valid YAML: a value that its tag does not fit"),
         ("a: !!bool maybe", "not valid YAML: a value that its tag does not fit"),

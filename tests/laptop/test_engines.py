@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import laptop.engines
+from epp.errors import ConfigError
 from epp.loader import load_text, strategy_text
 from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tiers import Lmcache
@@ -117,6 +118,9 @@ def test_kv_aware_is_told_where_lmcache_is(python: Path) -> None:
     assert precise.lmcache == Lmcache(layout.coordinator, "sha256_cbor")
     for text, without in (("kv-aware", Simulated().lay_out(["pod-a"])), ("prefix-aware", layout)):
         assert knowing_tiers(strategy_text(text), without) == strategy_text(text)
+    for wrong in ("[" * 100_000, "", "plugins: 5", config.replace("plugins:", "plugin:")):
+        with pytest.raises(ConfigError):
+            knowing_tiers(wrong, layout)
 
 
 def test_the_picker_is_told_where_the_tokenizer_is(python: Path) -> None:

@@ -94,6 +94,19 @@ async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake) -
     assert fake.gone == ["pod-a"]
 
 
+@pytest.mark.parametrize("content", ["[" * 100_000, "- " * 100_000, "", "endpoints: 5", "a: &a [*a]"])
+async def test_an_endpoints_file_nobody_can_read_stays_as_it_is_when_a_pod_ends(fake: Fake, content: str) -> None:
+    told: list[str] = []
+    fake.endpoints_file.write_text(content)
+    fake.ends = [("pod-a", "pod-a ended")]
+    task = asyncio.ensure_future(watch(chain(fake), told.append))
+    await until(lambda: len(told) > 1 or task.done())
+    assert not task.done()
+    task.cancel()
+    assert f"{fake.endpoints_file.name} still has pod-a: " in told[1]
+    assert fake.endpoints_file.read_text() == content
+
+
 def test_a_stamp_changes_with_content_and_when_a_file_is_gone(fake: Fake) -> None:
     first = stamp_of(chain(fake).files)
     assert stamp_of(chain(fake).files) == first

@@ -36,6 +36,7 @@ def plan(
     l2: str | None,
     pods_per_node: int,
     policies: Sequence[str],
+    plugins_from: tuple[str, ...] | None = None,
     oracle: bool,
     load: float | None,
     rate: float | None,
@@ -57,7 +58,7 @@ def plan(
     rates = [Rate(kind, value) for kind, value in (("load", load), ("rate", rate), ("times", times)) if value]
     if len(rates) > 1:
         raise ConfigError("rate", "expected one of --load, --rate and --times")
-    found = tuple(policy(each) for each in policies or DEFAULTS)
+    found = tuple(policy(each, plugins_from) for each in policies or DEFAULTS)
     if len({each.name for each in found}) < len(found):
         raise ConfigError("policy", "two policies have one name; expected each once")
     is_file = Path(trace).suffix in (".jsonl", ".gz", ".json")

@@ -1,8 +1,8 @@
 """`--policy`: a strategy's name, an EndpointPickerConfig file, `my_scorers.py:Mine`, or `oracle`."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -26,21 +26,24 @@ class Policy:
     """EndpointPickerConfig YAML."""
     directory: str = ""
     """Where its modules are."""
+    plugins_from: tuple[str, ...] | None = None
+    """Modules whose classes it may name, besides our own; None: any."""
 
     def build(self, clock: Callable[[], float], random: Random) -> Pipeline:
         """The pipeline. Raises ConfigError."""
-        _importable(self.directory)
-        return load_text(self.text, clock=clock, random=random, where=self.name)
+        if self.plugins_from != ():
+            _importable(self.directory)
+        return load_text(self.text, clock=clock, random=random, where=self.name, plugins_from=self.plugins_from)
 
 
-def policy(spec: str) -> Policy:
+def policy(spec: str, plugins_from: tuple[str, ...] | None = None) -> Policy:
     """What `--policy` names, tried once. Raises ConfigError."""
-    found = _policy(spec)
+    found = replace(_policy(spec, plugins_from), plugins_from=plugins_from)
     found.build(lambda: 0.0, Random(0))
     return found
 
 
-def _policy(spec: str) -> Policy:
+def _policy(spec: str, plugins_from: Sequence[str] | None) -> Policy:
     if spec == ORACLE:
         return Policy(ORACLE, _chain("epp.sim.replay.oracle.Oracle"))
     if spec in strategies():
@@ -57,13 +60,13 @@ def _policy(spec: str) -> Policy:
     if not path.is_file():
         raise ConfigError(str(path), "there is no such file")
     directory = str(path.absolute().parent)
-    return Policy(f"{path.name}:{name}", _around(f"{path.stem}.{name}", directory, spec), directory)
+    return Policy(f"{path.name}:{name}", _around(f"{path.stem}.{name}", directory, spec, plugins_from), directory)
 
 
-def _around(type_: str, directory: str, spec: str) -> str:
+def _around(type_: str, directory: str, spec: str, plugins_from: Sequence[str] | None) -> str:
     """A configuration in which a user's class decides: alone if it can, else with the default scorer."""
     _importable(directory)
-    cls = find_class(type_, spec)
+    cls = find_class(type_, spec, plugins_from)
     if issubclass(cls, Scorer):
         return _chain(type_)
     if issubclass(cls, (Filter, Picker)):

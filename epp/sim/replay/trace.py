@@ -154,7 +154,7 @@ def _lines(file: Iterable[bytes], path: Path, limit: int | None) -> Iterator[_Li
             continue
         try:
             line = decode(raw)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}:{number}", f"no line of a Mooncake trace: {error}") from error
         blocks = -(-line.input_length // MOONCAKE_BLOCK)
         if line.input_length < 1 or len(line.hash_ids) != blocks:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import epp.pool.static
 from epp.errors import ConfigError
 from epp.pool.static import StaticPools, load
 from tests.support.degradations import RecordedMetrics
@@ -144,6 +145,39 @@ async def test_a_bad_file_is_refused_once_and_the_old_state_stays(tmp_path: Path
     assert pool.endpoints[0] is endpoint
     assert metrics.reasons() == ["pool-file-refused"] * 5
     assert "not valid YAML" in metrics.degradations[0][1]
+
+
+@pytest.mark.parametrize("bad", ["[" * 1_000, "[" * 100_000, "- " * 100_000, "endpoints: &a [*a]"])
+async def test_a_file_nested_without_end_harms_nothing(tmp_path: Path, bad: str) -> None:
+    path, metrics = tmp_path / "f.yaml", RecordedMetrics()
+    path.write_text(entries("10.0.0.1"))
+    pools = following(path, metrics)
+    (pool,) = pools.pools
+    async with watched(pools):
+        replace(path, bad)
+        await until(lambda: bool(metrics.degradations))
+        assert [each.address for each in pool.endpoints] == ["10.0.0.1:8000"]
+        replace(path, entries("10.0.0.2"))
+        await until(lambda: pool.endpoints[0].address == "10.0.0.2:8000")
+    assert metrics.reasons() == ["pool-file-refused"]
+
+
+async def test_a_bug_while_files_are_read_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, metrics = tmp_path / "f.yaml", RecordedMetrics()
+    path.write_text(entries("10.0.0.1"))
+    pools = following(path, metrics)
+
+    def broken(*_: object) -> None:
+        raise KeyError("bug")
+
+    async with watched(pools):
+        with monkeypatch.context() as patch:
+            patch.setattr(epp.pool.static, "load", broken)
+            replace(path, entries("10.0.0.2"))
+            await until(lambda: bool(metrics.degradations))
+        replace(path, entries("10.0.0.3"))
+        await until(lambda: pools.pools[0].endpoints[0].address == "10.0.0.3:8000")
+    assert metrics.degradations == [("pool-file-refused", "not read: KeyError: 'bug'")]
 
 
 async def test_the_set_of_pools_is_fixed_until_a_restart(tmp_path: Path) -> None:

@@ -278,7 +278,10 @@ async def test_an_object_we_cannot_read_leaves_what_we_had(fake: FakeApiServer) 
     assert heard.refusals[1] == "pods ns/a: bad"
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": []}'])
+NONSENSE = ("{", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": []}', '{"a": ' + "[" * 9_000)
+
+
+@pytest.mark.parametrize("line", NONSENSE, ids=range(len(NONSENSE)))
 async def test_nonsense_from_the_server_counts_as_away(fake: FakeApiServer, line: str) -> None:
     heard = Heard()
     async with watched(heard) as watch:

@@ -13,6 +13,7 @@ class Inner(msgspec.Struct, forbid_unknown_fields=True):
 
 class Shape(msgspec.Struct, forbid_unknown_fields=True):
     ports: list[Inner]
+    names: dict[str, str] = {}
 
 
 def written(tmp_path: Path, text: str | bytes, name: str = "f.yaml") -> Path:
@@ -41,7 +42,11 @@ def test_documents_lists_and_json_are_read_and_empty_ones_left_out(tmp_path: Pat
         ("text", "got 'text'; expected a mapping"),
         ("kind: List\nitems: [5]", "items[0]: got 5; expected a mapping"),
         ("a: !!python/object/apply:os.getcwd []", "not valid YAML"),
-        ("[" * 5000, "not valid YAML"),
+        ("[" * 1_000, "line 1, column 101: nested too deep; expected at most 100 levels"),
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 100_000, "nested too deep"),
+        ("a: 1\nb: 2\na: 3", "line 3, column 1: the key 'a' is here twice; expected it once"),
+        ("- [" + "a," * 500_000 + "]", "too many values; expected at most 500000"),
     ],
 )
 def test_files_that_are_no_yaml_mappings_are_refused(tmp_path: Path, text: str | bytes, says: str) -> None:
@@ -77,6 +82,7 @@ def test_directories_give_their_yaml_files_in_order(tmp_path: Path) -> None:
         ({"ports": [{"numbr": 1}]}, "f#1: ports[0].numbr: unknown field; did you mean 'number'?"),
         ({"ports": [], "zzz": 1}, "f#1: zzz: unknown field"),
         ({}, "f#1: got {}; object missing required field `ports`"),
+        ({"ports": [], "names": {"a": 1}}, "f#1: names[...]: got {'a': 1}; expected `str`, got `int`"),
         ({"ports": 5}, "f#1: ports: got 5; expected `array`, got `int`"),
     ],
 )

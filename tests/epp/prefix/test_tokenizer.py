@@ -308,6 +308,7 @@ def _break(name: str, content: str | bytes | None) -> Callable[[Path], None]:
         (_break("tokenizer.json", "{}"), r"tokenizer\.json: expected a tokenizer of the `tokenizers` library"),
         (_break("tokenizer.json", b"\xff\xfe"), r"tokenizer\.json: expected text in UTF-8"),
         (_break("tokenizer_config.json", "{"), r"tokenizer_config\.json: expected JSON"),
+        (_break("tokenizer_config.json", '{"a": ' + "[" * 100_000), r"tokenizer_config\.json: expected JSON"),
         (_break("tokenizer_config.json", "[]"), r"tokenizer_config\.json: expected a JSON object"),
         (_break("chat_template.jinja", "{% for %}"), r"chat_template\.jinja: expected a chat template in Jinja"),
         (_break("tekken.json", "{}"), r"tekken\.json: vLLM reads this with mistral-common"),

@@ -238,6 +238,7 @@ def test_flags_say_where_tokenizers_are_and_what_their_engines_were_told() -> No
         (["m=a"], ["m=--chat-template"], "--chat-template: expected a value"),
         (["m=a"], ["m=--chat-template 'x"], "expected words as a shell takes them"),
         (["m=a"], ["m=--chat-template-content-format x"], "expected auto, string or openai, got 'x'"),
+        (["m=a"], [f"m=--default-chat-template-kwargs {'[' * 9_000}"], "expected a JSON object"),
         (["m=a"], ["m=--default-chat-template-kwargs [1]"], "expected a JSON object, got '[1]'"),
     ],
 )

@@ -114,8 +114,8 @@ def test_a_kind_comes_from_a_file_too(tmp_path: Path) -> None:
         ("linear: 5e-4", "linear: fast", r"mine.yaml: parameters.linear: expected a number, got 'fast'"),
         ("  base: 0.01\n", "", r"mine.yaml: parameters.base: missing"),
         ("perDecode", "perDecodes", r"mine.yaml: parameters.perDecodes: unknown; did you mean 'perDecode'"),
-        (GOOD, "[]", r"mine.yaml: expected a mapping, got \[\]"),
-        (GOOD, "a: [", r"mine.yaml: line 1, column 5: not valid YAML"),
+        (GOOD, "[]", r"mine.yaml: expected a mapping with parameters, got \[\]"),
+        (GOOD, "a: [", r"mine.yaml: line 2, column 1: not valid YAML"),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path: Path, before: str, after: str, told: str) -> None:

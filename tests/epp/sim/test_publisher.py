@@ -139,7 +139,9 @@ def test_the_flag_is_vllms() -> None:
     assert kv_events_from(text) == KvEventsConfig(True, "zmq", "tcp://*:5557", "tcp://*:5657", topic="kv@a")
 
 
-@pytest.mark.parametrize("wrong", ["", "[]", '{"enabled": true}', '{"publisher": "null"}', '{"endpoint": "5557"}'])
+@pytest.mark.parametrize(
+    "wrong", ["", "[]", '{"enabled": true}', '{"publisher": "null"}', '{"a": ' + "[" * 9_000, '{"endpoint": "5557"}']
+)
 def test_a_flag_that_makes_no_sense_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         kv_events_from(wrong)

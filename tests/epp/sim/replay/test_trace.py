@@ -97,6 +97,7 @@ def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("{", "trace.jsonl:2: no line of a Mooncake trace"),
+        ('{"a": ' + "[" * 100_000, "trace.jsonl:2: no line of a Mooncake trace"),
         (line(ids=(1,)), "trace.jsonl:2: expected a hash id for each 512 tokens of input_length, 2 for 600, got 1"),
         (line(length=0, ids=()), "trace.jsonl:2: expected a hash id"),
         ('{"timestamp": 1}', "trace.jsonl:2: no line of a Mooncake trace: .*input_length"),
