@@ -17,6 +17,7 @@ from epp import __version__, protocol
 from epp.errors import ConfigError
 from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Ports, Verbosity, log_format, log_level
 from epp.telemetry.log import FORMATS, LEVELS
+from epp.telemetry.text import printable_lines
 
 STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load")
 
@@ -236,7 +237,7 @@ def serve(**flags: Any) -> None:
     try:
         sys.exit(run(Settings(**flags)))
     except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -256,7 +257,7 @@ def check(file: Path | None, strategy: str | None) -> None:
         else:
             pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
     click.echo(describe(pipeline))
 
@@ -270,7 +271,7 @@ def render(file: Path) -> None:
     try:
         click.echo(render_file(file))
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
 
 
@@ -295,7 +296,7 @@ def up(**flags: Any) -> None:
     try:
         sys.exit(asyncio.run(run(Options(**flags))))
     except UpError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:
@@ -358,7 +359,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     try:
         sys.exit(main(plan(**flags), as_json=as_json, html=html))
     except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -387,7 +388,7 @@ def doctor(as_json: bool, **flags: Any) -> None:
     try:
         sys.exit(main(Options(**flags), as_json=as_json))
     except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -409,7 +410,7 @@ def conformance(as_json: bool, **flags: Any) -> None:
     try:
         sys.exit(main(options(**flags), as_json=as_json))
     except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable_lines(str(error))) from None
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from epp.decode import parameters_of
 from epp.loader import Pipeline, Profile
 from epp.plugin import Plugin
+from epp.telemetry.text import printable
 
 
 def describe(pipeline: Pipeline) -> str:
@@ -26,6 +27,7 @@ def describe(pipeline: Pipeline) -> str:
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
     lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
+    lines = [(printable(place), printable(text)) for place, text in lines]
     width = max(len(place) for place, _ in lines)
     return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
 
