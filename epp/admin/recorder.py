@@ -49,16 +49,17 @@ class Recorder:
         matches = request.signals.get(PrefixMatch)
         match = matches.get(endpoint) if matches is not None else None
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
-        record = Record(decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, predicted)
+        size = len(request.body)
+        record = Record(
+            decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, size, predicted
+        )
         self._open[decision] = record
         if (shadow := decision.shadow) is not None:
             self._metrics.shadow_compared(
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
             )
         self._decisions.add(record)
-        self._metrics.request_decided(
-            endpoint, request.model, now - complete_at, len(request.body), request.tokens, predicted
-        )
+        self._metrics.request_decided(endpoint, request.model, now - complete_at, request.tokens, predicted)
 
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint, however; call it after the scheduler's. A second call does nothing."""
@@ -73,6 +74,7 @@ class Recorder:
             record.model,
             response.status,
             record.duration,
+            size=record.size,
             ttft=record.ttft,
             prompt=usage.prompt,
             completion=usage.completion,

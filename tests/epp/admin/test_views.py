@@ -76,7 +76,7 @@ def test_load_shares_and_hit_rates_are_shown() -> None:
     load = Load(waiting=3, kv_usage=0.5, lora_running=frozenset({"b", "a"}), prefix_queries=3, prefix_hits=1, at=8.0)
     pods, metrics = (endpoint(1, load), endpoint(2)), Metrics()
     for pod in (pods[0], pods[0], pods[0], pods[1]):
-        metrics.request_decided(pod, "m", 0.001, 10, 100, 25)
+        metrics.request_decided(pod, "m", 0.001, 100, 25)
     metrics.request_finished(pods[0], "m", 200, 1.0)
     first, second = pool_view(APool("p", pods), metrics, now=10.0)["endpoints"]
     assert (first["share"], second["share"]) == (0.75, 0.25)
