@@ -139,6 +139,12 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="/metrics and the pages beside it want a Kubernetes token: true or false. [default: true in Kubernetes]",
 )
 @click.option(
+    "--metrics-allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Without tokens: a host name by which the metrics port may be called, beside IP addresses and localhost.",
+)
+@click.option(
     "--metrics-cert-dir",
     type=_DIRECTORY,
     help="TLS on the metrics port: directory of tls.crt and tls.key, followed as they change.",

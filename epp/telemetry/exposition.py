@@ -1,12 +1,13 @@
 """A scrape's answer, made in slices, so that a large page does not hold up the requests of the same event loop."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+
+from epp.telemetry.pace import Pace
 
 END = b"# EOF\n"
 """Ends an OpenMetrics page; the encoder adds it to every slice."""
@@ -28,13 +29,14 @@ async def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     page: list[bytes] = []
     closing = b""
     before = ""
+    pace = Pace()
     for family in registry.collect():
         piece: bytes = encode(_Slice(family))
         if piece.endswith(END):
             piece, closing = piece.removesuffix(END), END
         page.append(_without_head(piece) if family.name == before else piece)
         before = family.name
-        await asyncio.sleep(0)  # let waiting requests pass
+        await pace.rest()
     return b"".join(page) + closing, content_type
 
 
