@@ -387,7 +387,8 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 def doctor(as_json: bool, **flags: Any) -> None:
     """Say what is wrong with endpoints and their caches, and the flag that mends it.
 
-    Sends each endpoint four prompts of some hundred tokens. Exits 1 if there is a problem, 0 if not.
+    Sends each endpoint at most four prompts, of some 400 tokens or four blocks, whichever is more. Exits 1 if there is
+    a problem, 0 if not.
     """
     from epp.doctor.command import Options, main
 
