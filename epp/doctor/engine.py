@@ -50,8 +50,6 @@ class Pod:
     name: str
     url: str
     address: str
-    engine: str = "vllm"
-    """Of another one nothing more is examined."""
     reachable: bool = False
     models: Sequence[str] = ()
     """All it serves, LoRA adapters too."""
@@ -64,6 +62,8 @@ class Pod:
     """Trial -> ids, of those that answered."""
     hashes: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Tokens of a prompt's first block -> the hash its events gave it."""
+    engine: str = "vllm"
+    """Of another one nothing more is examined."""
 
 
 def probe(words: int, seed: int) -> str:
