@@ -91,6 +91,8 @@ class Settings:
     host: str = "127.0.0.1"
     metrics_endpoint_auth: bool | None = None
     """Whether readers of the second door need a token; None: with pools of Kubernetes, as at the reference picker."""
+    metrics_allowed_host: Sequence[str] = ()
+    """Names by which readers without a token may call it, beside IP addresses and those of loopback."""
     metrics_cert_dir: Path | None = None
     """TLS on the second door: directory of tls.crt and tls.key."""
     metrics_client_ca_file: Path | None = None
@@ -396,6 +398,7 @@ async def serve(settings: Settings) -> int:
         settings.host,
         settings.metrics_port,
         access=_access(settings, shared),
+        names=settings.metrics_allowed_host,
         profiles=settings.enable_pprof,
         tls=None if shared.certificate is None else shared.certificate.context,
         clock=shared.clock,

@@ -17,6 +17,7 @@ from epp import __version__, protocol
 from epp.errors import ConfigError
 from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Modules, Ports, Verbosity, log_format, log_level
 from epp.telemetry.log import FORMATS, LEVELS
+from epp.telemetry.text import printable_lines
 
 STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load")
 
@@ -150,6 +151,12 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="/metrics and the pages beside it want a Kubernetes token: true or false. [default: true in Kubernetes]",
 )
 @click.option(
+    "--metrics-allowed-host",
+    multiple=True,
+    metavar="NAME",
+    help="Without tokens: a host name by which the metrics port may be called, beside IP addresses and localhost.",
+)
+@click.option(
     "--metrics-cert-dir",
     type=_DIRECTORY,
     help="TLS on the metrics port: directory of tls.crt and tls.key, followed as they change.",
@@ -275,7 +282,7 @@ def serve(**flags: Any) -> None:
     try:
         sys.exit(run(Settings(**flags)))
     except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -296,7 +303,7 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
         else:
             pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
     click.echo(describe(pipeline))
 
@@ -310,7 +317,7 @@ def render(file: Path) -> None:
     try:
         click.echo(render_file(file))
     except ConfigError as error:
-        click.echo(str(error), err=True)
+        click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
 
 
@@ -336,7 +343,7 @@ def up(**flags: Any) -> None:
     try:
         sys.exit(asyncio.run(run(Options(**flags))))
     except UpError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:
@@ -405,7 +412,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     try:
         sys.exit(main(plan(**flags), as_json=as_json, html=html))
     except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -427,14 +434,15 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 def doctor(as_json: bool, **flags: Any) -> None:
     """Say what is wrong with endpoints and their caches, and the flag that mends it.
 
-    Sends each endpoint four prompts of some hundred tokens. Exits 1 if there is a problem, 0 if not.
+    Sends each endpoint at most four prompts, of some 400 tokens or four blocks, whichever is more. Exits 1 if there is
+    a problem, 0 if not.
     """
     from epp.doctor.command import Options, main
 
     try:
         sys.exit(main(Options(**flags), as_json=as_json))
     except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable_lines(str(error))) from None
 
 
 @warmpath.command()
@@ -456,7 +464,7 @@ def conformance(as_json: bool, **flags: Any) -> None:
     try:
         sys.exit(main(options(**flags), as_json=as_json))
     except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(printable_lines(str(error))) from None
 
 
 def main() -> None:

@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from epp.decode import parameters_of
-from epp.errors import printable
 from epp.loader import Pipeline, Profile
 from epp.parts import OWN
 from epp.plugin import Plugin
+from epp.telemetry.text import printable
 
 _LONGEST: Final = 10_000
 
@@ -32,8 +32,9 @@ def describe(pipeline: Pipeline) -> str:
     lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
     lines += [("no effect", setting) for setting in pipeline.idle]
     lines += [("runs code", f"of the module {module}: {', '.join(names)}") for module, names in _foreign(pipeline)]
+    lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]
     width = max(len(place) for place, _ in lines)
-    return "\n".join(printable(f"{place:<{width}}  {text}", _LONGEST) for place, text in lines)
+    return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
 
 
 def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:

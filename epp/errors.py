@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from epp import protocol
+from epp.telemetry.text import printable
 
 
 class EppError(Exception):
@@ -113,7 +114,7 @@ class ConfigError(Exception):
     def __init__(self, path: str, message: str) -> None:
         self.path = path
         self.message = message
-        super().__init__(printable(f"{path}: {message}" if path else message))
+        super().__init__(printable(f"{path}: {message}" if path else message, _LONGEST))
 
 
 class ConfigErrors(ConfigError):
@@ -128,9 +129,3 @@ class ConfigErrors(ConfigError):
 
 _SHOWN: Final = 100
 _LONGEST: Final = 1000
-
-
-def printable(text: str, longest: int = _LONGEST) -> str:
-    """One line of what a file may say, for terminals and logs: control characters escaped, at most `longest` of it."""
-    shown = text if len(text) <= longest else text[:longest] + "…"
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in shown)

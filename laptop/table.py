@@ -5,6 +5,9 @@ from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
+
+from epp.telemetry.text import printable
 
 
 def screen(
@@ -24,9 +27,9 @@ def endpoint_table(pools: Sequence[Mapping[str, Any]], gone: Mapping[str, str]) 
     for pool in pools:
         for row in pool["endpoints"]:
             if row["address"] not in gone:
-                table.add_row(pool["name"], row["name"], row["address"], *_figures(row))
+                table.add_row(*map(plain, (pool["name"], row["name"], row["address"])), *_figures(row))
     for address, name in gone.items():
-        table.add_row("gone", name, address, *("–",) * 6, style="dim")
+        table.add_row("gone", plain(name), plain(address), *("–",) * 6, style="dim")
     return table
 
 
@@ -53,8 +56,14 @@ def decision_table(decisions: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("endpoint", no_wrap=True)
     table.add_column("why", ratio=1)
     for decision in decisions:
-        table.add_row(decision["request_id"], str(decision["tokens"]), decision["endpoint"], why(decision))
+        texts = (decision["request_id"], str(decision["tokens"]), decision["endpoint"], why(decision))
+        table.add_row(*map(plain, texts))
     return table
+
+
+def plain(text: str) -> Text:
+    """What may come from a client or a file, shown as it is: no markup, no emoji codes, no control characters."""
+    return Text(printable(text))
 
 
 def why(decision: Mapping[str, Any]) -> str:

@@ -16,15 +16,17 @@ from rich.live import Live
 from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from epp.errors import ConfigError
 from epp.loader import strategy_text
 from epp.sim.workloads import demo
+from epp.telemetry.text import printable
 from gateway.errors import GatewayError
 from laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
 from laptop.engines import Engine, EngineError, Simulated, Tiers, Vllm, engine_python, has_lmcache, knowing_tiers
 from laptop.load import Outcome, play
-from laptop.table import screen, why
+from laptop.table import plain, screen, why
 from laptop.watch import watch
 
 BASELINE = "round-robin"
@@ -128,12 +130,12 @@ async def _compare(chain: Chain, steered: Path, options: Options, console: Conso
             await chain.reconfigure(steered, knowing_tiers(options.config_text, chain.layout))
             await chain.forget()
         with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task(name, total=sum(len(session.turns) for session in sessions))
+            bar = progress.add_task(escape(printable(name)), total=sum(len(session.turns) for session in sessions))
             outcomes[name] = await play(sessions, chain.url, chain.shape.engine.model, partial(progress.advance, bar))
     console.print(comparison(outcomes))
     failures = [f"{name}: {failure}" for name, outcome in outcomes.items() for failure in outcome.failures]
     for failure in failures[:10]:
-        console.print(f"[red]no answer[/red] {escape(failure)}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("no answer", "red"), " ", plain(failure)), soft_wrap=True)
     return 1 if failures else 0
 
 
@@ -143,7 +145,7 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
     table = Table(title=f"{first.requests} requests, the same for each", title_justify="left")
     table.add_column("")
     for name in outcomes:
-        table.add_column(name, justify="right")
+        table.add_column(plain(name), justify="right")
     table.add_column("ratio", justify="right")
     rows: list[tuple[str, Callable[[Outcome], float], str]] = [
         ("TTFT p50", lambda o: o.ttft(50) * 1000, "ms"),
@@ -161,10 +163,10 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
 
 async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
     """The live table until something ends it; without a terminal, a line for each decision instead."""
-    console.print(_greeting(chain, options), highlight=False, soft_wrap=True)  # the curl line is to be copied
+    console.print(_greeting(chain, options), soft_wrap=True)  # the curl line is to be copied
 
     def tell(sentence: str) -> None:
-        console.print(escape(sentence), highlight=False, soft_wrap=True)
+        console.print(plain(sentence), soft_wrap=True)
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -177,16 +179,17 @@ async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
     raise UpError(str(lost)) from None
 
 
-def _greeting(chain: Chain, options: Options) -> str:
+def _greeting(chain: Chain, options: Options) -> Text:
     ask = (
         f"curl -s {chain.url}/v1/chat/completions -H 'content-type: application/json' "
         f'-d \'{{"model": "{chain.shape.engine.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''
     )
     pods = f"{len(chain.pods)} {chain.shape.engine.what}s"
-    return (
-        f"[bold]{chain.url}[/bold] speaks OpenAI to {pods}; strategy {options.label}.\n\n"
-        f"{ask}\n\n"
-        f"decisions and metrics: {', '.join(replica.admin for replica in chain.replicas)}   end: Ctrl-C\n"
+    return Text.assemble(
+        (chain.url, "bold"),
+        f" speaks OpenAI to {pods}; strategy {printable(options.label)}.\n\n",
+        f"{ask}\n\n",
+        f"decisions and metrics: {', '.join(replica.admin for replica in chain.replicas)}   end: Ctrl-C\n",
     )
 
 
@@ -205,7 +208,8 @@ async def _lines(chain: Chain, console: Console) -> None:
         _, decisions = await chain.seen(100)
         for decision in reversed(decisions):
             if decision["at"] > newest:
-                console.print(f"{decision['request_id']} -> {decision['endpoint']}: {why(decision)}", highlight=False)
+                line = f"{decision['request_id']} -> {decision['endpoint']}: {why(decision)}"
+                console.print(plain(line), soft_wrap=True)
         newest = max((decision["at"] for decision in decisions), default=newest)
         await asyncio.sleep(REFRESH_SECONDS)
 

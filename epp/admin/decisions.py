@@ -30,6 +30,8 @@ class Record(msgspec.Struct, eq=False):
     complete_at: float
     """When the request was complete at our door."""
     decided_at: float
+    size: int
+    """Bytes of the request's body."""
     predicted: int | None
     """Tokens of the prompt the chosen endpoint was believed to hold; None where nobody looked."""
     response: Response | None = None

@@ -49,7 +49,10 @@ class Recorder:
         matches = request.signals.get(PrefixMatch)
         match = matches.get(endpoint) if matches is not None else None
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
-        record = Record(decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, predicted)
+        size = len(request.body)
+        record = Record(
+            decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, size, predicted
+        )
         self._open[decision] = record
         if request.opaque:
             self._metrics.degraded("opaque-body", request.opaque)
@@ -58,9 +61,7 @@ class Recorder:
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
             )
         self._decisions.add(record)
-        self._metrics.request_decided(
-            endpoint, request.model, now - complete_at, len(request.body), request.tokens, predicted
-        )
+        self._metrics.request_decided(endpoint, request.model, now - complete_at, request.tokens, predicted)
 
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint, however; call it after the scheduler's. A second call does nothing."""
@@ -79,6 +80,7 @@ class Recorder:
             record.model,
             response.status,
             record.duration,
+            size=record.size,
             ttft=record.ttft,
             prompt=usage.prompt,
             completion=usage.completion,

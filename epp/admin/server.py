@@ -2,9 +2,11 @@
 
 import asyncio
 import errno
+import logging
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,10 +17,19 @@ from epp import protocol
 from epp.admin import page, views
 from epp.admin.access import Access
 from epp.admin.decisions import Decisions
+from epp.admin.hosts import Hosts
+from epp.admin.listener import IDLE_S, Connection, Listener, most_connections
 from epp.admin.profile import LONGEST, Profiler
+from epp.admin.turns import Busy, Turns
 from epp.errors import BadRequest, ConfigError, EppError
 from epp.telemetry import exposition
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.pace import Pace
+
+log = logging.getLogger("warmpath")
+unlogged = logging.getLogger("warmpath.admin.http")
+"""aiohttp's, of what is wrong with a request: a traceback for each is too much to say."""
+unlogged.setLevel(logging.CRITICAL)
 
 SHOWN = 20
 """Decisions on the page, and of `/decisions` without a limit."""
@@ -28,6 +39,19 @@ SECONDS = 5
 """Of a profile without a number."""
 OPEN = frozenset({"/ready", "/healthz"})
 """For probes: what they tell is no secret."""
+LIGHT = OPEN | {"/debug/profile"}
+"""What takes no turn: next to nothing is made on the event loop for them."""
+MOST_BYTES = 16 << 20
+"""Of the decisions shown at once."""
+SENDING = 64 << 20
+"""Bytes of answers on their way to readers, all together."""
+SEND_S = 20.0
+"""Within which a reader has to take an answer."""
+LONGEST_HEADER = 8 << 10
+"""Bytes of a request's line, and of one header; there may be `MOST_HEADERS` of them."""
+MOST_HEADERS = 64
+RETRY_S = 5
+"""After which a reader who was sent away may ask again."""
 KINDS = {401: "authentication_error", 403: "permission_error", 503: "service_unavailable_error"}
 HEADERS = {
     "Cache-Control": "no-store",
@@ -36,12 +60,16 @@ HEADERS = {
 }
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class AdminServer:
     """Serves while used as a context manager. It reads what it is given and changes nothing.
 
     `ready()` returns the reasons not to send us traffic, none when ready; `describe()` the active pipeline as text.
     With `access` every path but `/ready` and `/healthz` wants the token of who may get it; without, there is no login:
-    bind it to an address only operators and Prometheus reach. Raises ConfigError if it cannot bind.
+    bind it to an address only operators and Prometheus reach, and a request's Host has to be an IP address, a name of
+    loopback, `host` or one of `names`. Raises ConfigError if it cannot bind.
     """
 
     def __init__(
@@ -55,6 +83,7 @@ class AdminServer:
         port: int = protocol.METRICS_PORT,
         *,
         access: Access | None = None,
+        names: Sequence[str] = (),
         tls: ssl.SSLContext | None = None,
         profiles: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -69,7 +98,13 @@ class AdminServer:
         self.host = host
         self.port = port
         """Where it listens; for 0, the port it got."""
-        app = web.Application(middlewares=[_guard(access)])
+        self._access = access
+        self._hosts = None if access is not None else Hosts(host, names)
+        self._turns = Turns(clock)
+        self._listener = Listener(most_connections())
+        self._stack = AsyncExitStack()
+        self._sending = 0
+        app = web.Application(middlewares=[self._guarded()])
         app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/ready", self._readiness)
@@ -81,32 +116,128 @@ class AdminServer:
         if profiles:
             app.router.add_get("/debug/profile", self._profile)
         self._profiler = Profiler()
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
 
     async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self._tls)
         try:
-            await site.start()
+            self._listener.bind(self.host, self.port)
         except OSError as error:
-            await self._runner.cleanup()
             raise ConfigError("--metrics-port", _cannot_bind(self.host, self.port, error)) from error
-        self.port = self._runner.addresses[0][1]
+        self.port = self._listener.port
+        await self._runner.setup()
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._stack.callback(tasks.create_task(self._listener.serve(self._connection, self._tls)).cancel)
         return self
+
+    def _connection(self) -> Connection:
+        assert self._runner.server is not None
+        return Connection(
+            self._listener,
+            self._runner.server,
+            access_log=None,
+            logger=unlogged,
+            keepalive_timeout=IDLE_S,
+            lingering_time=1.0,
+            max_line_size=LONGEST_HEADER,
+            max_field_size=LONGEST_HEADER,
+            max_headers=MOST_HEADERS,
+            auto_decompress=False,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._profiler.stop()
+        await self._stack.aclose()
+        self._listener.close()
         await self._runner.cleanup()
 
+    def _guarded(self) -> Any:
+        @web.middleware
+        async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+            connection = request.protocol
+            assert isinstance(connection, Connection)
+            connection.answering()
+            try:
+                answer = await self._answer(request, handler)
+                await self._send(request, answer, connection)
+            finally:
+                connection.answered()
+            return answer
+
+        return guarded
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.Response:
+        """Who may not read is told so, errors are as the OpenAI API words them, and headers keep browsers from doing
+        more than show.
+        """
+        answer: web.Response | None
+        try:
+            answer = self._misdirected(request)
+            if answer is None and self._access is not None:
+                answer = await _refusal(self._access, request)
+            answer = await self._page(request, handler) if answer is None else answer
+            if self._sending and self._sending + _size(answer) > SENDING:
+                answer = self._busy("readers do not take what they asked for")
+        except Busy:
+            answer = self._busy("too many readers of this port at once")
+        except EppError as error:
+            answer = _error(error.status, error.kind, error.message, error.param)
+        except web.HTTPException as error:
+            said = f"{request.method} {request.path[:200]}: {error.reason}"
+            answer = _error(error.status, "invalid_request_error", said)
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+        except Exception:
+            log.exception("GET %s failed", _path(request))
+            answer = _error(500, "api_error", "internal error")
+        answer.headers.update(HEADERS)
+        return answer
+
+    async def _page(self, request: web.Request, handler: Handler) -> web.Response:
+        path = _path(request)
+        if path is None or path in LIGHT or path == "/metrics":  # metrics take their turn themselves: one for many
+            answer = await handler(request)
+        else:
+            async with self._turns.turn():
+                answer = await handler(request)
+        assert isinstance(answer, web.Response)
+        return answer
+
+    def _misdirected(self, request: web.Request) -> web.Response | None:
+        if self._hosts is None or _path(request) in OPEN:
+            return None
+        refusal = self._hosts.refusal(request.headers.getall("Host", []))
+        return _error(421, "invalid_request_error", refusal, "Host") if refusal else None
+
+    async def _send(self, request: web.Request, answer: web.Response, connection: Connection) -> None:
+        """Within bounds: what readers do not take lies in our memory."""
+        size = _size(answer)
+        self._sending += size
+        try:
+            async with asyncio.timeout(SEND_S):
+                await answer.prepare(request)
+                await answer.write_eof()
+        except TimeoutError:
+            connection.abort()
+        finally:
+            self._sending -= size
+
+    def _busy(self, why: str) -> web.Response:
+        self._metrics.degraded("admin-busy", why)
+        answer = _error(503, KINDS[503], f"{why}; try again in {RETRY_S} s")
+        answer.headers["Retry-After"] = str(RETRY_S)
+        return answer
+
     async def _index(self, request: web.Request) -> web.Response:
-        shown = views.pools_view(self._pools, self._metrics, self._clock())
+        shown = await views.pools_view(self._pools, self._metrics, self._clock())
         text = page.page(shown, self._decisions.newest(SHOWN), self._ready())
         return web.Response(text=text, content_type="text/html")
 
     async def _metrics_page(self, request: web.Request) -> web.Response:
-        body, content_type = await exposition.render(self._metrics.registry, request.headers.get("Accept", ""))
+        accept = request.headers.get("Accept", "")
+        _, kind = exposition.encoder(accept)
+        body, content_type = await self._turns.shared(kind, lambda: exposition.render(self._metrics.registry, accept))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _readiness(self, request: web.Request) -> web.Response:
@@ -117,11 +248,24 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _endpoints(self, request: web.Request) -> web.Response:
-        return _json({"pools": views.pools_view(self._pools, self._metrics, self._clock())})
+        return _json({"pools": await views.pools_view(self._pools, self._metrics, self._clock())})
 
     async def _last_decisions(self, request: web.Request) -> web.Response:
         limit = _number("limit", request.query.get("limit", str(SHOWN)), MOST)
-        return _json({"decisions": [record.as_dict() for record in self._decisions.newest(limit)]})
+        records = [*self._decisions.newest(limit)]
+        shown: list[bytes] = []
+        room = MOST_BYTES
+        pace = Pace()
+        for record in records:
+            one = msgspec.json.encode(record.as_dict())
+            if (room := room - len(one)) < 0:
+                break
+            shown.append(one)
+            await pace.rest()
+        left_out = b'],"left_out":%d}' % (len(records) - len(shown))
+        return web.Response(
+            body=b"".join((b'{"decisions":[', b",".join(shown), left_out)), content_type="application/json"
+        )
 
     async def _decision(self, request: web.Request) -> web.Response:
         request_id = request.match_info["request_id"]
@@ -138,38 +282,16 @@ class AdminServer:
         return web.Response(text=self._describe())
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def _guard(access: Access | None) -> Any:
-    """A middleware: who may not read is told so, errors are as the OpenAI API words them, and headers keep browsers
-    from doing more than show.
-    """
-
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        answer: web.StreamResponse | None
-        try:
-            answer = None if access is None else await _refusal(access, request)
-            answer = await handler(request) if answer is None else answer
-        except EppError as error:
-            answer = _error(error.status, error.kind, error.message, error.param)
-        except web.HTTPException as error:
-            said = f"{request.method} {request.path[:200]}: {error.reason}"
-            answer = _error(error.status, "invalid_request_error", said)
-            if "Allow" in error.headers:
-                answer.headers["Allow"] = error.headers["Allow"]
-        answer.headers.update(HEADERS)
-        return answer
-
-    return guard
+def _path(request: web.Request) -> str | None:
+    """Which page is asked for, of one decision `/decisions`; None: there is no such page."""
+    resource = request.match_info.route.resource
+    return None if resource is None else resource.canonical.partition("/{")[0]
 
 
 async def _refusal(access: Access, request: web.Request) -> web.Response | None:
     """What to answer instead of a page that this reader may not get."""
-    resource = request.match_info.route.resource
-    path = "" if resource is None else resource.canonical.partition("/{")[0]  # of one decision: `/decisions`
-    if resource is None or path in OPEN:  # there is no such page, or nothing in it
+    path = _path(request)
+    if path is None or path in OPEN:  # there is no such page, or nothing in it
         return None
     verdict = await access.check(request.headers.get("Authorization", ""), path)
     if verdict.status == 200:
@@ -178,6 +300,10 @@ async def _refusal(access: Access, request: web.Request) -> web.Response | None:
     if verdict.status == 401:
         answer.headers["WWW-Authenticate"] = 'Bearer realm="warmpath"'
     return answer
+
+
+def _size(answer: web.Response) -> int:
+    return len(answer.body) if isinstance(answer.body, bytes) else 0
 
 
 def _number(name: str, text: str, most: int) -> int:

@@ -5,7 +5,11 @@ from typing import Any, Protocol
 
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.pace import Pace
 from epp.telemetry.series import ShadowSeries
+
+SLICE = 20
+"""Endpoints shown at once."""
 
 
 class PoolView(Protocol):
@@ -19,19 +23,22 @@ class PoolView(Protocol):
     def endpoints(self) -> tuple[Endpoint, ...]: ...
 
 
-def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
+async def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
     """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1."""
     endpoints = pool.endpoints
     decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
     told = metrics.endpoint_statistics(pool)
     events = metrics.kv_events(pool.name)
+    shown = []
+    pace = Pace()
+    for number, e in enumerate(endpoints, 1):
+        shown.append({**_endpoint(e, metrics, decisions, now, told[e]), "kv_events": _events(events.get(e.name))})
+        if not number % SLICE:
+            await pace.rest()
     return {
         "name": pool.name,
         "namespace": pool.namespace,
-        "endpoints": [
-            {**_endpoint(e, metrics, decisions, now, told[e]), "kv_events": _events(events.get(e.name))}
-            for e in endpoints
-        ],
+        "endpoints": shown,
         "shadows": [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()],
     }
 
@@ -99,5 +106,5 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def pools_view(pools: Sequence[PoolView], metrics: Metrics, now: float) -> list[dict[str, Any]]:
-    return [pool_view(pool, metrics, now) for pool in pools]
+async def pools_view(pools: Sequence[PoolView], metrics: Metrics, now: float) -> list[dict[str, Any]]:
+    return [await pool_view(pool, metrics, now) for pool in pools]

@@ -6,12 +6,14 @@ from typing import Final
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
 
 from epp.conformance import report
 from epp.conformance.suite import CASES, Result, run
 from epp.conformance.target import Options, host_and_port
 from epp.conformance.verdict import Unreachable
 from epp.errors import ConfigError
+from epp.telemetry.text import printable
 
 PASSED: Final = 0
 FAILED: Final = 1
@@ -55,7 +57,7 @@ async def conform(options: Options, *, as_json: bool, console: Console, errors: 
             task = progress.add_task("conformance", total=len(CASES))
             results: list[Result] = await run(options, seen=lambda _: progress.advance(task))
     except Unreachable as nobody:
-        errors.print(str(nobody), markup=False, highlight=False, soft_wrap=True)
+        errors.print(Text(printable(str(nobody))), soft_wrap=True)
         return UNREACHABLE
     if as_json:
         console.out(report.as_json(results, options.target), highlight=False)

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.conformance.suite import Result, failed
+from epp.telemetry.text import printable
 
 _STYLE: Final = {"pass": "green", "skip": "yellow", "fail": "red"}
 
@@ -28,7 +29,7 @@ def summary(results: Sequence[Result]) -> str:
 
 def table(results: Sequence[Result], target: str) -> RenderableType:
     """A row for each case, and the summary."""
-    rows = Table(title=f"EPP conformance of {target}", title_justify="left", expand=True)
+    rows = Table(title=Text(printable(f"EPP conformance of {target}")), title_justify="left", expand=True)
     rows.add_column("case", no_wrap=True)
     rows.add_column("what must hold", ratio=3)
     rows.add_column("level", no_wrap=True)
@@ -41,7 +42,8 @@ def table(results: Sequence[Result], target: str) -> RenderableType:
             group = case.group
             rows.add_section()
         style = "yellow" if result.outcome == "fail" and case.level == "SHOULD" else _STYLE[result.outcome]
-        rows.add_row(case.id, Text(case.title), case.level, Text(result.outcome, style), Text(result.detail))
+        outcome, detail = Text(result.outcome, style), Text(printable(result.detail))
+        rows.add_row(case.id, Text(case.title), case.level, outcome, detail)
     return Group(rows, Text(summary(results)))
 
 
@@ -52,4 +54,4 @@ def as_json(results: Sequence[Result], target: str) -> str:
         fields = {name: value for name, value in vars(result.case).items() if name != "check"}
         cases.append({**fields, "result": result.outcome, "detail": result.detail})
     said = {"target": target, "passed": passed(results), "summary": summary(results), "cases": cases}
-    return json.dumps(said, indent=2, ensure_ascii=False)
+    return json.dumps(said, indent=2)

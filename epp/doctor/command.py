@@ -81,7 +81,7 @@ async def diagnose(options: Options) -> tuple[list[str], list[Finding]]:
         before = [await stores_of(url, ask) for url in servers]
         findings = list(chain.from_iterable(await asyncio.gather(*map(one, pods))))
         shares = bool(options.lmcache or options.coordinator)
-        findings += compare([pod for pod in pods if pod.reachable], shares=shares)
+        findings += compare([pod for pod in pods if pod.reachable and pod.engine == "vllm"], shares=shares)
         for pod in pods:
             findings += against_files(pod, _ids(pod, options.model, tokenizers))
         for url, stored in zip(servers, before, strict=True):

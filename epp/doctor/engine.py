@@ -62,6 +62,8 @@ class Pod:
     """Trial -> ids, of those that answered."""
     hashes: dict[tuple[int, ...], int] = field(default_factory=dict)
     """Tokens of a prompt's first block -> the hash its events gave it."""
+    engine: str = "vllm"
+    """Of another one nothing more is examined."""
 
 
 def probe(words: int, seed: int) -> str:
@@ -76,7 +78,10 @@ async def examine(pod: Pod, ask: Ask, *, model: str | None, seed: int, patience:
     `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `patience`: seconds to wait
     for KV events.
     """
-    findings = [*await _metrics(pod, ask), *await _models(pod, ask, model)]
+    findings = await _metrics(pod, ask)
+    if pod.engine != "vllm":
+        return findings
+    findings += await _models(pod, ask, model)
     if not pod.reachable:
         mend = "start it, or take it out of the pool"
         return [problem(pod.name, "unreachable", findings[-1].found if findings else "no answer", mend)]
@@ -99,6 +104,10 @@ async def _metrics(pod: Pod, ask: Ask) -> list[Finding]:
         ]
     pod.reachable = True
     if parse(page, ENGINES["vllm"], 0.0, {}) is None:
+        if other := next((name for name, engine in ENGINES.items() if parse(page, engine, 0.0, {}) is not None), ""):
+            pod.engine = other
+            found = f"its metrics are those of {other}; caches and events are examined of vLLM alone"
+            return [hint(pod.name, "metrics", found, f"its pod's label llm-d.ai/engine-type: {other}")]
         found = f"/metrics has {len(page)} bytes and none of vLLM's metrics"
         return [problem(pod.name, "metrics", found, "is it a vLLM server? leave out --disable-log-stats")]
     info = _INFO.search(page)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.doctor.finding import Finding
+from epp.telemetry.text import printable
 
 
 def summary(examined: Sequence[str], findings: Sequence[Finding]) -> str:
@@ -32,11 +33,12 @@ def table(examined: Sequence[str], findings: Sequence[Finding]) -> RenderableTyp
         rows.add_section()
         own = [finding for finding in findings if finding.subject == subject]
         if not own:
-            rows.add_row(Text(subject), Text("well", "green"), "", "")
+            rows.add_row(Text(printable(subject)), Text("well", "green"), "", "")
         for finding in own:
             style = "red" if finding.level == "problem" else "yellow"
-            name = Text(subject if finding is own[0] else "")
-            rows.add_row(name, Text(finding.check, style), Text(finding.found), Text(finding.mend))
+            name = Text(printable(subject) if finding is own[0] else "")
+            found, mend = Text(printable(finding.found)), Text(printable(finding.mend))
+            rows.add_row(name, Text(finding.check, style), found, mend)
     return Group(rows, Text(summary(examined, findings)))
 
 
@@ -48,4 +50,4 @@ def as_json(examined: Sequence[str], findings: Sequence[Finding]) -> str:
         "examined": list(examined),
         "findings": [msgspec.to_builtins(finding) for finding in findings],
     }
-    return json.dumps(said, indent=2, ensure_ascii=False)
+    return json.dumps(said, indent=2)

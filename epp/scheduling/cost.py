@@ -24,9 +24,11 @@ which are loaded again when they are asked for, and its way from those who load 
 
 Everything is our own account, exact and instant; the engines' metrics only tell what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
-H100 and may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and what
-comes meanwhile depend on them. `factor` is what is learned of the endpoint's speed where first tokens are seen
-(`epp.scheduling.speeds`); elsewhere it is 1. In `work / residence` it counts too: `residence` is by the clock.
+H100. `factor` is what is learned of the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`). There
+the constants may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and
+what comes meanwhile depend on them. Where first tokens are not seen (the lean wiring) `factor` is 1 and `pending` ends
+by these constants alone: they have to be right, or `speeds` has to correct them. In `work / residence` `factor` counts
+too: `residence` is by the clock.
 """
 
 from collections import OrderedDict

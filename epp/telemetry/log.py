@@ -1,7 +1,7 @@
 """Logging of the process: one line an event on stderr, for people (`text`) or machines (`json`).
 
 What is never logged, anywhere: prompts, answers, header values beyond the request id, tokens and keys. Whoever logs
-names things by id. Lines are cut and control characters escaped, so that no client can forge or flood a line.
+names things by id. Lines are cut and characters that do not print escaped, so that no client can forge or flood a line.
 """
 
 import logging
@@ -11,6 +11,8 @@ from typing import Literal, TextIO
 
 import msgspec
 
+from epp.telemetry.text import printable, printable_lines
+
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 LONGEST = 2000
@@ -19,8 +21,6 @@ LONGEST = 2000
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
-
 
 class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -28,14 +28,14 @@ class _Lines(logging.Formatter):
         message = record.getMessage()
         if len(message) > LONGEST:
             message = message[:LONGEST] + "…"
-        return self.line(at, record.levelname.lower(), record.name, message.translate(_CONTROL), self._trace(record))
+        return self.line(at, record.levelname.lower(), record.name, printable(message), self._trace(record))
 
     def _trace(self, record: logging.LogRecord) -> str:
         return self.formatException(record.exc_info)[-4 * LONGEST :] if record.exc_info else ""
 
     def line(self, at: str, level: str, logger: str, message: str, trace: str) -> str:
         head = f"{at} {level:<7} {message}" if logger == "warmpath" else f"{at} {level:<7} {logger}: {message}"
-        indented = trace.translate({**_CONTROL, ord("\n"): "\n  "})
+        indented = printable_lines(trace).replace("\n", "\n  ")
         return f"{head}\n  {indented}" if trace else head
 
 

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -16,17 +16,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from epp import __version__
+from epp.telemetry.models import OTHER, Models
 from epp.telemetry.series import EndpointSeries, Histogram, KvEventFigures, ModelSeries, ShadowSeries
-from epp.telemetry.table import FAMILIES, MAX_MODELS, OVERHEAD, SHARE, Family
+from epp.telemetry.table import FAMILIES, OVERHEAD, SHARE, Family
 
 log = logging.getLogger("warmpath")
 
-OTHER = "other"
 QUIET_S = 60.0
 """A reason of degradation is logged at most once in so many seconds; it is always counted."""
-LONGEST_MODEL = 128
-"""Characters; a longer model name counts as `other`."""
+SLICE = 150
+"""Samples handed out at once: about a millisecond of encoding."""
 
+_Row = TypeVar("_Row")
 Rows = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
 Statistics = Callable[[], Mapping[str, Mapping[str, float]]]
 """Name of a plugin -> name of a figure -> value."""
@@ -76,7 +77,9 @@ class Metrics:
         self._sources: list[tuple[str, Statistics]] = []
         self._endpoint_sources: dict[str, EndpointStatistics] = {}
         self._kv_events: list[tuple[str, Callable[[], KvEventFigures | None]]] = []
-        self._models: dict[str, ModelSeries] = {}
+        self._models = Models(clock)
+        self._running: dict[str, int] = {}
+        """Any model's requests that were given to an endpoint, while there are any."""
         self._endpoints: WeakKeyDictionary[Any, EndpointSeries] = WeakKeyDictionary()
         self._shadows: dict[tuple[str, str], ShadowSeries] = {}
         """(pool, profile) -> what that profile would have done."""
@@ -112,17 +115,15 @@ class Metrics:
     # --- one request
 
     def request_decided(
-        self, endpoint: _Endpoint, model: str, seconds: float, size: int, tokens: int, predicted: int | None
+        self, endpoint: _Endpoint, model: str, seconds: float, tokens: int, predicted: int | None
     ) -> None:
         """A request was given to `endpoint`, `seconds` after it was complete.
 
-        `size`: bytes of its body; `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint
-        is believed to hold, None where nobody looked. Each request that was decided is to be finished, once.
+        `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint is believed to hold, None
+        where nobody looked. Each request that was decided is to be finished, once.
         """
         self._decision.observe(seconds)
-        at_model = self._model(model)
-        at_model.running += 1
-        at_model.size.observe(size)
+        self._running[model] = self._running.get(model, 0) + 1
         at_endpoint = self.endpoint(endpoint)
         at_endpoint.decisions += 1
         at_endpoint.in_flight += 1
@@ -139,6 +140,7 @@ class Metrics:
         status: int,
         seconds: float,
         *,
+        size: int = 0,
         ttft: float | None = None,
         prompt: int = -1,
         completion: int = -1,
@@ -147,10 +149,12 @@ class Metrics:
     ) -> None:
         """It has left `endpoint` (the one it was decided for). Token counts as the answer reported them, -1 = not.
 
-        `predicted` as at the decision; None also where another endpoint served it.
+        `size`: bytes of its body. `predicted` as at the decision; None also where another endpoint served it.
         """
-        at_model = self._model(model)
-        at_model.running -= 1
+        if (running := self._running.pop(model, 1) - 1) > 0:
+            self._running[model] = running
+        at_model = self._models.answered(model) if 200 <= status < 300 else self._models.of(model)
+        at_model.size.observe(size)
         status = status if 0 <= status <= 599 else 0
         at_model.statuses[status] = at_model.statuses.get(status, 0) + 1
         at_model.duration.observe(seconds)
@@ -246,18 +250,18 @@ class Metrics:
         """The rows of a family of `FAMILIES` as they stand: label values and a number or a histogram."""
         return _ROWS[name](self)
 
-    def _model(self, model: str) -> ModelSeries:
-        series = self._models.get(model)
-        if series is not None:
-            return series
-        if len(model) > LONGEST_MODEL or len(self._models) >= MAX_MODELS:
-            model = OTHER
-        return self._models.setdefault(model, ModelSeries())
-
     # --- rows, one method for each shape
 
     def _of_models(self, of: Callable[[ModelSeries], float | Histogram]) -> Rows:
-        return [((model,), of(series)) for model, series in self._models.items()]
+        return [((model,), of(series)) for model, series in self._models]
+
+    def _running_of_models(self) -> Rows:
+        for model, _ in self._models:
+            if model != OTHER:
+                yield (model,), self._running.get(model, 0)
+        others = sum(count for model, count in self._running.items() if model not in self._models)
+        if others or self._models.other.statuses:
+            yield (OTHER,), others
 
     def _of_endpoints(self, of: Callable[[EndpointSeries], int]) -> Rows:
         for pool in self._pools:
@@ -279,12 +283,12 @@ class Metrics:
         return max(0.0, self._clock() - (load.at or 0.0))
 
     def _statuses(self) -> Rows:
-        for model, series in self._models.items():
+        for model, series in self._models:
             for status, count in series.statuses.items():
                 yield (model, str(status)), count
 
     def _errors(self) -> Rows:
-        for model, series in self._models.items():
+        for model, series in self._models:
             for status, count in series.statuses.items():
                 if status >= 400:
                     yield (model, model, str(status)), count
@@ -344,7 +348,7 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_requests_total": Metrics._statuses,
     "warmpath_refused_total": lambda m: [((str(s), r), n) for (s, r), n in m._refused.items()],
     "inference_objective_request_error_total": Metrics._errors,
-    "warmpath_requests_running": lambda m: m._of_models(lambda s: s.running),
+    "warmpath_requests_running": Metrics._running_of_models,
     "warmpath_request_bytes": lambda m: m._of_models(lambda s: s.size),
     "warmpath_request_duration_seconds": lambda m: m._of_models(lambda s: s.duration),
     "warmpath_ttft_seconds": lambda m: m._of_models(lambda s: s.ttft),
@@ -392,7 +396,10 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
 
 
 class _Exported(Collector):
-    """Our rows as `prometheus_client` wants them, family by family, each followed by its existing names."""
+    """Our rows as `prometheus_client` wants them, family by family, each followed by its existing names.
+
+    A large family comes in slices, one after the other under the same name.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -400,26 +407,35 @@ class _Exported(Collector):
     def collect(self) -> Iterator[Metric]:
         for family in FAMILIES:
             rows = list(self._metrics.rows(family.name))
-            yield _exported(family, family.name, family.labels, rows)
+            yield from _exported(family, family.name, family.labels, rows)
             for name, labels in family.aliases:
                 columns = [family.labels.index(ours) for _, ours in labels]
                 renamed = [(tuple(row[column] for column in columns), value) for row, value in rows]
-                yield _exported(family, name, tuple(theirs for theirs, _ in labels), renamed)
+                yield from _exported(family, name, tuple(theirs for theirs, _ in labels), renamed)
 
 
-def _exported(family: Family, name: str, labels: tuple[str, ...], rows: Rows) -> Metric:
+def _exported(family: Family, name: str, labels: tuple[str, ...], rows: Rows) -> Iterator[Metric]:
     if family.kind == "histogram":
-        histogram = HistogramMetricFamily(name, family.help, labels=labels)
-        for row, value in rows:
-            assert isinstance(value, Histogram)
-            histogram.add_metric(row, value.cumulative(), value.total)
-        return histogram
+        for some in _slices(list(rows), max(1, SLICE // (len(family.bounds) + 3))):
+            histogram = HistogramMetricFamily(name, family.help, labels=labels)
+            for row, value in some:
+                assert isinstance(value, Histogram)
+                histogram.add_metric(row, value.cumulative(), value.total)
+            yield histogram
+        return
     numbers: dict[tuple[str, ...], float] = {}
     for row, value in rows:
         assert not isinstance(value, Histogram)
         numbers[row] = numbers.get(row, 0.0) + value
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
-    exported = kind(name, family.help, labels=labels)
-    for row, number in numbers.items():
-        exported.add_metric(row, number)
-    return exported
+    for part in _slices(list(numbers.items()), SLICE):
+        exported = kind(name, family.help, labels=labels)
+        for row, number in part:
+            exported.add_metric(row, number)
+        yield exported
+
+
+def _slices(rows: Sequence[_Row], size: int) -> Iterator[Sequence[_Row]]:
+    """At least one, even of nothing: a family without rows is named too."""
+    for start in range(0, max(1, len(rows)), size):
+        yield rows[start : start + size]

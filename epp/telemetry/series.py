@@ -6,6 +6,7 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -28,8 +29,12 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(le, count of values up to it), as Prometheus wants them."""
-        names = [*(repr(bound) for bound in self.bounds), "+Inf"]
-        return list(zip(names, (float(count) for count in accumulate(self.counts)), strict=True))
+        return list(zip(_names(self.bounds), map(float, accumulate(self.counts)), strict=True))
+
+
+@lru_cache(64)
+def _names(bounds: tuple[float, ...]) -> tuple[str, ...]:
+    return (*map(repr, bounds), "+Inf")
 
 
 class KvEventFigures(NamedTuple):
@@ -44,10 +49,9 @@ class KvEventFigures(NamedTuple):
 class ModelSeries:
     """What is counted per model."""
 
-    __slots__ = ("cached", "completion", "duration", "ntpot", "prompt", "running", "size", "statuses", "tpot", "ttft")
+    __slots__ = ("cached", "completion", "duration", "ntpot", "prompt", "size", "statuses", "tpot", "ttft")
 
     def __init__(self) -> None:
-        self.running = 0
         self.statuses: dict[int, int] = {}
         self.size = Histogram(table.BYTES)
         self.duration = Histogram(table.LATENCY)

@@ -7,7 +7,7 @@ One canonical set, `warmpath_*`. Beside it the names that dashboards of GIE (`in
 from typing import Literal, NamedTuple
 
 MAX_MODELS = 100
-"""Distinct values of the label `model`, which clients choose; later ones count as `other`."""
+"""Distinct values of the label `model`, which clients choose; all others count as `other`."""
 
 LATENCY = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0),

@@ -142,12 +142,17 @@ class Process:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, directory: Path, *flags: str) -> AsyncIterator[Process]:
+async def serving(
+    settings: Settings, directory: Path, *flags: str, descriptors: int | None = None
+) -> AsyncIterator[Process]:
+    """`descriptors`: how many files and sockets the process may have open."""
     *grpc, health, metrics = free_ports(4)
     ports = [flag for port in grpc for flag in ("--grpc-port", str(port))]
     ports += ["--grpc-health-port", str(health), "--metrics-port", str(metrics)]
     ports += ["--drain-linger", "0"]
     command = [sys.executable, "-m", "epp.cli", "serve", "--endpoints", str(settings.endpoints[0]), *ports, *flags]
+    if descriptors is not None:
+        command = ["prlimit", f"--nofile={descriptors}", *command]
     log = directory / "epp.log"
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(*command, stdout=output, stderr=output)
@@ -410,3 +415,32 @@ async def test_in_kubernetes_readers_need_a_token_and_with_files_only_if_asked(
             assert told[0] == 403
             fake.rights.add(("ann", "/decisions"))
             assert (await process.get("/decisions", Authorization="Bearer t"))[0] == 200
+
+
+async def test_connections_of_the_admin_port_leave_file_descriptors_for_ext_proc(
+    settings: Settings, tmp_path: Path
+) -> None:
+    async with serving(settings, tmp_path, descriptors=128) as process:
+        silent = [await asyncio.open_connection("127.0.0.1", process.metrics) for _ in range(150)]
+        for _ in range(20):
+            async with asyncio.timeout(6), Gateway(process.grpc[0]) as gateway:  # silence would end after 10
+                stream = gateway.stream()
+                await stream.write(ext_proc.request_headers())
+                await stream.write(ext_proc.request_body(REQUEST, end=True))
+                assert "10.0.0.1:8000" in await stream.said()
+                await stream.rest()
+        assert (await process.get("/ready"))[0] == 200
+        for _, writer in silent:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def test_without_tokens_a_reader_calls_us_by_a_name_of_ours(settings: Settings, tmp_path: Path) -> None:
+    async with serving(settings, tmp_path, "--metrics-allowed-host", "metrics.example.org") as process:
+        for host, status in (("metrics.example.org", 200), ("evil.example.org", 421)):
+            assert (await process.get("/decisions", Host=host))[0] == status
+            assert (await process.get("/ready", Host=host))[0] == 200
+    assert await refusal(replace(settings, metrics_allowed_host=("http://a",))) == (
+        "--metrics-allowed-host: expected a host name without scheme and port, got 'http://a'"
+    )

@@ -102,6 +102,19 @@ def test_check_prints_every_error_and_ends_with_1(config: Path) -> None:
     assert "Traceback" not in told.stderr
 
 
+def test_check_shows_names_that_would_steer_the_terminal(config: Path) -> None:
+    named = GOOD.replace("{type: queue-scorer}", '{type: queue-scorer, name: "queue\\x9b2J\\nadmission"}')
+    config.write_text(named.replace("pluginRef: queue-scorer", 'pluginRef: "queue\\x9b2J\\nadmission"'))
+    told = call("check", config)
+    assert told.exit_code == 0
+    assert "scorer, weight 2: queue\\x9b2J\\nadmission" in told.output
+    config.write_text(GOOD.replace("weight: 2", '"wei\\x1b[2J\\x9bght": 2'))
+    told = call("check", config)
+    assert told.exit_code == 1
+    assert "\x1b" not in told.output
+    assert "\x9b" not in told.output
+
+
 def test_check_of_no_file(tmp_path: Path) -> None:
     told = call("check", tmp_path / "gone.yaml")
     assert told.exit_code == 1

@@ -76,3 +76,18 @@ def test_the_screen_fits_a_narrow_terminal() -> None:
     shown = text(screen([{"name": "sim", "endpoints": [ENDPOINT]}], [decision], {}), width=80)
     assert max(map(len, shown.splitlines())) <= 80
     assert "457" in text(decision_table([decision]))
+
+
+HOSTILE = "[/x] [bold red]ok[/bold red] :warning: \x1b[2J\x9b31m\u202e\r\n\udc80"
+SHOWN = "[/x] [bold red]ok[/bold red] :warning: \\x1b[2J\\x9b31m\\u202e\\r\\n\\udc80"
+
+
+def test_what_others_chose_is_shown_and_not_obeyed() -> None:
+    pool = {"name": HOSTILE, "endpoints": [{**ENDPOINT, "name": HOSTILE, "address": HOSTILE}]}
+    shown = text(endpoint_table([pool], {HOSTILE + "!": HOSTILE}), width=800)
+    assert shown.count(SHOWN) == 5
+    row = {"endpoint": HOSTILE, "total": 1.0, "scores": {HOSTILE: {"score": 1.0}}}
+    decision = {"tokens": 1, "endpoint": HOSTILE, "profiles": [{"endpoints": [row]}]}
+    shown = text(decision_table([{"request_id": "[/x]\x9b", **decision}]), width=800)
+    assert "[/x]\\x9b" in shown
+    assert shown.count(SHOWN) == 2

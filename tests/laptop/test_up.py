@@ -123,6 +123,32 @@ async def test_without_a_terminal_it_tells_line_by_line_until_sigterm() -> None:
         assert "Traceback" not in await run.until("")
 
 
+async def ask(port: int, request_id: bytes) -> None:
+    """A completion, with this for its id, byte for byte."""
+    body = b'{"model": "sim", "prompt": "Hello", "max_tokens": 1}'
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        b"x-request-id: " + request_id + b"\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    )
+    assert b" 200 " in await reader.readline()
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+async def test_a_request_id_neither_ends_it_nor_reaches_the_terminal_unescaped(terminal: bool) -> None:
+    async with up(terminal=terminal) as run:
+        await run.until("speaks OpenAI")
+        for number, request_id in enumerate((b"[/x]", b"[bold red]", "\x9b2J\u202e".encode(), b"\xff")):
+            await ask(run.port, request_id + b"%d" % number)
+        said = await run.until("\\xff3")
+        for shown in ("[/x]0", "[bold red]1", "\\x9b2J\\u202e"):
+            assert shown in said
+        assert not {"\x9b", "\u202e"} & set(said)
+        assert run.process.returncode is None
+
+
 async def test_nothing_outlives_it_even_when_it_is_killed() -> None:
     async with up() as run:
         await run.until("speaks OpenAI")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from epp.decode import short
@@ -20,6 +21,7 @@ from epp.sim.replay.policies import policy
 from epp.sim.replay.runs import Plan, Rate, Results, Source, compare, with_oracle
 from epp.sim.replay.table import table
 from epp.sim.tiers import L1_SPEED, L2_SPEED
+from epp.telemetry.text import printable
 
 _WIDEST = 400
 """Columns of a terminal that no table needs."""
@@ -135,7 +137,7 @@ def _with_bar(plan: Plan, console: Console) -> Results:
 
     def progress(what: str, ended: int, total: int) -> None:
         if what not in tasks:
-            tasks[what] = bar.add_task(what, total=total)
+            tasks[what] = bar.add_task(escape(printable(what)), total=total)
         if ended == total or not ended % 50:
             bar.update(tasks[what], completed=ended)
 

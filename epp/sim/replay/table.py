@@ -5,10 +5,12 @@ from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from epp.sim.replay.figures import Figures, Spread, regret, spread
 from epp.sim.replay.policies import ORACLE
 from epp.sim.replay.runs import Plan, Results
+from epp.telemetry.text import printable
 
 Column = tuple[str, Callable[[Figures], float], str]
 """Heading, figure, format."""
@@ -62,7 +64,9 @@ def title(plan: Plan, results: Results) -> str:
 
 def table(plan: Plan, results: Results) -> Table:
     """A row for each policy."""
-    made = Table(title=title(plan, results), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made = Table(
+        title=Text(printable(title(plan, results))), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     made.add_column("policy", no_wrap=True)
     shown = columns(results)
     for heading, _, _ in shown:
@@ -76,7 +80,7 @@ def table(plan: Plan, results: Results) -> Table:
         if oracle:
             lost = regret(own, oracle)
             cells.append(_cell(Spread(lost.mean * 100, lost.deviation * 100), ".0f") if name != ORACLE else "")
-        made.add_row(name, *cells)
+        made.add_row(Text(printable(name)), *cells)
     return made
 
 

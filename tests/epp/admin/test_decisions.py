@@ -8,7 +8,7 @@ from tests.support.decisions import SECRET, decision, endpoint
 
 def record(request_id: str, pods: int = 1, **extra: Any) -> Record:
     made = decision(request_id, [endpoint(n) for n in range(pods)])
-    return Record(made, made.endpoint, "p", "ns", "m", 10.0, 10.002, None, **extra)
+    return Record(made, made.endpoint, "p", "ns", "m", 10.0, 10.002, 7, None, **extra)
 
 
 def ids(decisions: Decisions, limit: int) -> list[str]:

@@ -21,7 +21,7 @@ class Tags(HTMLParser):
 def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
     pod = Endpoint(HOSTILE, HOSTILE)
     made = decision(HOSTILE, [pod], model=HOSTILE)
-    record = Record(made, pod, HOSTILE, HOSTILE, HOSTILE, 0.0, 0.0, None, Response(status=200))
+    record = Record(made, pod, HOSTILE, HOSTILE, HOSTILE, 0.0, 0.0, 7, None, Response(status=200))
     shown = {
         "name": HOSTILE,
         "namespace": HOSTILE,

@@ -1,11 +1,12 @@
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from epp.admin import server, turns
 from epp.admin.access import Access, Reviewer
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
@@ -13,6 +14,7 @@ from epp.admin.server import MOST, AdminServer
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Response
 from epp.pool.apiserver import ApiError, User
+from epp.telemetry import exposition
 from epp.telemetry.metrics import Metrics
 from tests.support.decisions import SECRET, decision, endpoint
 
@@ -162,6 +164,109 @@ async def test_leaving_closes_the_door_though_a_client_stays() -> None:
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", house.server.port)
     writer.close()
+
+
+# --- under load -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_name_that_is_not_ours_is_told_which_are() -> None:
+    house = House()
+    async with house.server:
+        for path in ("/", "/metrics", "/endpoints", "/decisions", "/decisions/r1", "/config", "/debug/profile", "/no"):
+            status, _, text = await house.get(path, Host="evil.example.org")
+            assert status == 421, path
+            error = json.loads(text)["error"]
+            assert error["param"] == "Host"
+            assert "evil.example.org" in error["message"]
+        assert (await house.get("/healthz", Host="evil.example.org"))[0] == 200
+        assert (await house.get("/metrics", Host="localhost:1"))[0] == 200
+    house = House(Gatekeeper())
+    async with house.server:  # whoever has a token may call us what they like
+        assert (await house.get("/metrics", Host="picker.ns.svc", Authorization="Bearer reader"))[0] == 200
+
+
+async def test_readers_of_metrics_share_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    house, made = House(), 0
+    render = exposition.render
+
+    async def counted(*arguments: Any) -> tuple[bytes, str]:
+        nonlocal made
+        made += 1
+        return await render(*arguments)
+
+    monkeypatch.setattr(exposition, "render", counted)
+    async with house.server:
+        pages = await asyncio.gather(*(house.get("/metrics") for _ in range(30)))
+        assert {status for status, _, _ in pages} == {200}
+        assert made < 10  # connections come one after the other
+        house.request("r1")
+        assert 'status="200"' in (await house.get("/metrics"))[2]  # begun after it was asked for
+
+
+async def test_others_run_while_a_thousand_decisions_are_shown() -> None:
+    house, ran, done = House(), 0, asyncio.Event()
+    for n in range(MOST):
+        house.request(f"r{n}")
+
+    async def other() -> None:
+        nonlocal ran
+        while not done.is_set():
+            ran += 1
+            await asyncio.sleep(0)
+
+    async with house.server, asyncio.TaskGroup() as tasks:
+        tasks.create_task(other())
+        shown = await house.json(f"/decisions?limit={MOST}")
+        done.set()
+    assert len(shown["decisions"]) == MOST
+    assert shown["left_out"] == 0
+    assert ran > MOST
+
+
+async def test_decisions_are_shown_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_BYTES", 5000)
+    house = House()
+    async with house.server:
+        for n in range(50):
+            house.request(f"r{n}")
+        _, _, text = await house.get("/decisions?limit=50")
+        shown = json.loads(text)
+        assert len(text) < 5100
+        assert 0 < len(shown["decisions"]) < 50
+        assert shown["decisions"][0]["request_id"] == "r49"
+        assert shown["left_out"] == 50 - len(shown["decisions"])
+
+
+async def test_who_waits_too_long_for_a_page_is_sent_away_and_probes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
+    house = House()
+    async with house.server:
+        async with house.server._turns.turn():
+            for path in ("/", "/metrics", "/endpoints", "/decisions", "/decisions/r", "/config"):
+                url = f"http://127.0.0.1:{house.server.port}{path}"
+                async with aiohttp.request("GET", url) as answer:
+                    assert (answer.status, answer.headers.get("Retry-After")) == (503, "5"), path
+                    assert (await answer.json())["error"]["type"] == "service_unavailable_error"
+            for path in ("/ready", "/healthz"):
+                assert (await house.get(path))[0] == 200
+        labels = {"reason": "admin-busy"}
+        assert house.metrics.registry.get_sample_value("warmpath_degraded_total", labels) == 6
+
+
+async def test_a_bug_of_ours_is_told_in_json_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    house = House()
+    house.reasons = cast(list[str], [object()])
+    async with house.server:
+        assert (await house.json("/ready", 500))["error"]["message"] == "internal error"
+    assert "GET /ready failed" in caplog.text
+
+
+async def test_nothing_is_changed_by_any_method() -> None:
+    house = House()
+    async with house.server:
+        for path in ("/", "/metrics", "/endpoints", "/decisions", "/config", "/debug/profile"):
+            for method in ("POST", "PUT", "PATCH", "DELETE"):
+                assert (await house.get(path, method))[0] == 405, (method, path)
 
 
 # --- with tokens ----------------------------------------------------------------------------------------------------

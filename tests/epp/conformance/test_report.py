@@ -35,3 +35,13 @@ def test_the_table_shows_each_case_its_result_and_why() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for word in ("here:1", MUST.title, SHOULD.title, "needs [more]", "expected a; got b", "1 SHOULD failed"):
         assert word in text
+
+
+def test_what_a_picker_answers_does_not_steer_the_terminal() -> None:
+    results = [Result(MUST, "fail", "got \x1b[2J\x9b\u202e")]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(report.table(results, "[/x]\x9b:1"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "got \\x1b[2J\\x9b\\u202e" in text
+    assert "[/x]\\x9b:1" in text
+    assert report.as_json(results, "\x9b:1").isascii()

@@ -226,3 +226,26 @@ def test_a_probe_is_new_for_each_seed() -> None:
     assert probe(50, 1) == probe(50, 1)
     assert probe(50, 1) != probe(50, 2)
     assert len(probe(50, 1).split()) == 50
+
+
+async def test_another_engine_is_named_and_left_alone() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="sglang:num_queue_reqs 1.0\nsglang:num_running_reqs 2.0\n")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found, findings = await examined(f"127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert found.reachable
+    assert checks(findings) == [("metrics", "hint")]
+    assert "those of sglang" in findings[0].found
+    assert findings[0].mend == "its pod's label llm-d.ai/engine-type: sglang"
+    assert asked == ["/metrics"]

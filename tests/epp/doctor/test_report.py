@@ -36,3 +36,15 @@ def test_json_has_all_of_it() -> None:
         "mend": "--kv-events-config X",
     }
     assert json.loads(as_json(["pod-a"], FINDINGS[1:]))["well"] is True
+
+
+def test_what_an_engine_answers_does_not_steer_the_terminal() -> None:
+    finding = problem("pod-\x9bA", "model", "it serves \x1b[2J\u202e", "--model \x1b]0;x\x07")
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table(["pod-\x9bA", "\x1b[31mb"], [finding]))
+    for shown in ("pod-\\x9bA", "\\x1b[31mb", "it serves \\x1b[2J\\u202e", "--model \\x1b]0;x\\x07"):
+        assert shown in captured.get()
+    said = as_json(["pod-\x9bA"], [finding])
+    assert said.isascii()
+    assert json.loads(said)["findings"][0]["found"] == finding.found

@@ -23,11 +23,11 @@ def _as_before() -> Iterator[None]:
 def test_text_is_one_line_an_event_whatever_a_client_sends() -> None:
     out = io.StringIO()
     log.set_up("info", "text", out)
-    logging.getLogger("warmpath").warning("id %s", "a\nb\x1b[31m\u2028 forged")
+    logging.getLogger("warmpath").warning("id %s", "a\nb\x1b[31m\u2028\x9b2J\u202e forged")
     logging.getLogger("warmpath").debug("too quiet")
     lines = out.getvalue().splitlines()
     assert len(lines) == 1
-    assert lines[0].endswith("warning id a\\x0ab\\x1b[31m\\x2028 forged")
+    assert lines[0].endswith("warning id a\\nb\\x1b[31m\\u2028\\x9b2J\\u202e forged")
 
 
 def test_json_lines_carry_time_level_message_and_trace() -> None:
@@ -41,7 +41,7 @@ def test_json_lines_carry_time_level_message_and_trace() -> None:
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert (first["level"], first["logger"], first["message"]) == ("debug", "warmpath", "fine")
     assert first["at"].endswith("Z")
-    assert second["message"] == "failed\\x0abadly"
+    assert second["message"] == "failed\\nbadly"
     assert "ValueError: broken" in second["trace"]
 
 
@@ -63,6 +63,16 @@ def test_a_trace_in_text_is_indented_under_its_line() -> None:
     assert first.endswith("failed")
     assert rest
     assert all(line.startswith("  ") for line in rest)
+
+
+def test_a_trace_quotes_nothing_that_steers_a_terminal() -> None:
+    out = io.StringIO()
+    log.set_up("info", "text", out)
+    try:
+        raise ValueError("\x9b31m\u202eredrum \udc80")
+    except ValueError:
+        logging.getLogger("warmpath").exception("failed")
+    assert "ValueError: \\x9b31m\\u202eredrum \\udc80" in out.getvalue()
 
 
 def test_libraries_speak_from_warning_on_and_warnings_are_logged() -> None:

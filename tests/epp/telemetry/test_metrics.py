@@ -1,12 +1,14 @@
 import gc
 import logging
+import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from epp.plugin import Endpoint, Load
-from epp.telemetry.metrics import LONGEST_MODEL, Metrics
+from epp.telemetry.metrics import SLICE, Metrics
+from epp.telemetry.models import CANDIDATES, LONGEST_MODEL
 from epp.telemetry.table import FAMILIES, MAX_MODELS
 from tests.support.decisions import endpoint
 
@@ -31,10 +33,10 @@ def value(metrics: Metrics, name: str, /, **labels: str) -> float | None:
 def test_a_request_is_counted_from_decision_to_end_under_ours_and_the_existing_names() -> None:
     metrics, pod = Metrics(), endpoint(1)
     metrics.add_pool(APool("p", (pod,)))
-    metrics.request_decided(pod, "m", 0.0004, 2048, 100, 60)
+    metrics.request_decided(pod, "m", 0.0004, 100, 60)
 
-    assert value(metrics, "warmpath_requests_running", model="m") == 1
-    assert value(metrics, "inference_objective_running_requests", model_name="m") == 1
+    assert value(metrics, "warmpath_requests_running", model="other") == 1
+    assert value(metrics, "inference_objective_running_requests", model_name="other") == 1
     assert value(metrics, "warmpath_endpoint_in_flight", pool="p", endpoint=pod.name) == 1
     assert value(metrics, "warmpath_decision_seconds_bucket", le="0.0002") == 0
     assert value(metrics, "warmpath_decision_seconds_bucket", le="0.0005") == 1
@@ -59,11 +61,11 @@ def test_a_request_is_counted_from_decision_to_end_under_ours_and_the_existing_n
 
 def test_what_an_answer_did_not_tell_is_not_counted() -> None:
     metrics, pod = Metrics(), endpoint(1)
-    metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
     metrics.request_finished(pod, "m", 0, 1.0)
 
-    assert value(metrics, "warmpath_requests_total", model="m", status="0") == 1
-    assert value(metrics, "warmpath_request_duration_seconds_count", model="m") == 1
+    assert value(metrics, "warmpath_requests_total", model="other", status="0") == 1
+    assert value(metrics, "warmpath_request_duration_seconds_count", model="other") == 1
     for name in (
         "ttft_seconds",
         "tpot_seconds",
@@ -72,23 +74,23 @@ def test_what_an_answer_did_not_tell_is_not_counted() -> None:
         "completion_tokens",
         "cached_tokens",
     ):
-        assert value(metrics, f"warmpath_{name}_count", model="m") == 0
+        assert value(metrics, f"warmpath_{name}_count", model="other") == 0
     assert value(metrics, "warmpath_prefix_hit_ratio_count") == 0
 
 
 @pytest.mark.parametrize("status", [-1, 600, 10**9])
 def test_a_status_that_is_none_makes_no_label(status: int) -> None:
     metrics, pod = Metrics(), endpoint(1)
-    metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
     metrics.request_finished(pod, "m", status, 1.0)
-    assert value(metrics, "warmpath_requests_total", model="m", status="0") == 1
+    assert value(metrics, "warmpath_requests_total", model="other", status="0") == 1
 
 
 def test_errors_are_those_of_endpoints_and_our_own() -> None:
     metrics, pod = Metrics(), endpoint(1)
     metrics.add_pool(APool("p", (pod,)))
     for status in (200, 404, 503):
-        metrics.request_decided(pod, "m", 0.0, 0, 0, None)
+        metrics.request_decided(pod, "m", 0.0, 0, None)
         metrics.request_finished(pod, "m", status, 1.0)
     metrics.request_failed(503, "rejected-no-endpoints")
     metrics.request_failed(503, "rejected-ttl-expired")
@@ -110,24 +112,125 @@ def test_errors_are_those_of_endpoints_and_our_own() -> None:
     assert value(metrics, attempts, status="failure", pod_name="", namespace="", port="") == 2
 
 
-def test_models_beyond_the_bound_count_as_other_and_end_as_they_began() -> None:
-    metrics, pod = Metrics(), endpoint(1)
-    models = [f"model-{n}" for n in range(MAX_MODELS + 50)] + ["x" * (LONGEST_MODEL + 1)]
-    for model in models:
-        metrics.request_decided(pod, model, 0.0, 0, 0, None)
-    assert value(metrics, "warmpath_requests_running", model="other") == 51
-    for model in models:
-        metrics.request_finished(pod, model, 200, 1.0)
-    assert value(metrics, "warmpath_requests_running", model="other") == 0
-    assert value(metrics, "warmpath_requests_total", model="model-0", status="200") == 1
-    seen = [sample for family in metrics.registry.collect() for sample in family.samples]
-    assert len({sample.labels["model"] for sample in seen if "model" in sample.labels}) == MAX_MODELS + 1
+def answer(metrics: Metrics, model: str, status: int = 200) -> None:
+    pod = endpoint(1)
+    metrics.request_decided(pod, model, 0.0, 0, None)
+    metrics.request_finished(pod, model, status, 1.0)
 
 
-def test_a_long_model_name_counts_as_other_from_the_first() -> None:
+def models(metrics: Metrics) -> set[str]:
+    """Every value of a label that a client can choose."""
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    names = ("model", "model_name", "target_model_name")
+    return {value for sample in samples for name, value in sample.labels.items() if name in names} - {""}
+
+
+@pytest.mark.parametrize("status", [0, 400, 404, 500])
+def test_a_model_that_nobody_answered_with_2xx_makes_no_label(status: int) -> None:
+    metrics = Metrics()
+    for n in range(MAX_MODELS * 3):
+        answer(metrics, f"made-up-{n}", status)
+    assert models(metrics) == {"other"}
+    answer(metrics, "real")
+    answer(metrics, "real", 500)
+    assert value(metrics, "warmpath_requests_total", model="real", status="200") == 1
+    assert value(metrics, "warmpath_requests_total", model="real", status="500") == 1
+    assert value(metrics, "warmpath_requests_total", model="other", status=str(status)) == MAX_MODELS * 3
+
+
+def test_names_an_engine_answers_to_though_they_are_made_up_leave_room_for_the_real_model() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    for n in range(MAX_MODELS * 3):
+        answer(metrics, f"made-up-{n}")
+        clock.now += 0.01
+    for _ in range(5):
+        answer(metrics, "real")
+    assert value(metrics, "warmpath_requests_total", model="real", status="200") == 4  # the first counts as other
+    labels = models(metrics)
+    for n in range(MAX_MODELS * 30):
+        answer(metrics, f"more-{n}")
+        clock.now += 0.01
+        if not n % 10:
+            answer(metrics, "real")
+    assert models(metrics) == labels  # each of them was answered once
+    assert len(labels) == MAX_MODELS + 1
+
+
+def test_a_model_of_long_ago_makes_room() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    for n in range(MAX_MODELS):
+        for _ in range(50):
+            answer(metrics, f"old-{n}")
+    answer(metrics, "old-1")
+    answer(metrics, "new")
+    assert "new" not in models(metrics)
+    clock.now += 24 * 3600
+    answer(metrics, "new")
+    assert "new" in models(metrics)
+    assert "old-1" in models(metrics)
+    assert len(models(metrics)) == MAX_MODELS + 1  # the room was another's
+
+
+def test_what_is_remembered_of_names_is_bounded() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+
+    def attack(start: int, count: int) -> None:
+        for n in range(start, start + count):
+            answer(metrics, f"{n:0128}")
+
+    attack(0, CANDIDATES + MAX_MODELS + 100)
+    tracemalloc.start()
+    try:
+        attack(10_000, 20_000)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 2 << 20  # 20,000 names are 4 MB, their series 200 MB
+
+
+def test_running_requests_end_as_they_began_whatever_becomes_of_their_label() -> None:
     metrics, pod = Metrics(), endpoint(1)
-    metrics.request_decided(pod, "x" * (LONGEST_MODEL + 1), 0.0, 0, 0, None)
+    for model in ("m", "m", "made-up"):
+        metrics.request_decided(pod, model, 0.0, 0, None)
+    assert value(metrics, "warmpath_requests_running", model="other") == 3
+    metrics.request_finished(pod, "m", 200, 1.0)
+    assert value(metrics, "warmpath_requests_running", model="m") == 1
     assert value(metrics, "warmpath_requests_running", model="other") == 1
+    metrics.request_finished(pod, "m", 500, 1.0)
+    metrics.request_finished(pod, "made-up", 404, 1.0)
+    assert value(metrics, "warmpath_requests_running", model="m") == 0
+    assert value(metrics, "warmpath_requests_running", model="other") == 0
+    assert metrics._running == {}
+
+
+@pytest.mark.parametrize("model", ["x" * (LONGEST_MODEL + 1), "other"])
+def test_a_long_name_and_the_name_of_all_others_get_no_label_of_their_own(model: str) -> None:
+    metrics = Metrics()
+    answer(metrics, model)
+    assert models(metrics) == {"other"}
+    rows = [*metrics.rows("warmpath_requests_total")]
+    assert rows == [(("other", "200"), 1)]
+
+
+def test_a_large_family_comes_in_slices_that_hold_each_series_once() -> None:
+    metrics = Metrics()
+    for n in range(MAX_MODELS):
+        answer(metrics, f"model-{n}")
+    families = [*metrics.registry.collect()]
+    assert max(len(family.samples) for family in families) <= SLICE
+    seen = [(sample.name, *sorted(sample.labels.items())) for family in families for sample in family.samples]
+    assert len(seen) == len(set(seen))
+    assert (
+        value(
+            metrics,
+            "llm_d_epp_request_ttft_seconds_count",
+            **dict.fromkeys(("model_name", "target_model_name"), f"model-{MAX_MODELS - 1}"),
+        )
+        == 0
+    )
 
 
 def test_gauges_are_read_from_the_pool_when_asked() -> None:
@@ -161,7 +264,7 @@ def test_gauges_are_read_from_the_pool_when_asked() -> None:
 def test_what_was_counted_for_an_endpoint_is_forgotten_with_it() -> None:
     metrics = Metrics()
     for n in range(50):
-        metrics.request_decided(endpoint(n), "m", 0.0, 0, 0, None)
+        metrics.request_decided(endpoint(n), "m", 0.0, 0, None)
     gc.collect()
     assert len(metrics._endpoints) == 0
 

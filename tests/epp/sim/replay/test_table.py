@@ -1,3 +1,4 @@
+from dataclasses import replace
 from io import StringIO
 
 from rich.console import Console
@@ -60,3 +61,14 @@ def test_the_title_says_what_was_played() -> None:
     assert "on 2 laptop + 1 laptop@0.5, seed 0" in text
     assert list(by_policy(results)) == ["prefix-aware", "round-robin"]
     assert policy("oracle").name == "oracle"
+
+
+def test_names_of_policies_and_traces_are_shown_as_they_are() -> None:
+    made = plan()
+    results = compare(made, lambda *told: None)
+    runs = tuple(replace(run, policy=f"[/x]\x9b{run.policy}") for run in results.runs)
+    console = Console(width=250, record=True, file=StringIO())
+    console.print(table(made, replace(results, trace="[bold]\x1b[2J", runs=runs)))
+    text = console.export_text()
+    assert "[/x]\\x9bround-robin" in text
+    assert "[bold]\\x1b[2J" in text
