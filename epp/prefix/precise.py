@@ -358,6 +358,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         return {
             **super().statistics(),
             "event_blocks": self.shelves.budget.used,
+            "event_blocks_waiting": self.shelves.waiting,
             "event_bytes": self.shelves.bytes,
             "event_blocks_evicted": self.shelves.budget.evicted,
             "in_flight_blocks": self._in_flight.holdings,
