@@ -132,6 +132,12 @@ class Shelf:
             engine = self.engines[rank] = EngineCache(self._endpoint, self._shelves)
         return engine
 
+    @property
+    def held(self) -> int:
+        """Blocks known on the device, of all ranks."""
+        tiers = (engine.tiers.get("device") for engine in self.engines.values())
+        return sum(len(tier) for tier in tiers if tier is not None)
+
     def heard(self, at: float, lag: float) -> None:
         self.heard_at, self.lag, self.awaited = at, lag, None
 
@@ -151,6 +157,8 @@ class EngineCache:
         self._other_groups: set[int] = set()
         self.early: dict[Medium, _Early] = {}
         """Of each tier, blocks whose predecessor did not come yet."""
+        self.partial = False
+        """It holds blocks of which we shall not hear any more; so what is known of it is not what it holds."""
         self._adapters: set[str] = set()
         self._left = False
 
@@ -175,6 +183,7 @@ class EngineCache:
         """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one."""
         if emptied:
             self._shelves.on_emptied(self.endpoint)
+            self.partial = False
         for tier in self.tiers.values():
             tier.clear()
         self.early.clear()
@@ -209,6 +218,7 @@ class EngineCache:
 
     def _cleared(self) -> None:
         self._shelves.counts["cleared"] += 1
+        self.partial = False
         if (device := self.tiers.get("device")) is not None:
             device.clear()
         self.early.pop("device", None)
@@ -258,14 +268,13 @@ class EngineCache:
         if medium is None or not self._ours(event):
             counts["ignored"] += 1
             return
-        names = keys_of(event.block_hashes)
-        if not names:
+        if not (count := len(event.block_hashes)):
             return
         if not event.token_ids:
-            self._store_known(medium, names)
+            self._store_known(medium, keys_of(event.block_hashes))
             return
         tier, size = self.tiers.get(medium) or self._tier(medium), event.block_size
-        if size < 1 or len(event.token_ids) < size * len(names):
+        if size < 1 or len(event.token_ids) < size * count:
             raise ValueError("fewer tokens than its blocks have")
         if event.lora_name:
             self._adapter(event.lora_name)
@@ -274,6 +283,7 @@ class EngineCache:
                 counts["ignored"] += 1
                 return
             self._sized(medium, tier, size)
+        names = keys_of(event.block_hashes)
         if self._store(medium, tier, names, event) and self.early:
             self._store_due(medium, tier, names)
 
