@@ -17,7 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from epp.follow import Current
 from epp.plugin import Endpoint
-from epp.pool.http import BadAnswer
+from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.pool.store import Pool
 from epp.prefix.enginecache import Shelves
@@ -259,6 +259,8 @@ class Line:
         try:
             async with asyncio.timeout(_ASK):
                 page = await visit.page()
+        except TooLarge as error:
+            raise ValueError(f"/kv_event_sources: {error}") from None
         except BadAnswer:  # a server that does not know the question
             return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
         finally:

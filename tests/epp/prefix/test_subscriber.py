@@ -234,6 +234,20 @@ async def test_an_endpoint_without_events_is_off() -> None:
         assert not listener.metrics.reasons()
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"0": {"endpoint": "tcp://*:5557", "topic": "x" * 100_000}},
+        {"²": {"endpoint": "tcp://*:5557"}, "1": {"endpoint": [["tcp://*:5557"]]}},
+    ],
+    ids=["more than anybody tells", "of a wrong type"],
+)
+async def test_sources_that_make_no_sense_are_told_of(sources: Mapping[str, Any]) -> None:
+    async with rig(sources=sources) as (listener, _):
+        await until(lambda: "kv-events-failed" in listener.metrics.reasons())
+        assert listener.state == "connecting"
+
+
 async def test_one_that_is_not_there_yet_is_asked_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epp.prefix.subscriber._RETRY", (0.01, 0.02))
     async with rig() as (listener, server):
