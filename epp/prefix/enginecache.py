@@ -38,7 +38,8 @@ _ADAPTERS: Final = 256
 _LONGEST_NAME: Final = 256
 """Characters of an adapter's name."""
 _GROUPS: Final = 64
-_SIZES: Final = 16
+_SIZES: Final = 8
+"""Block sizes in a tier at once, of all engines: each costs a pick a chain of its own."""
 
 
 _pack: Final = msgspec.msgpack.Encoder().encode
@@ -60,8 +61,8 @@ class Shelves:
             "l1": PrefixIndex(limit),
             "storage": PrefixIndex(limit),
         }
-        self.sizes: Mapping[Medium, set[int]] = {"device": set(), "l1": set(), "storage": set()}
-        """Tokens a block that any engine ever had in a tier."""
+        self.sizes: Mapping[Medium, dict[int, int]] = {"device": {}, "l1": {}, "storage": {}}
+        """Of each tier: tokens a block -> engines that have such blocks."""
         self.budget = Budget(limit)
         self.adapters: dict[str, int] = {}
         """LoRA adapters that blocks were stored for -> engines that did; no others can have any."""
@@ -184,8 +185,8 @@ class EngineCache:
         if emptied:
             self._shelves.on_emptied(self.endpoint)
             self.partial = False
-        for tier in self.tiers.values():
-            tier.clear()
+        for medium in self.tiers:
+            self._empty(medium)
         self.early.clear()
         self._forget_adapters()
         self._group = None
@@ -194,7 +195,8 @@ class EngineCache:
     def leave(self) -> None:
         """The engine is gone for good; what it still says is not listened to."""
         self._left = True
-        for tier in self.tiers.values():
+        for medium, tier in self.tiers.items():
+            self._unsized(medium)
             tier.leave()
         self.tiers.clear()
         self.early.clear()
@@ -219,8 +221,8 @@ class EngineCache:
     def _cleared(self) -> None:
         self._shelves.counts["cleared"] += 1
         self.partial = False
-        if (device := self.tiers.get("device")) is not None:
-            device.clear()
+        if "device" in self.tiers:
+            self._empty("device")
         self.early.pop("device", None)
         self._shelves.on_emptied(self.endpoint)
 
@@ -256,12 +258,32 @@ class EngineCache:
             self.tiers[medium] = tier
         return tier
 
-    def _sized(self, medium: Medium, tier: Holdings, size: int) -> None:
-        if not tier.size and len(self._shelves.sizes[medium]) < _SIZES:
-            self._shelves.sizes[medium].add(size)
+    def _sized(self, medium: Medium, tier: Holdings, size: int) -> bool:
+        """Whether blocks of `size` tokens fit in. An endpoint's engines have one size in a tier; two while it changes."""
+        if tier.size:
+            return tier.size == size
+        shelf, sizes = self._shelves.shelf(self.endpoint), self._shelves.sizes[medium]
+        others = (engine.tiers.get(medium) for engine in shelf.engines.values())
+        if len({other.size for other in others if other is not None} - {0, size}) > 1:
+            return False
+        if size not in sizes and len(sizes) >= _SIZES:
+            return False
+        sizes[size] = sizes.get(size, 0) + 1
         if medium == "device":
-            self._shelves.shelf(self.endpoint).size = size
+            shelf.size = size
         tier.size = size
+        return True
+
+    def _unsized(self, medium: Medium) -> None:
+        sizes = self._shelves.sizes[medium]
+        if size := self.tiers[medium].size:
+            sizes[size] -= 1
+            if not sizes[size]:
+                del sizes[size]
+
+    def _empty(self, medium: Medium) -> None:
+        self._unsized(medium)
+        self.tiers[medium].clear()
 
     def _stored(self, event: BlockStored) -> None:
         medium, counts = medium_of(event.medium), self._shelves.counts
@@ -278,11 +300,9 @@ class EngineCache:
             raise ValueError("fewer tokens than its blocks have")
         if event.lora_name:
             self._adapter(event.lora_name)
-        if tier.size != size:
-            if tier.size:
-                counts["ignored"] += 1
-                return
-            self._sized(medium, tier, size)
+        if tier.size != size and not self._sized(medium, tier, size):
+            counts["ignored"] += 1
+            return
         names = keys_of(event.block_hashes)
         if self._store(medium, tier, names, event) and self.early:
             self._store_due(medium, tier, names)
@@ -318,8 +338,7 @@ class EngineCache:
                     continue
                 parent = other.name_before(row)
                 before = NOBODY if parent is None else tier.rows.get(parent, NOBODY)
-                if tier.size in (0, other.size) and (before or parent is None):
-                    self._sized(medium, tier, other.size)
+                if (before or parent is None) and self._sized(medium, tier, other.size):
                     tier.store((name,), (other.keys[row],), before)
                     self._shelves.counts["stored"] += 1
                     break

@@ -288,6 +288,31 @@ def test_another_block_size_and_an_unknown_medium_are_not_for_us() -> None:
     assert engine.shelves.counts["ignored"] == 2
 
 
+def test_block_sizes_are_bounded_and_go_with_those_who_had_them() -> None:
+    """Each costs every pick a chain of its own."""
+    shelves = Shelves(10_000)
+
+    def say(name: int, rank: int, size: int) -> None:
+        event = stored(block_hashes=[1], block_size=size, token_ids=[1] * size, medium="CPU", extra_keys=None)
+        shelves.shelf(endpoints[name]).engine(rank).apply(Batch(1.0, [event]))
+
+    endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:8000") for i in range(20)]
+    for rank in range(64):
+        say(0, rank, rank + 1)
+    assert shelves.sizes["l1"] == {1: 1, 2: 1}
+    assert shelves.counts["ignored"] == 62
+    for name in range(1, 20):
+        say(name, 0, name)
+    assert shelves.sizes["l1"] == {1: 2, 2: 2, **dict.fromkeys(range(3, 9), 1)}
+    for name in range(10):
+        shelves.leave(endpoints[name])
+    assert shelves.sizes["l1"] == {}
+    say(19, 0, 19)
+    shelves.shelf(endpoints[19]).engine(0).clear(emptied=True)
+    say(19, 0, 20)
+    assert shelves.sizes["l1"] == {20: 1}
+
+
 def test_a_new_process_may_have_another_block_size() -> None:
     engine = Engine().say(stored())
     engine.cache.clear(emptied=True)

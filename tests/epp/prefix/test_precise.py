@@ -398,6 +398,19 @@ async def test_a_burst_of_one_cold_prompt_goes_where_it_is_reused() -> None:
     assert not rig.reasons
 
 
+async def test_of_a_prompt_in_many_small_blocks_the_first_are_looked_up() -> None:
+    """An engine says how small its blocks are, and each block of a prompt costs a pick."""
+    rig = Rig(1, max_prefix_tokens_to_match=10**6)
+    (a,) = rig.endpoints
+    prompt = text(200_000)
+    first = ids_of(prompt)[:1]
+    rig.say(a, stored(first, block_hashes=[1], token_ids=first, block_size=1, extra_keys=None))
+    made = await rig.ask(prompt)
+    assert made.signal(PrefixMatch)[a] == PrefixMatch(1, 1, 200_000)
+    rig.cache.on_picked(made, a)
+    assert rig.cache.statistics()["in_flight_blocks"] == 1 << 16
+
+
 def test_parameters_without_meaning_are_refused() -> None:
     with pytest.raises(ValueError, match="max_event_blocks: 0, expected at least 1"):
         PrecisePrefixCache(max_event_blocks=0)
