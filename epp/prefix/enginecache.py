@@ -161,14 +161,36 @@ class EngineCache:
         self.partial = False
         """It holds blocks of which we shall not hear any more; so what is known of it is not what it holds."""
         self._adapters: set[str] = set()
+        self.unfinished: list[Holdings] = []
+        """Tiers that an event left much to do in."""
         self._left = False
 
     def apply(self, batch: Batch) -> None:
         """Take over what a batch says. Nothing in it is ever fatal; what makes no sense is counted and left out."""
+        at, end = self.take(batch), len(batch.events)
+        while self.unfinished or at < end:
+            if not self.step():
+                at = self.take(batch, at)
+
+    def step(self) -> bool:
+        """Do some more of what an event left to do. False: nothing was left."""
+        while self.unfinished:
+            if self.unfinished[-1].step():
+                return True
+            self.unfinished.pop()
+        return False
+
+    def take(self, batch: Batch, start: int = 0) -> int:
+        """Take over a batch from one of its events on, to the end or an event that leaves much to do, for `step`.
+
+        Returns which event is next.
+        """
         if self._left:
-            return
-        self._shelves.counts["malformed"] += batch.malformed
-        for event in batch.events:
+            return len(batch.events)
+        if not start:
+            self._shelves.counts["malformed"] += batch.malformed
+        unfinished = self.unfinished
+        for at, event in enumerate(batch.events[start:] if start else batch.events, start):
             try:
                 if isinstance(event, BlockStored):
                     self._stored(event)
@@ -179,9 +201,15 @@ class EngineCache:
             # Of token ids, or of extra keys that nobody can write down or that are nested too deeply for it.
             except (OverflowError, RecursionError, TypeError, ValueError):
                 self._shelves.counts["malformed"] += 1
+            if unfinished:
+                return at + 1
+        return len(batch.events)
 
     def clear(self, *, emptied: bool) -> None:
-        """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one."""
+        """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one.
+
+        Of much, something may be left to `step`.
+        """
         if emptied:
             self._shelves.on_emptied(self.endpoint)
             self.partial = False
@@ -254,12 +282,12 @@ class EngineCache:
     def _tier(self, medium: Medium) -> Holdings:
         tier = self.tiers.get(medium)
         if tier is None:
-            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget)
+            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget, self.unfinished)
             self.tiers[medium] = tier
         return tier
 
     def _sized(self, medium: Medium, tier: Holdings, size: int) -> bool:
-        """Whether blocks of `size` tokens fit in. An endpoint's engines have one size in a tier; two while it changes."""
+        """Whether blocks of `size` tokens fit in. An endpoint has one size in a tier; two while it changes."""
         if tier.size:
             return tier.size == size
         shelf, sizes = self._shelves.shelf(self.endpoint), self._shelves.sizes[medium]

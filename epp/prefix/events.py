@@ -22,8 +22,8 @@ WHOLE_PROMPT: Final = frozenset({"", "full_attention", "mla_attention", "sink_fu
 LOW: Final = (1 << 64) - 1
 """Block hashes are told apart by their low 64 bits."""
 
-_AT_ONCE: Final = 8 << 10
-"""Bytes of a message that is one part, whatever is in it."""
+AT_ONCE: Final = 8 << 10
+"""Bytes of a message that is not worth to be taken over in `parts`, whatever is in it."""
 _WHOLE: Final = 128 << 10
 """Bytes of a message that is read at once, before it is cut into parts; of a larger one, event by event."""
 _PART: Final = 512
@@ -141,9 +141,6 @@ def parts(payload: bytes) -> Iterator[Batch]:
     Raises MalformedBatch, before the first part, if not even its frame can be read.
     """
     batch = _typed(payload) if len(payload) <= _WHOLE else None
-    if batch is not None and len(payload) <= _AT_ONCE:
-        yield batch
-        return
     whole: Batch | _RawBatch
     events: Iterator[Event | None]
     if batch is not None:

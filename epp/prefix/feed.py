@@ -11,7 +11,7 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from epp.prefix.enginecache import EngineCache
-from epp.prefix.events import Batch, MalformedBatch, parts
+from epp.prefix.events import AT_ONCE, Batch, MalformedBatch, decode, parts
 
 END: Final = (1 << 64) - 1
 """Number of the message that ends a replay."""
@@ -37,6 +37,10 @@ class Feed:
         self._largest = largest
         self._rest: Iterator[Batch] | None = None
         """Of the message taken last."""
+        self._part: Batch | None = None
+        """Of that, what is at hand."""
+        self._at = 0
+        """Event of the part that is next."""
         self._next = 0
         """Number of the message wanted next."""
         self._mark = 0
@@ -91,8 +95,18 @@ class Feed:
         if not self._unsure:
             self._forget("lost")
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is left to `step`."""
+        return self._rest is not None or self._part is not None or bool(self.cache.unfinished)
+
     def step(self) -> bool:
         """Take over a part more of the message taken last. False: nothing was left of it."""
+        if self.cache.unfinished and self.cache.step():
+            return True
+        if self._part is not None:
+            self._take_part(self._part, self._at)
+            return True
         if self._rest is None:
             return False
         try:
@@ -104,8 +118,12 @@ class Feed:
             self._rest = None
             return False
         self.lag_of(batch.ts)
-        self.cache.apply(batch)
+        self._take_part(batch, 0)
         return True
+
+    def _take_part(self, part: Batch, at: int) -> None:
+        self._at = self.cache.take(part, at)
+        self._part = part if self._at < len(part.events) else None
 
     def _take(self, number: int, payload: bytes) -> None:
         while self.step():
@@ -116,12 +134,21 @@ class Feed:
             self.cache.clear(emptied=False)
             self.cache.partial = True
             return
-        self._rest = parts(payload)
-        self.step()
+        if len(payload) > AT_ONCE:
+            self._rest = parts(payload)
+            self.step()
+            return
+        try:
+            batch = decode(payload)
+        except MalformedBatch:
+            self._count("malformed")
+            return
+        self.lag_of(batch.ts)
+        self._take_part(batch, 0)
 
     def _forget(self, fault: str) -> None:
         self._count(fault)
-        self._rest = None
+        self._rest = self._part = None
         self.cache.clear(emptied=fault == "restart")
         self._next, self._unsure = 0, True
 

@@ -338,8 +338,9 @@ class Line:
 
     async def finish(self, feed: Feed) -> None:
         """Take over what a feed left of its last message, a part at a time."""
-        while feed.step():
+        while feed.unfinished:
             await self.turn()
+            feed.step()
         if feed.cache.partial or self._shelf.state != "live":
             self._tell()
 

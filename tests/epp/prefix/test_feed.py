@@ -220,6 +220,28 @@ def test_what_follows_a_large_message_finds_it_done() -> None:
     assert not line.feed.step()
 
 
+def test_an_event_that_moves_a_whole_cache_is_taken_over_a_part_at_a_time() -> None:
+    """The block all others are behind goes and comes back, again and again in one message."""
+    line = Line()
+    line.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(10**6))
+    line.feed = Feed(line.cache, lambda fault: None, replays=True, largest=1 << 22)
+    line.connect()
+    ids, message = long_prompt(0, 60_000)
+    back = block_stored(ids[:SIZE], [1], 0, SIZE)
+    gone = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 0}
+    line.said += [message, batch(*[gone, back] * 10, gone)]
+    line.hear(0)
+    while line.feed.step():
+        pass
+    index, most = line.cache.tiers["device"].index, 0
+    line.hear(1)
+    before, steps = index.holdings, 1
+    while line.feed.step():
+        most, before, steps = max(most, abs(index.holdings - before)), index.holdings, steps + 1
+    assert (most, index.holdings) == (4096, 0)
+    assert steps > 21 * 60_000 // 4096
+
+
 def test_what_is_left_of_a_message_goes_with_the_process_that_sent_it() -> None:
     line = Line()
     line.connect()
