@@ -16,6 +16,14 @@ _LABEL: Final = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\
 _LONGEST_LINE: Final = 64 * 1024
 _MOST_SERIES: Final = 1024
 """Lines read of one metric: more would be a page gone wrong."""
+_MOST_BYTES: Final = 32 * 1024
+"""Read of one metric, for the same reason."""
+_MOST_LABELS: Final = 128 * 1024
+"""Read of one whose labels are looked into: `cache_config_info` of each of 64 data-parallel engines."""
+_MOST_LORA: Final = 256 * 1024
+"""Read of the adapters: vLLM adds a line for each combination that ever ran."""
+_ALIKE: Final = 64
+"""Longer names that begin like a metric's, looked at before its own."""
 _MOST_ADAPTERS: Final = 1024
 _LARGEST: Final = 1e15
 _NEAR: Final = 2048
@@ -130,11 +138,13 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
     )
 
 
-def samples(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[bytes, bytes]]:
-    """(labels, value) of each sample of a metric, as bytes. Its lines stand together, as the format demands."""
+def samples(page: bytes, metric: bytes, places: Places, most: int = _MOST_BYTES) -> Iterator[tuple[bytes, bytes]]:
+    """(labels, value) of each sample of a metric, as bytes. Its lines stand together, as the format demands; what is
+    beyond its first `most` bytes is left out."""
     size, at = len(metric), _first_sample(page, metric, places)
+    stop = at + most
     for _ in range(_MOST_SERIES):
-        end = page.find(b"\n", at)
+        end = page.find(b"\n", at, stop)
         # A line without its end is one whose page broke off: half a number is a wrong number.
         if end < 0 or not page.startswith(metric, at):
             return
@@ -156,11 +166,13 @@ def _first_sample(page: bytes, metric: bytes, places: Places) -> int:
             places[metric] = at
             return at
     at = 0
-    while not _is_sample(page, metric, at):  # the name may also be the beginning of a longer one
-        if (at := page.find(b"\n" + metric, at) + 1) == 0:
-            return len(page)
-    places[metric] = at
-    return at
+    for _ in range(_ALIKE):
+        if _is_sample(page, metric, at):
+            places[metric] = at
+            return at
+        if (at := page.find(b"\n" + metric, at) + 1) == 0:  # the name may also be the beginning of a longer one
+            break
+    return len(page)
 
 
 def _is_sample(page: bytes, metric: bytes, at: int) -> bool:
@@ -172,10 +184,12 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
     if figure is None:
         return []
     found = []
-    for labels, value in samples(page, figure.metric, places):
-        if figure.where is not None and _labels(labels).get(figure.where[0]) != figure.where[1]:
+    in_labels = bool(figure.where or figure.label)
+    for text, value in samples(page, figure.metric, places, _MOST_LABELS if in_labels else _MOST_BYTES):
+        labels = _labels(text) if in_labels else {}
+        if figure.where is not None and labels.get(figure.where[0]) != figure.where[1]:
             continue
-        number = _number(_labels(labels).get(figure.label, b"") if figure.label else value)
+        number = _number(labels.get(figure.label, b"") if figure.label else value)
         if number is not None:
             found.append(number)
     return found
@@ -201,7 +215,7 @@ def _lora(page: bytes, places: Places, metric: bytes) -> tuple[int, frozenset[st
     """(slots, running, waiting) of the newest series: vLLM leaves old ones behind, their value is a time."""
     newest, labels = -1.0, b""
     if metric:
-        for text, value in samples(page, metric, places):
+        for text, value in samples(page, metric, places, _MOST_LORA):
             if (stamp := _number(value)) is not None and stamp >= newest:
                 newest, labels = stamp, text
     if not labels:

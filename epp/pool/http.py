@@ -6,6 +6,8 @@ from typing import Final, cast
 MAX_HEAD: Final = 16 * 1024
 MAX_BODY: Final = 4 * 1024 * 1024
 _MAX_CHUNK_LINE: Final = 1024
+_MAX_CHUNKS: Final = 4096
+"""Of an answer; each costs a step of ours, however small it is."""
 
 
 class BadAnswer(Exception):
@@ -17,9 +19,14 @@ class TooLarge(BadAnswer):
 
 
 class AnswerReader:
-    """Puts one HTTP/1.1 answer together from pieces of any size. Pure; linear time; bounded memory."""
+    """Puts one HTTP/1.1 answer together from pieces of any size. Pure; linear time; bounded memory.
 
-    def __init__(self) -> None:
+    `largest`: bytes of its body.
+    """
+
+    def __init__(self, largest: int = MAX_BODY) -> None:
+        self._largest = largest
+        self._chunks = 0
         self.keep_alive = False
         self._buffer = bytearray()
         self._body: bytearray | None = None  # set once the head was read
@@ -44,7 +51,7 @@ class AnswerReader:
         self._body += self._buffer
         self._buffer.clear()
         if self._until_close:
-            _check_size(len(self._body))
+            self._check_size(len(self._body))
             return None
         if len(self._body) > self._left:
             raise BadAnswer("more bytes than its content-length")
@@ -88,7 +95,7 @@ class AnswerReader:
             if not length.isdigit():
                 raise BadAnswer(f"content-length {_text(length)}")
             self._left = int(length[:18])
-            _check_size(self._left)
+            self._check_size(self._left)
         else:
             self._until_close = True
             self.keep_alive = False
@@ -111,12 +118,19 @@ class AnswerReader:
                     raise BadAnswer("a chunk's size line that is too long")
                 break
             size = _chunk_size(bytes(buffer[at:end]))
-            _check_size(len(body) + size)
+            self._check_size(len(body) + size)
+            self._chunks += 1
+            if self._chunks > _MAX_CHUNKS:
+                raise BadAnswer(f"more than {_MAX_CHUNKS} chunks")
             if size == 0:
                 return self._read_trailers(body, at, end)
             at, self._left = end + 2, size + 2
         del buffer[:at]
         return None
+
+    def _check_size(self, size: int) -> None:
+        if size > self._largest:
+            raise TooLarge(f"a body of more than {self._largest} bytes")
 
     def _read_trailers(self, body: bytearray, at: int, end: int) -> bytes | None:
         """The last chunk came; an empty line, perhaps after trailers, ends the answer."""
@@ -132,11 +146,15 @@ class AnswerReader:
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection; one request at a time. After any error, or where the server asks for it, it is closed."""
+    """One kept connection; one request at a time. After any error, or where the server asks for it, it is closed.
 
-    def __init__(self) -> None:
+    `largest`: bytes of an answer's body.
+    """
+
+    def __init__(self, largest: int = MAX_BODY) -> None:
+        self._largest = largest
         self._transport: asyncio.Transport | None = None
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(largest)
         self._answer: asyncio.Future[bytes] | None = None
 
     @property
@@ -155,7 +173,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None:
             raise BadAnswer("the connection is closed")
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(self._largest)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -198,10 +216,10 @@ class Connection(asyncio.Protocol):
 
 
 class Kept:
-    """One server, asked over a connection that is kept; one request at a time."""
+    """One server, asked over a connection that is kept; one request at a time. `largest`: bytes of an answer's body."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, largest: int = MAX_BODY) -> None:
+        self._host, self._port, self._largest = host, port, largest
         self._connection: Connection | None = None
 
     @property
@@ -223,8 +241,11 @@ class Kept:
                 if kept.begun:
                     raise
         loop = asyncio.get_running_loop()
-        _, self._connection = await loop.create_connection(Connection, self._host, self._port)
+        _, self._connection = await loop.create_connection(self._connect, self._host, self._port)
         return await self._connection.exchange(request)
+
+    def _connect(self) -> Connection:
+        return Connection(self._largest)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -235,11 +256,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     """Of `ip:port` or `[ip]:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_BODY:
-        raise TooLarge(f"a body of more than {MAX_BODY} bytes")
 
 
 def _chunk_size(line: bytes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from epp.pool.endpoint import Endpoint
 from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
-from epp.pool.http import BadAnswer, Kept, host_and_port
+from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
 from epp.pool.store import Pool
 from epp.telemetry.metrics import Metrics
 
@@ -97,10 +97,11 @@ class Scraper:
 class Visit:
     """One page of an endpoint's, over a connection that is kept between visits."""
 
-    def __init__(self, address: str, path: str = "/metrics") -> None:
+    def __init__(self, address: str, path: str = "/metrics", largest: int = MAX_BODY) -> None:
+        """`largest`: bytes of the page."""
         accept = "text/plain" if path == "/metrics" else "application/json"
         self._request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\n\r\n".encode()
-        self._server = Kept(*host_and_port(address))
+        self._server = Kept(*host_and_port(address), largest)
 
     async def page(self) -> bytes:
         """The page now. BadAnswer or OSError if there is none."""

@@ -5,7 +5,7 @@ Its answers are read as untrusted: bounded in size, and what makes no sense cost
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -18,6 +18,9 @@ PAGE: Final = 1000
 """Keys asked for at once, where a page of them is not too large: about half a megabyte, a few milliseconds to read. A
 key that many nodes hold has a row of kilobytes."""
 _LEAST: Final = 20
+"""Keys asked for at once at least, and told at once where there are more."""
+_LARGEST: Final = 2 << 20
+"""Bytes of an answer."""
 
 
 class Away(Exception):
@@ -28,22 +31,26 @@ class Away(Exception):
         self.large = large
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+
+
 class _Key(msgspec.Struct, gc=False):
-    chunk_hash_hex: str
-    model_name: str = ""
+    chunk_hash_hex: _Name
+    model_name: _Name = ""
     cache_salt: str = ""
 
 
 class _Placement(msgspec.Struct, gc=False):
     tier: str
-    instance_id: str = ""
+    instance_id: _Name = ""
     shared: bool = False
 
 
 class _Row(msgspec.Struct, gc=False):
     key: _Key
     placements: list[_Placement] = []
-    num_tokens: int = 0
+    num_tokens: _Count = 0
 
 
 class Rows(msgspec.Struct, gc=False):
@@ -85,7 +92,7 @@ class Rows(msgspec.Struct, gc=False):
 class Page(Rows, gc=False):
     """Of all keys, in the order in which they came into the directory."""
 
-    total: int
+    total: _Count
 
 
 class _Found(msgspec.Struct, gc=False):
@@ -93,9 +100,9 @@ class _Found(msgspec.Struct, gc=False):
 
 
 class _Job(msgspec.Struct, gc=False):
-    request_id: str = ""
+    request_id: _Name = ""
     status: str = ""
-    found_keys: int = 0
+    found_keys: _Count = 0
 
 
 _JOB: Final = msgspec.json.Decoder(_Job)
@@ -114,7 +121,7 @@ class Coordinator:
         self._head = f"Host: {parts.netloc}\r\nAccept: application/json\r\n"
         self._timeout = timeout
         self._page = PAGE
-        self._server = Kept(parts.hostname, parts.port or 80)
+        self._server = Kept(parts.hostname, parts.port or 80, _LARGEST)
         self._turn = asyncio.Lock()
 
     async def keys(self, offset: int) -> Page:
@@ -122,6 +129,9 @@ class Coordinator:
         while True:
             try:
                 page: Page = await self._ask(f"GET /directory/keys?offset={offset}&limit={self._page}", b"", _PAGE)
+                told = len(page.keys)
+                if told > self._page or (told < min(_LEAST, self._page) and offset + told < page.total):
+                    raise Away(f"{told} keys of {page.total} from {offset} on, where {self._page} were asked for")
                 return page
             except Away as error:
                 if not error.large or self._page <= _LEAST:

@@ -12,6 +12,7 @@ L2: Final = 1
 ENTRY_BYTES: Final = 120
 """Memory of an entry: its place in a dict, two ints. Measured."""
 _INSTANCES: Final = 4096
+"""Of which chunks are known; names have at most 1024 characters."""
 
 
 class Held(NamedTuple):
@@ -35,20 +36,36 @@ class Directory:
         self._asked_for: dict[int, int] = {}
         """Oldest first."""
         self._instances: dict[str, int] = {}
+        self._fresh: dict[int, int] = {}
+        """Of a reading of everything, what came of it so far."""
+        self._free: list[int] = []
+        """Bits of instances that are gone."""
+        self._seen: set[str] = set()
+        """Instances that were named since the last reading of everything began."""
 
     def __len__(self) -> int:
         return len(self._masks) + len(self._asked_for)
 
     def bit(self, instance: str) -> int:
-        """The bit of an instance's L1; 0 where there are too many to tell apart."""
+        """The bit of an instance's L1, which holds something; 0 where there are too many to tell apart."""
         bit = self._instances.get(instance, 0)
-        if not bit and len(self._instances) < _INSTANCES:
-            bit = self._instances[instance] = 2 << len(self._instances)
+        if not bit:
+            if len(self._instances) >= _INSTANCES:
+                return 0
+            bit = self._instances[instance] = self._free.pop() if self._free else 2 << len(self._instances)
+        self._seen.add(instance)
         return bit
+
+    def bit_if_any(self, instance: str) -> int:
+        """The bit of an instance's L1; 0 where nothing is known to be there."""
+        return self._instances.get(instance, 0)
 
     def add(self, chunks: Iterable[tuple[int, int]]) -> None:
         """(name, mask) of chunks that are held there too."""
-        masks, limit = self._masks, self.limit
+        self._join(self._masks, chunks)
+
+    def _join(self, masks: dict[int, int], chunks: Iterable[tuple[int, int]]) -> None:
+        limit = self.limit
         for name, mask in chunks:
             old = masks.get(name)
             if old is None and len(masks) >= limit:
@@ -57,7 +74,7 @@ class Directory:
                 masks[name] = (old or 0) | mask
 
     def put(self, chunks: Iterable[tuple[int, int]]) -> None:
-        """(name, mask) of chunks that were asked for, to be known until the next `replace`."""
+        """(name, mask) of chunks that were asked for, to be known until the next `finish`."""
         asked_for, most = self._asked_for, max(1, self.limit // 8)
         for name, mask in chunks:
             asked_for.pop(name, None)
@@ -65,15 +82,24 @@ class Directory:
                 del asked_for[next(iter(asked_for))]
             asked_for[name] = mask
 
-    def replace(self, chunks: Iterable[tuple[int, int]]) -> None:
-        """These are all there are."""
-        self._masks, self._asked_for = {}, {}
-        self.add(chunks)
+    def begin(self) -> None:
+        """All there are will be told, by `stage`, to be known from `finish` on. Until then nothing changes."""
+        self._fresh, self._seen = {}, set()
+
+    def stage(self, chunks: Iterable[tuple[int, int]]) -> None:
+        """(name, mask) of chunks there are."""
+        self._join(self._fresh, chunks)
+
+    def finish(self) -> None:
+        """Those staged are all there are. Instances that hold none of them are forgotten."""
+        self._masks, self._asked_for, self._fresh = self._fresh, {}, {}
+        for gone in self._instances.keys() - self._seen:
+            self._free.append(self._instances.pop(gone))
 
     def clear(self) -> None:
         """Nothing is known to be held anywhere."""
-        self._masks, self._asked_for = {}, {}
-        self._instances = {}
+        self._masks, self._asked_for, self._fresh = {}, {}, {}
+        self._instances, self._free, self._seen = {}, [], set()
 
     def held(self, chain: Sequence[int]) -> list[Held]:
         """Who holds the chunks of `chain`, from its beginning to the first that nobody holds."""

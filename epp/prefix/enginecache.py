@@ -6,9 +6,10 @@ names blocks by the engine's hashes, and whoever stores a block says both. So no
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
@@ -27,11 +28,22 @@ from epp.prefix.holdings import NOBODY, ROW_BYTES, Budget, Holdings
 from epp.prefix.index import PrefixIndex
 
 _EARLY: Final = 1024
-"""Blocks of a tier that wait for the one before them; beyond, the first to come are forgotten."""
-_ADAPTERS: Final = 4096
+"""Blocks of a tier that wait for the one before them, each copy counted; beyond, the first to come are forgotten."""
+_EARLY_BYTES: Final = 1 << 20
+"""Memory of their token ids and extra keys; beyond, the same."""
+_NAME_BYTES: Final = 400
+"""Memory of a waiting block beside that: its name in two tables. Measured."""
+_ADAPTERS: Final = 256
+"""LoRA adapters of one engine."""
+_LONGEST_NAME: Final = 256
+"""Characters of an adapter's name."""
 _GROUPS: Final = 64
-_SIZES: Final = 16
+_SIZES: Final = 8
+"""Block sizes in a tier at once, of all engines: each costs a pick a chain of its own."""
 
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack: Final = msgspec.msgpack.Decoder(list[list[Any] | None]).decode
 
 State = Literal["off", "connecting", "replaying", "live", "lost"]
 """Of an endpoint's events: it publishes none; never heard yet; catching up; heard; was heard and is not."""
@@ -49,11 +61,11 @@ class Shelves:
             "l1": PrefixIndex(limit),
             "storage": PrefixIndex(limit),
         }
-        self.sizes: Mapping[Medium, set[int]] = {"device": set(), "l1": set(), "storage": set()}
-        """Tokens a block that any engine ever had in a tier."""
+        self.sizes: Mapping[Medium, dict[int, int]] = {"device": {}, "l1": {}, "storage": {}}
+        """Of each tier: tokens a block -> engines that have such blocks."""
         self.budget = Budget(limit)
-        self.adapters: set[str] = set()
-        """LoRA adapters that blocks were stored for; no others can have any."""
+        self.adapters: dict[str, int] = {}
+        """LoRA adapters that blocks were stored for -> engines that did; no others can have any."""
         self.counts = {"stored": 0, "removed": 0, "cleared": 0, "malformed": 0, "ignored": 0, "unresolved": 0}
         """Blocks stored and removed, caches cleared; events that could not be read, were not for us (kinds of cache
         that hold no whole prefixes, unknown media), or built upon blocks we do not know."""
@@ -84,7 +96,18 @@ class Shelves:
     @property
     def bytes(self) -> int:
         """Memory of all that engines said."""
-        return self.budget.used * ROW_BYTES + sum(index.bytes for index in self.indexes.values())
+        rows = self.budget.used * ROW_BYTES + sum(index.bytes for index in self.indexes.values())
+        return rows + sum(early.bytes for early in self._early())
+
+    @property
+    def waiting(self) -> int:
+        """Blocks kept for the one before them, which did not come yet; `budget` does not count them."""
+        return sum(early.blocks for early in self._early())
+
+    def _early(self) -> "Iterator[_Early]":
+        for shelf in self._shelves.values():
+            for engine in shelf.engines.values():
+                yield from engine.early.values()
 
 
 class Shelf:
@@ -110,6 +133,12 @@ class Shelf:
             engine = self.engines[rank] = EngineCache(self._endpoint, self._shelves)
         return engine
 
+    @property
+    def held(self) -> int:
+        """Blocks known on the device, of all ranks."""
+        tiers = (engine.tiers.get("device") for engine in self.engines.values())
+        return sum(len(tier) for tier in tiers if tier is not None)
+
     def heard(self, at: float, lag: float) -> None:
         self.heard_at, self.lag, self.awaited = at, lag, None
 
@@ -127,15 +156,41 @@ class EngineCache:
         self._shelves = shelves
         self._group: int | None = None
         self._other_groups: set[int] = set()
-        self._early: dict[Medium, _Early] = {}
+        self.early: dict[Medium, _Early] = {}
+        """Of each tier, blocks whose predecessor did not come yet."""
+        self.partial = False
+        """It holds blocks of which we shall not hear any more; so what is known of it is not what it holds."""
+        self._adapters: set[str] = set()
+        self.unfinished: list[Holdings] = []
+        """Tiers that an event left much to do in."""
         self._left = False
 
     def apply(self, batch: Batch) -> None:
         """Take over what a batch says. Nothing in it is ever fatal; what makes no sense is counted and left out."""
+        at, end = self.take(batch), len(batch.events)
+        while self.unfinished or at < end:
+            if not self.step():
+                at = self.take(batch, at)
+
+    def step(self) -> bool:
+        """Do some more of what an event left to do. False: nothing was left."""
+        while self.unfinished:
+            if self.unfinished[-1].step():
+                return True
+            self.unfinished.pop()
+        return False
+
+    def take(self, batch: Batch, start: int = 0) -> int:
+        """Take over a batch from one of its events on, to the end or an event that leaves much to do, for `step`.
+
+        Returns which event is next.
+        """
         if self._left:
-            return
-        self._shelves.counts["malformed"] += batch.malformed
-        for event in batch.events:
+            return len(batch.events)
+        if not start:
+            self._shelves.counts["malformed"] += batch.malformed
+        unfinished = self.unfinished
+        for at, event in enumerate(batch.events[start:] if start else batch.events, start):
             try:
                 if isinstance(event, BlockStored):
                     self._stored(event)
@@ -143,31 +198,60 @@ class EngineCache:
                     self._removed(event)
                 else:
                     self._cleared()
-            except (OverflowError, TypeError, ValueError):  # of token ids, or of extra keys nobody can write down
+            # Of token ids, or of extra keys that nobody can write down or that are nested too deeply for it.
+            except (OverflowError, RecursionError, TypeError, ValueError):
                 self._shelves.counts["malformed"] += 1
+            if unfinished:
+                return at + 1
+        return len(batch.events)
 
     def clear(self, *, emptied: bool) -> None:
-        """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one."""
+        """Forget everything it said. `emptied`: it is a new process; else we missed something of the old one.
+
+        Of much, something may be left to `step`.
+        """
         if emptied:
             self._shelves.on_emptied(self.endpoint)
-        for tier in self.tiers.values():
-            tier.clear()
-        self._early.clear()
+            self.partial = False
+        for medium in self.tiers:
+            self._empty(medium)
+        self.early.clear()
+        self._forget_adapters()
         self._group = None
         self._other_groups.clear()
 
     def leave(self) -> None:
         """The engine is gone for good; what it still says is not listened to."""
         self._left = True
-        for tier in self.tiers.values():
+        for medium, tier in self.tiers.items():
+            self._unsized(medium)
             tier.leave()
         self.tiers.clear()
+        self.early.clear()
+        self._forget_adapters()
+
+    def _adapter(self, name: str) -> None:
+        """It stored blocks for a LoRA adapter."""
+        if len(name) > _LONGEST_NAME:
+            raise ValueError("no adapter is called that")
+        if name not in self._adapters and len(self._adapters) < _ADAPTERS:
+            self._adapters.add(name)
+            self._shelves.adapters[name] = self._shelves.adapters.get(name, 0) + 1
+
+    def _forget_adapters(self) -> None:
+        adapters = self._shelves.adapters
+        for name in self._adapters:
+            adapters[name] -= 1
+            if not adapters[name]:
+                del adapters[name]
+        self._adapters.clear()
 
     def _cleared(self) -> None:
         self._shelves.counts["cleared"] += 1
-        if (device := self.tiers.get("device")) is not None:
-            device.clear()
-        self._early.pop("device", None)
+        self.partial = False
+        if "device" in self.tiers:
+            self._empty("device")
+        self.early.pop("device", None)
         self._shelves.on_emptied(self.endpoint)
 
     def _removed(self, event: BlockRemoved) -> None:
@@ -179,7 +263,7 @@ class EngineCache:
         if (tier := self.tiers.get(medium)) is None:
             return
         unknown = tier.remove(keys_of(event.block_hashes))
-        if unknown and (early := self._early.get(medium)) is not None:
+        if unknown and (early := self.early.get(medium)) is not None:
             early.removed(unknown)
 
     def _ours(self, event: BlockStored) -> bool:
@@ -198,39 +282,57 @@ class EngineCache:
     def _tier(self, medium: Medium) -> Holdings:
         tier = self.tiers.get(medium)
         if tier is None:
-            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget)
+            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget, self.unfinished)
             self.tiers[medium] = tier
         return tier
 
-    def _sized(self, medium: Medium, tier: Holdings, size: int) -> None:
-        if not tier.size and len(self._shelves.sizes[medium]) < _SIZES:
-            self._shelves.sizes[medium].add(size)
+    def _sized(self, medium: Medium, tier: Holdings, size: int) -> bool:
+        """Whether blocks of `size` tokens fit in. An endpoint has one size in a tier; two while it changes."""
+        if tier.size:
+            return tier.size == size
+        shelf, sizes = self._shelves.shelf(self.endpoint), self._shelves.sizes[medium]
+        others = (engine.tiers.get(medium) for engine in shelf.engines.values())
+        if len({other.size for other in others if other is not None} - {0, size}) > 1:
+            return False
+        if size not in sizes and len(sizes) >= _SIZES:
+            return False
+        sizes[size] = sizes.get(size, 0) + 1
         if medium == "device":
-            self._shelves.shelf(self.endpoint).size = size
+            shelf.size = size
         tier.size = size
+        return True
+
+    def _unsized(self, medium: Medium) -> None:
+        sizes = self._shelves.sizes[medium]
+        if size := self.tiers[medium].size:
+            sizes[size] -= 1
+            if not sizes[size]:
+                del sizes[size]
+
+    def _empty(self, medium: Medium) -> None:
+        self._unsized(medium)
+        self.tiers[medium].clear()
 
     def _stored(self, event: BlockStored) -> None:
         medium, counts = medium_of(event.medium), self._shelves.counts
         if medium is None or not self._ours(event):
             counts["ignored"] += 1
             return
-        names = keys_of(event.block_hashes)
-        if not names:
+        if not (count := len(event.block_hashes)):
             return
         if not event.token_ids:
-            self._store_known(medium, names)
+            self._store_known(medium, keys_of(event.block_hashes))
             return
         tier, size = self.tiers.get(medium) or self._tier(medium), event.block_size
-        if size < 1 or len(event.token_ids) < size * len(names):
+        if size < 1 or len(event.token_ids) < size * count:
             raise ValueError("fewer tokens than its blocks have")
-        if tier.size != size:
-            if tier.size:
-                counts["ignored"] += 1
-                return
-            self._sized(medium, tier, size)
-        if event.lora_name and len(self._shelves.adapters) < _ADAPTERS:
-            self._shelves.adapters.add(event.lora_name)
-        if self._store(medium, tier, names, event) and self._early:
+        if event.lora_name:
+            self._adapter(event.lora_name)
+        if tier.size != size and not self._sized(medium, tier, size):
+            counts["ignored"] += 1
+            return
+        names = keys_of(event.block_hashes)
+        if self._store(medium, tier, names, event) and self.early:
             self._store_due(medium, tier, names)
 
     def _store(self, medium: Medium, tier: Holdings, names: Sequence[int], event: BlockStored) -> bool:
@@ -241,7 +343,7 @@ class EngineCache:
         elif before := tier.rows.get(key_of(parent), NOBODY):
             link = tier.keys[before]
         else:
-            counts["unresolved"] += self._early.setdefault(medium, _Early()).add(names, event)
+            counts["unresolved"] += self.early.setdefault(medium, _Early()).add(names, event)
             return False
         tier.store(names, _links(event, len(names), link), before)
         counts["stored"] += len(names)
@@ -249,7 +351,7 @@ class EngineCache:
 
     def _store_due(self, medium: Medium, tier: Holdings, names: Sequence[int]) -> None:
         """Blocks that waited for one of `names`, and those that waited for them."""
-        todo, early = [names], self._early.get(medium)
+        todo, early = [names], self.early.get(medium)
         while todo and early is not None:
             for due, event in early.due(todo.pop()):
                 if self._store(medium, tier, due, event):
@@ -264,8 +366,7 @@ class EngineCache:
                     continue
                 parent = other.name_before(row)
                 before = NOBODY if parent is None else tier.rows.get(parent, NOBODY)
-                if tier.size in (0, other.size) and (before or parent is None):
-                    self._sized(medium, tier, other.size)
+                if (before or parent is None) and self._sized(medium, tier, other.size):
                     tier.store((name,), (other.keys[row],), before)
                     self._shelves.counts["stored"] += 1
                     break
@@ -273,40 +374,107 @@ class EngineCache:
                 self._shelves.counts["unresolved"] += 1
 
 
+class _Waiting:
+    """Stored blocks of one event, as long as nobody knows the one before them: what is needed of it, no more."""
+
+    __slots__ = ("extras", "lora_name", "names", "parent", "size", "tokens")
+
+    def __init__(self, names: Sequence[int], event: BlockStored) -> None:
+        assert event.parent_block_hash is not None
+        assert event.token_ids is not None
+        self.parent = key_of(event.parent_block_hash)
+        self.names = names
+        self.size = event.block_size
+        self.lora_name = event.lora_name
+        self.tokens = array("I", event.token_ids[: self.size * len(names)])
+        keys = event.extra_keys
+        self.extras = _pack(keys[: len(names)]) if keys is not None and any(keys) else b""
+
+    @property
+    def bytes(self) -> int:
+        return len(self.tokens) * self.tokens.itemsize + len(self.extras)
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` blocks."""
+        self.names = self.names[:count]
+        del self.tokens[self.size * count :]
+
+    def event(self) -> BlockStored:
+        keys = _unpack(self.extras) if self.extras else None
+        return BlockStored(
+            [],
+            parent_block_hash=self.parent,
+            token_ids=self.tokens,
+            block_size=self.size,
+            lora_name=self.lora_name,
+            extra_keys=keys,
+        )
+
+
 class _Early:
     """Stored blocks of one tier whose predecessor did not come yet."""
 
     def __init__(self) -> None:
-        self._behind: OrderedDict[int, list[tuple[Sequence[int], BlockStored]]] = OrderedDict()
-        """Name they wait for -> events."""
-        self._names: set[int] = set()
+        self._behind: OrderedDict[int, dict[_Waiting, None]] = OrderedDict()
+        """Name they wait for -> what waits, first come first."""
+        self._where: dict[int, set[_Waiting]] = {}
+        """Name of a block that waits -> where."""
+        self.blocks = 0
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Memory it takes."""
+        return self._bytes + self.blocks * _NAME_BYTES
 
     def add(self, names: Sequence[int], event: BlockStored) -> int:
         """Let an event wait. Returns how many blocks were forgotten to make room for it."""
-        assert event.parent_block_hash is not None
-        self._behind.setdefault(key_of(event.parent_block_hash), []).append((names, event))
-        self._names.update(names)
-        forgotten = 0
-        while len(self._names) > _EARLY and self._behind:
-            for gone, _ in self._behind.popitem(last=False)[1]:
-                self._names.difference_update(gone)
-                forgotten += len(gone)
-        return forgotten
+        waiting = _Waiting(names, event)
+        self._behind.setdefault(waiting.parent, {})[waiting] = None
+        for name in names:
+            self._where.setdefault(name, set()).add(waiting)
+        self.blocks += len(names)
+        self._bytes += waiting.bytes
+        before = self.blocks
+        while self.blocks > _EARLY or self._bytes > _EARLY_BYTES:
+            self._cut(next(iter(next(iter(self._behind.values())))), 0)
+        return before - self.blocks
 
     def removed(self, names: Sequence[int]) -> None:
-        """Blocks that may wait here are gone again."""
-        self._names.difference_update(names)
+        """Blocks that may wait here are gone again, and those behind them are of no use."""
+        for name in names:
+            for waiting in tuple(self._where.get(name, ())):
+                self._cut(waiting, waiting.names.index(name))
 
     def due(self, names: Sequence[int]) -> list[tuple[Sequence[int], BlockStored]]:
         """The events that waited for one of `names`, each as far as its blocks are still there."""
         found = []
         for name in names if self._behind else ():
-            for waiting, event in self._behind.pop(name, ()):
-                end = next((i for i, each in enumerate(waiting) if each not in self._names), len(waiting))
-                self._names.difference_update(waiting)
-                if end:
-                    found.append((waiting[:end], event))
+            for waiting in tuple(self._behind.get(name, ())):
+                self._cut(waiting, 0)
+                found.append((waiting.names, waiting.event()))
         return found
+
+    def _cut(self, waiting: _Waiting, count: int) -> None:
+        """Keep the first `count` blocks of what waits; of 0, nothing at all."""
+        for name in waiting.names[count:]:
+            if (where := self._where.get(name)) is not None:
+                where.discard(waiting)
+                if not where:
+                    del self._where[name]
+        for name in waiting.names[:count]:  # a name that it has twice
+            self._where.setdefault(name, set()).add(waiting)
+        self.blocks -= len(waiting.names) - count
+        if count:
+            self._bytes -= waiting.bytes
+            waiting.cut(count)
+            self._bytes += waiting.bytes
+            return
+        self._bytes -= waiting.bytes
+        behind = self._behind[waiting.parent]
+        del behind[waiting]
+        if not behind:
+            del self._behind[waiting.parent]
 
 
 def _links(event: BlockStored, count: int, link: int) -> list[int]:

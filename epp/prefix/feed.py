@@ -5,13 +5,13 @@ new process, whose predecessor's blocks are gone. A new process that has counted
 asking for the last message we took once more: the old process has it still, byte for byte, the new one has another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from epp.prefix.enginecache import EngineCache
-from epp.prefix.events import MalformedBatch, decode
+from epp.prefix.events import AT_ONCE, Batch, MalformedBatch, decode, parts
 
 END: Final = (1 << 64) - 1
 """Number of the message that ends a replay."""
@@ -21,15 +21,26 @@ _MOST: Final = 5
 
 class Feed:
     """`replays`: the publisher answers requests for messages. `count(fault)` is told of each fault, for the metrics:
-    gap, restart, lost (knowledge dropped because nobody could say what was missed), malformed (a whole message).
+    gap, restart, lost (knowledge dropped because nobody could say what was missed), malformed (a whole message),
+    too-large (a message of more than `largest` bytes: it is not read, and what was known is dropped).
+
+    Of a large message only a part is taken over at once; `step` until the rest is too. What comes before that finds it
+    done: the order never changes.
     """
 
-    def __init__(self, cache: EngineCache, count: Callable[[str], None], *, replays: bool) -> None:
+    def __init__(self, cache: EngineCache, count: Callable[[str], None], *, replays: bool, largest: int) -> None:
         self.cache = cache
         self.replays = replays
         self.lag_of: Callable[[float], None] = lambda ts: None
         """Told the timestamp of each batch as it comes."""
         self._count = count
+        self._largest = largest
+        self._rest: Iterator[Batch] | None = None
+        """Of the message taken last."""
+        self._part: Batch | None = None
+        """Of that, what is at hand."""
+        self._at = 0
+        """Event of the part that is next."""
         self._next = 0
         """Number of the message wanted next."""
         self._mark = 0
@@ -84,18 +95,60 @@ class Feed:
         if not self._unsure:
             self._forget("lost")
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether something is left to `step`."""
+        return self._rest is not None or self._part is not None or bool(self.cache.unfinished)
+
+    def step(self) -> bool:
+        """Take over a part more of the message taken last. False: nothing was left of it."""
+        if self.cache.unfinished and self.cache.step():
+            return True
+        if self._part is not None:
+            self._take_part(self._part, self._at)
+            return True
+        if self._rest is None:
+            return False
+        try:
+            batch = next(self._rest, None)
+        except MalformedBatch:
+            self._count("malformed")
+            batch = None
+        if batch is None:
+            self._rest = None
+            return False
+        self.lag_of(batch.ts)
+        self._take_part(batch, 0)
+        return True
+
+    def _take_part(self, part: Batch, at: int) -> None:
+        self._at = self.cache.take(part, at)
+        self._part = part if self._at < len(part.events) else None
+
     def _take(self, number: int, payload: bytes) -> None:
+        while self.step():
+            pass
         self._next, self._unsure, self._mark = number + 1, False, xxh3_64_intdigest(payload)
+        if len(payload) > self._largest:
+            self._count("too-large")
+            self.cache.clear(emptied=False)
+            self.cache.partial = True
+            return
+        if len(payload) > AT_ONCE:
+            self._rest = parts(payload)
+            self.step()
+            return
         try:
             batch = decode(payload)
         except MalformedBatch:
             self._count("malformed")
             return
         self.lag_of(batch.ts)
-        self.cache.apply(batch)
+        self._take_part(batch, 0)
 
     def _forget(self, fault: str) -> None:
         self._count(fault)
+        self._rest = self._part = None
         self.cache.clear(emptied=fault == "restart")
         self._next, self._unsure = 0, True
 
@@ -110,6 +163,8 @@ class Replay:
         """Number to ask from."""
         self._proven = feed._unsure
         """It is the process we know, or we know none."""
+        if feed._unsure:
+            feed.cache.partial = False
         self._again = False
 
     def take(self, number: int, payload: bytes) -> None:
@@ -143,3 +198,8 @@ class Replay:
         if not self._left:
             self._feed.gave_up()
         return not self._left
+
+    def broken_off(self) -> None:
+        """We let the answer end before its end: ask for what follows what was taken."""
+        self.start, self._again = self._feed.wants, False
+        self._proven = self._feed._unsure

@@ -18,6 +18,9 @@ NOBODY: Final = 0
 """The row of no block: what stands before the first of a chain. It counts as held, so nothing there is an exception."""
 _GROWTH: Final = 1024
 """Rows added at once."""
+_AT_ONCE: Final = 4096
+"""Blocks shown or hidden at once: some milliseconds."""
+_DONE: Final = object()
 ROW_BYTES: Final = 170
 """Memory of a block here: 37 bytes of arrays, a free row's or the table's share, two numbers. Measured."""
 
@@ -33,10 +36,19 @@ class Budget:
 
 
 class Holdings:
-    """One engine's blocks in one tier. Names are the engine's hashes, keys are links of `epp.prefix.chains`."""
+    """One engine's blocks in one tier. Names are the engine's hashes, keys are links of `epp.prefix.chains`.
 
-    def __init__(self, endpoint: Endpoint, index: PrefixIndex, budget: Budget) -> None:
+    One name may show or hide all blocks behind it. Of so many only some are done at once, the rest by `step`, or before
+    anything else is done. In between the index has prefixes, as always. `unfinished` lists those with something left.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, index: PrefixIndex, budget: Budget, unfinished: "list[Holdings] | None" = None
+    ) -> None:
         self.index = index
+        self._unfinished: list[Holdings] = [] if unfinished is None else unfinished
+        self._rest: Iterator[None] | None = None
+        """Of what was begun."""
         self.bit = index.join(endpoint)
         self.size = 0
         """Tokens a block; 0 until a block came."""
@@ -67,6 +79,8 @@ class Holdings:
     def store(self, names: Sequence[int], keys: Sequence[int], before: int) -> None:
         """Blocks that follow each other in a chain, and the row `before` (NOBODY: begin it), are held once more."""
         count = len(names)
+        if self._rest is not None:
+            self.finish()
         if self._budget.used + count > self._budget.limit:
             fitting = self._make_room(count, before)
             self._budget.evicted += count - fitting
@@ -99,6 +113,8 @@ class Holdings:
         rows, copies, shown, behind = self.rows, self._copies, self._shown, self._behind
         unknown, gone = [], []
         for name in names:
+            if self._rest is not None:
+                self.finish()
             row = rows.get(name, NOBODY)
             if not row or not (left := copies[row]):
                 unknown.append(name)
@@ -119,20 +135,36 @@ class Holdings:
 
     def clear(self) -> None:
         """Forget everything; the bit stays."""
-        self.index.drop([self.keys[row] for row in self.rows.values() if self._shown[row]], self.bit)
+        self.finish()
+        dropping = self._drop(self.rows, self.keys, self._shown)
         self._budget.used -= len(self.rows)
         self.size = 0
-        self.rows.clear()
-        self._free.clear()
-        self._shown.clear()
+        self.rows, self._free = {}, []
+        self._shown, self.keys = bytearray(), array("Q")
         for column in self._columns():
             del column[:]
         self._grow()
+        self._begin(dropping)
 
     def leave(self) -> None:
         """The engine is gone: give back everything, the bit too. Nothing may be called after this."""
         self.clear()
+        self.finish()
         self.index.leave(self.bit)
+
+    def step(self) -> bool:
+        """Do some more of what was begun. False: nothing was left."""
+        if self._rest is None:
+            return False
+        if next(self._rest, _DONE) is _DONE:
+            self._rest = None
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Do all that was begun."""
+        while self.step():
+            pass
 
     # --- rows
 
@@ -167,6 +199,25 @@ class Holdings:
                 return
             row = before
 
+    def _begin(self, steps: Iterator[None]) -> None:
+        """Do some of it now, the rest later."""
+        self.finish()
+        self._rest = steps
+        if self.step():
+            self._unfinished.append(self)
+
+    def _drop(self, rows: dict[int, int], keys: "array[int]", shown: bytearray) -> Iterator[None]:
+        """Take what was shown out of the index, what was stored last first."""
+        gone: list[int] = []
+        for row in reversed(rows.values()):
+            if shown[row]:
+                gone.append(keys[row])
+                if len(gone) >= _AT_ONCE:
+                    self.index.drop(gone, self.bit)
+                    gone = []
+                    yield
+        self.index.drop(gone, self.bit)
+
     def _those_behind(self, row: int) -> Iterator[int]:
         row = self._behind[row]
         while row:
@@ -175,26 +226,47 @@ class Holdings:
 
     def _hide(self, row: int) -> None:
         """Take a block and all shown behind it out of the index."""
-        shown, todo, gone = self._shown, [row], []
-        shown[row] = 0
-        while todo:
-            row = todo.pop()
-            gone.append(self.keys[row])
-            if self._behind[row]:
-                for each in self._those_behind(row):
-                    if shown[each]:
-                        shown[each] = 0
-                        todo.append(each)
+        self._begin(self._hiding(row))
+
+    def _hiding(self, row: int) -> Iterator[None]:
+        """Those behind first: what is left in between is a prefix."""
+        shown, behind, followers, looked = self._shown, self._behind, self._next, 0
+        gone: list[int] = []
+        path, todo = [row], [behind[row]]
+        while path:
+            each = todo[-1]
+            if each:
+                todo[-1] = followers[each]
+                if shown[each]:
+                    path.append(each)
+                    todo.append(behind[each])
+            else:
+                todo.pop()
+                row = path.pop()
+                if shown[row]:
+                    shown[row] = 0
+                    gone.append(self.keys[row])
+            looked += 1
+            if looked % _AT_ONCE == 0:
+                self.index.drop(gone, self.bit)
+                gone = []
+                yield
         self.index.drop(gone, self.bit)
 
     def _show(self, row: int) -> None:
         """Put a block and all that are held behind it without a gap into the index."""
-        todo = [row]
+        self._begin(self._showing(row))
+
+    def _showing(self, row: int) -> Iterator[None]:
+        todo, looked = [row], 0
         while todo:
             row = todo.pop()
             if self._copies[row] and self.index.claim(self.keys[row], self.bit):
                 self._shown[row] = 1
                 todo += self._those_behind(row)
+            looked += 1
+            if looked % _AT_ONCE == 0:
+                yield
 
     def _make_room(self, count: int, needed: int) -> int:
         """Forget the oldest blocks that end a chain, and what they leave at an end, but none before `needed`.
@@ -237,6 +309,7 @@ class Holdings:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not balance. Costs a pass over everything: for tests."""
+        self.finish()
         for name, row in self.rows.items():
             assert self._names[row] == name, "a row under another's name"
             assert self._copies[row] or self._behind[row], "kept for nobody"

@@ -32,6 +32,10 @@ _PATIENCE: Final = 5.0
 clearings were seen to wait 1.6 s on an idle engine."""
 
 
+_MOST_LINKS: Final = 1 << 16
+"""Blocks of a prompt that are looked up: a million tokens in blocks of 16. Making so many links takes some 10 ms."""
+
+
 class TokenSource(Protocol):
     """Who knows a prompt's tokens: `epp.prefix.tokens.Tokens`."""
 
@@ -74,7 +78,8 @@ class _Read:
         """Links of its full blocks of `size` tokens."""
         chain = self._chains.get(size)
         if chain is None:
-            chain = self._chains[size] = chain_of_tokens(self.ids, size, self.adapter, self.salt)
+            ids = self.ids if len(self.ids) <= size * _MOST_LINKS else self.ids[: size * _MOST_LINKS]
+            chain = self._chains[size] = chain_of_tokens(ids, size, self.adapter, self.salt)
         return chain
 
     def reusable(self, size: int) -> list[int]:
@@ -359,6 +364,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         return {
             **super().statistics(),
             "event_blocks": self.shelves.budget.used,
+            "event_blocks_waiting": self.shelves.waiting,
             "event_bytes": self.shelves.bytes,
             "event_blocks_evicted": self.shelves.budget.evicted,
             "in_flight_blocks": self._in_flight.holdings,

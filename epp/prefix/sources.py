@@ -14,6 +14,10 @@ _RANK: Final = re.compile(r"-rank-(\d{1,3})\Z")
 _ADDRESS: Final = re.compile(r"tcp://(\[[^\]]*\]|[^:/\[\]]*|::):(\d{1,5})\Z")
 MOST: Final = 64
 """Data-parallel ranks of one endpoint that are listened to."""
+RANKS: Final = 100_000
+"""Ranks are less than this."""
+_LONGEST_TOPIC: Final = 1024
+"""Bytes of a topic that can name an endpoint."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,17 @@ class KvEvents:
     """Connect to each endpoint."""
     zmq_endpoint: str = ""
     """Listen here too (`tcp://*:5557`), for engines that connect to us. Their topic names them: `kv@<ip>[:port]@…`."""
+    max_message_bytes: int = 2 << 20
+    """Ours. A larger message is not read; what its endpoint holds is then matched approximately until that is known
+    again. vLLM sends a message for each step: one that computes 65,536 tokens (`--max-num-batched-tokens`) in blocks of
+    16 and evicts as many blocks takes at most 1 MiB. Loading a longer prompt from a connector at once may take more."""
     pod_discovery_config: PodDiscovery = field(default_factory=PodDiscovery)
 
     def __post_init__(self) -> None:
         if self.zmq_endpoint and not re.match(r"(tcp|ipc)://.", self.zmq_endpoint):
             raise ValueError(f"zmqEndpoint: expected tcp://HOST:PORT or ipc://PATH, got {self.zmq_endpoint!r}")
+        if not 1 << 16 <= self.max_message_bytes <= 1 << 26:
+            raise ValueError(f"maxMessageBytes: {self.max_message_bytes}, expected 65536 to 67108864")
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -72,7 +82,7 @@ def told(page: bytes, address: str) -> list[Source]:
     found = []
     for rank, each in list(ranks.items())[:MOST]:
         publisher = _at(each.endpoint or "", address)
-        if publisher and rank.isdigit() and len(rank) < 6:
+        if publisher and rank.isascii() and rank.isdigit() and len(rank) < 6:
             found.append(Source(int(rank), publisher, _at(each.replay_endpoint or "", address)))
     return found
 
@@ -103,5 +113,7 @@ def _at(publisher: str, address: str) -> str:
 
 def endpoint_of(topic: bytes, by_name: Mapping[str, str]) -> str | None:
     """Address of the endpoint a topic names: `kv@<ip:port, ip or pod>@<model>`, where `by_name` knows it."""
-    parts = topic.decode("utf-8", "replace").split("@")
+    if len(topic) > _LONGEST_TOPIC:
+        return None
+    parts = topic.decode("utf-8", "replace").split("@", 2)
     return by_name.get(parts[1]) if len(parts) >= 2 else None

@@ -6,6 +6,7 @@ Sockets, tasks and what engines said live as long as their endpoint is in the po
 
 import asyncio
 import struct
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
 from typing import Any, Final
@@ -16,21 +17,33 @@ from zmq.utils.monitor import recv_monitor_message
 
 from epp.follow import Current
 from epp.plugin import Endpoint
-from epp.pool.http import BadAnswer
+from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.pool.store import Pool
 from epp.prefix.enginecache import Shelves
-from epp.prefix.events import MalformedBatch, decode
-from epp.prefix.feed import END, Feed
-from epp.prefix.sources import KvEvents, Source, conventional, endpoint_of, told
+from epp.prefix.events import MalformedBatch, rank_of
+from epp.prefix.feed import END, Feed, Replay
+from epp.prefix.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, told
 from epp.telemetry.metrics import Metrics
 
-_LARGEST: Final = 16 << 20
-"""Bytes of a message; a step of an engine announces some hundred KB at most."""
-_QUEUE: Final = 10_000
-"""Messages that wait for us; what is beyond is dropped, and asked for again."""
+_FRAME: Final = 4
+"""Times the largest message that zmq takes off the wire. Between the two a message is told of as too large; beyond, zmq
+closes the connection, which is told of as lost."""
+_QUEUE_BYTES: Final = 64 << 20
+"""Of messages of one endpoint that wait for us, if all are as large as zmq takes them. What is beyond waits at the
+publisher, which drops what is too much; it is asked for again."""
+_REPLAY_BYTES: Final = 32 << 20
+"""Taken of a replay before any of it is read; the rest is asked for after that."""
+_MESSAGE_BYTES: Final = 256
+"""Memory of a message beside its payload."""
+_TOLD: Final = 64 << 10
+"""Bytes of an answer to `/kv_event_sources`."""
 _TURN: Final = 0.001
-"""Seconds for which messages are taken before others get their turn on the event loop."""
+"""Seconds for which all endpoints' messages together are taken in one turn of the event loop."""
+_SOME: Final = 64
+"""Messages taken off a socket before a replay gets its turn."""
+_KNOWN: Final = 0.9
+"""Share of its cache that has to be known of an engine of which something was missed for good."""
 _ASK: Final = 2.0
 """Seconds to answer `/kv_event_sources`, connecting included."""
 _RETRY: Final = (0.5, 10.0)
@@ -59,6 +72,7 @@ class Subscribers:
         self._wall_clock = wall_clock
         self._wanted: Current[tuple[Shelves, KvEvents]] = Current(lambda wanted: self._listen(*wanted))
         self._replays = asyncio.Semaphore(_REPLAYS)
+        self.turns = Turns(clock)
 
     def use(self, shelves: Shelves | None, config: KvEvents | None = None) -> None:
         """Fill these shelves from now on; None: listen to nobody. Those in use already stay as they are."""
@@ -75,7 +89,7 @@ class Subscribers:
     async def _listen(self, shelves: Shelves, config: KvEvents) -> None:
         context = zmq.asyncio.Context()
         context.setsockopt(zmq.IPV6, 1)
-        central = _Central(self._pool)
+        central = _Central(self._pool, self._metrics)
         try:
             async with asyncio.TaskGroup() as group:
                 if config.zmq_endpoint:
@@ -91,10 +105,11 @@ class Subscribers:
     async def _central(self, context: zmq.asyncio.Context, config: KvEvents, central: "_Central") -> None:
         """Listen where engines connect to, and hand on what they say to their endpoint's line."""
         while True:
-            socket = _subscriber(context, config.topic_filter)
+            socket = _subscriber(context, config, MOST)
             try:
                 socket.bind(config.zmq_endpoint)
                 while True:
+                    await self.turns.wait()
                     central.put(await socket.recv_multipart())
             except zmq.ZMQError as error:
                 self._metrics.degraded("kv-events-bind", f"{config.zmq_endpoint}: {error}")
@@ -103,19 +118,61 @@ class Subscribers:
                 socket.close(linger=0)
 
 
+class Turns:
+    """Bounds what is done about events in one turn of the event loop: `_TURN` seconds, and what was begun in them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = inf
+
+    async def wait(self) -> None:
+        """Return in a turn of the event loop that has time left for events: in this one, if it has."""
+        while (now := self._clock()) >= self._until:
+            await asyncio.sleep(0)
+        if self._until == inf:
+            self._until = now + _TURN
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self._until = inf
+
+
+class _Queue:
+    """Messages that wait for the line of their endpoint."""
+
+    def __init__(self) -> None:
+        self._messages: deque[list[bytes]] = deque()
+        self._bytes = 0
+        self._some = asyncio.Event()
+
+    def put(self, frames: list[bytes]) -> None:
+        size = _size(frames)
+        if self._bytes + size <= _QUEUE_BYTES:  # what is dropped shows as a gap
+            self._messages.append(frames)
+            self._bytes += size
+            self._some.set()
+
+    async def get(self) -> list[bytes]:
+        while not self._messages:
+            self._some.clear()
+            await self._some.wait()
+        frames = self._messages.popleft()
+        self._bytes -= _size(frames)
+        return frames
+
+
 class _Central:
     """What came over the socket that engines connect to, by endpoint."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
         self._pool = pool
-        self._queues: dict[str, asyncio.Queue[list[bytes]]] = {}
+        self._metrics = metrics
+        self._queues: dict[str, _Queue] = {}
         self._named: Sequence[Endpoint] = ()
         self._names: Mapping[str, str] = {}
-        self.unknown = 0
-        """Messages whose topic names no endpoint of the pool."""
 
-    def queue(self, endpoint: Endpoint) -> "asyncio.Queue[list[bytes]]":
-        return self._queues.setdefault(endpoint.address, asyncio.Queue(_QUEUE))
+    def queue(self, endpoint: Endpoint) -> _Queue:
+        return self._queues.setdefault(endpoint.address, _Queue())
 
     def drop(self, endpoint: Endpoint) -> None:
         self._queues.pop(endpoint.address, None)
@@ -126,10 +183,11 @@ class _Central:
             self._names = _names(self._named)
         address = endpoint_of(frames[0], self._names) if frames else None
         queue = self._queues.get(address or "")
-        if queue is None:
-            self.unknown += 1
-        elif not queue.full():  # what is dropped shows as a gap
-            queue.put_nowait(frames)
+        if queue is not None:
+            queue.put(frames)
+        else:
+            topic = ascii(frames[0][:100]) if frames else ""
+            self._metrics.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
 
 
 def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
@@ -186,6 +244,8 @@ class Line:
                     continue
                 self._ranks = {source.rank for source in sources}
                 self._live.clear()
+                if not self._config.zmq_endpoint:
+                    self._keep(self._ranks)
                 if await self._hear(sources):
                     delay = _RETRY[0]
             except* (OSError, zmq.ZMQError, ValueError) as errors:
@@ -195,10 +255,12 @@ class Line:
             delay = min(2 * delay, _RETRY[1])
 
     async def _discover(self) -> list[Source]:
-        visit = Visit(self._endpoint.address, "/kv_event_sources")
+        visit = Visit(self._endpoint.address, "/kv_event_sources", _TOLD)
         try:
             async with asyncio.timeout(_ASK):
                 page = await visit.page()
+        except TooLarge as error:
+            raise ValueError(f"/kv_event_sources: {error}") from None
         except BadAnswer:  # a server that does not know the question
             return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
         finally:
@@ -207,7 +269,10 @@ class Line:
 
     async def _hear(self, sources: list[Source]) -> bool:
         """Listen to all until one is gone for good; whether any was ever heard."""
-        heard = [_Subscription(self, source) for source in sources]
+        feeds = [(source, self.feed(source.rank, replays=bool(source.replay))) for source in sources]
+        heard = [_Subscription(self, source, feed, len(feeds)) for source, feed in feeds if feed is not None]
+        if not heard:
+            return False
         gone = asyncio.Event()
 
         async def hear(one: _Subscription) -> None:
@@ -227,29 +292,57 @@ class Line:
         try:
             while True:
                 frames = await queue.get()
+                await self.turn()
                 if len(frames) != 3 or len(frames[1]) != 8:
                     self.count("malformed")
                     continue
                 try:
-                    rank = decode(frames[2]).rank
+                    rank = rank_of(frames[2])
                 except MalformedBatch:
-                    rank = 0
-                number, feed = int.from_bytes(frames[1], "big"), self.feed(rank, replays=False)
+                    self.count("malformed")
+                    continue
+                if (feed := self.feed(rank, replays=False)) is None:
+                    continue
+                number = int.from_bytes(frames[1], "big")
                 if not feed.receive(number, frames[2]):
                     feed.settle(number, frames[2])
+                await self.finish(feed)
                 self._ranks.add(rank)
                 self.set_live(rank, True)
         finally:
             self._central.drop(self._endpoint)
 
-    def feed(self, rank: int, *, replays: bool) -> Feed:
+    def feed(self, rank: int, *, replays: bool) -> Feed | None:
+        """The feed of a rank; None, and told of, where it can be none or the endpoint has too many already."""
         feed = self._feeds.get(rank)
         if feed is None:
-            feed = Feed(self._shelf.engine(rank), self.count, replays=replays)
+            if not 0 <= rank < RANKS or len(self._feeds) >= MOST:
+                self.count("rank")
+                return None
+            largest = self._config.max_message_bytes
+            feed = Feed(self._shelf.engine(rank), self.count, replays=replays, largest=largest)
             feed.lag_of = self._heard_at
             self._feeds[rank] = feed
         feed.replays = replays
         return feed
+
+    def _keep(self, ranks: set[int]) -> None:
+        """The endpoint has these ranks and no others any more."""
+        for rank in self._feeds.keys() - ranks:
+            del self._feeds[rank]
+            self._shelf.engines.pop(rank).leave()
+
+    async def turn(self) -> None:
+        """Wait until the event loop has time for events."""
+        await self._owner.turns.wait()
+
+    async def finish(self, feed: Feed) -> None:
+        """Take over what a feed left of its last message, a part at a time."""
+        while feed.unfinished:
+            await self.turn()
+            feed.step()
+        if feed.cache.partial or self._shelf.state != "live":
+            self._tell()
 
     def count(self, fault: str) -> None:
         """A fault of the line; the last words tell people which endpoint it was."""
@@ -267,22 +360,35 @@ class Line:
     def _tell(self) -> None:
         if self._replaying:
             self._shelf.state = "replaying"
-        elif self._live >= self._ranks:
+        elif self._live >= self._ranks and self._whole():
             self._shelf.state = "live"
         else:
             self._shelf.lost()
 
+    def _whole(self) -> bool:
+        """Whether what is known of its engines is what they hold, or as good as that."""
+        partial = [feed.cache for feed in self._feeds.values() if feed.cache.partial]
+        if partial:
+            blocks = self._endpoint.load.blocks
+            if not blocks or self._shelf.held < _KNOWN * blocks:
+                return False
+            for cache in partial:
+                cache.partial = False
+        return True
+
     def _heard_at(self, ts: float) -> None:
-        self._shelf.heard(self.clock(), max(0.0, self._owner._wall_clock() - ts))
+        lag = self._owner._wall_clock() - ts
+        self._shelf.heard(self.clock(), lag if 0.0 <= lag < inf else 0.0)
 
 
 class _Subscription:
     """One publisher, while it is there."""
 
-    def __init__(self, line: Line, source: Source) -> None:
+    def __init__(self, line: Line, source: Source, feed: Feed, ranks: int) -> None:
         self._line = line
         self._source = source
-        self._feed = line.feed(source.rank, replays=bool(source.replay))
+        self._feed = feed
+        self._ranks = ranks
         self._lock = asyncio.Lock()
         """One at a time: messages, or a replay."""
         self._connected = asyncio.Event()
@@ -292,7 +398,7 @@ class _Subscription:
 
     async def run(self) -> None:
         """Until it is gone for `_GONE` seconds."""
-        socket = _subscriber(self._line._context, self._line._config.topic_filter)
+        socket = _subscriber(self._line._context, self._line._config, self._ranks)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(self._source.publisher)
@@ -337,13 +443,14 @@ class _Subscription:
         while True:
             frames = await socket.recv_multipart()
             async with self._lock:
-                until = self._line.clock() + _TURN
                 await self._message(frames)
-                while self._line.clock() < until and (more := _more(socket)):
+                for _ in range(_SOME):
+                    if not (more := _more(socket)):
+                        break
                     await self._message(more)
-            await asyncio.sleep(0)
 
     async def _message(self, frames: list[bytes]) -> None:
+        await self._line.turn()
         if len(frames) != 3 or len(frames[1]) != 8:
             self._line.count("malformed")
             return
@@ -352,6 +459,7 @@ class _Subscription:
             if self._source.replay and self._line.clock() - self._failed_at >= _COOL:
                 await self._replay()
             self._feed.settle(number, frames[2])
+        await self._line.finish(self._feed)
 
     async def _replay(self) -> None:
         """Ask for what was missed until it is there; if that fails, the feed knows that it knows nothing."""
@@ -361,8 +469,9 @@ class _Subscription:
         try:
             async with line._owner._replays, asyncio.timeout(_REPLAY_WHOLE):
                 while True:
-                    await self._request(replay.start, replay.take)
-                    if replay.done():
+                    if not await self._request(replay):
+                        replay.broken_off()
+                    elif replay.done():
                         break
             line._shelves.faults["replay"] = line._shelves.faults.get("replay", 0) + 1
         except (TimeoutError, zmq.ZMQError):
@@ -372,27 +481,42 @@ class _Subscription:
         finally:
             line.set_replaying(self._source.rank, False)
 
-    async def _request(self, start: int, take: Callable[[int, bytes], None]) -> None:
-        socket = self._line._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
+    async def _request(self, replay: Replay) -> bool:
+        """Ask once. False: the answer was let end before its end, for want of room."""
+        answer, ended = await self._answer(replay.start)
+        while answer:
+            await self._line.turn()
+            replay.take(*answer.popleft())
+            await self._line.finish(self._feed)
+        return ended
+
+    async def _answer(self, start: int) -> tuple[deque[tuple[int, bytes]], bool]:
+        """What the publisher repeats from a number on, as far as there is room; and whether that was all.
+
+        It is taken as fast as it comes: a publisher drops what a slow link does not take.
+        """
+        line, answer, size = self._line, deque[tuple[int, bytes]](), 0
+        socket = line._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.MAXMSGSIZE, _FRAME * line._config.max_message_bytes)
         socket.setsockopt(zmq.RCVHWM, 0)
         try:
             socket.connect(self._source.replay)
             await socket.send_multipart((b"", struct.pack(">Q", start)))
-            until = self._line.clock() + _TURN
-            while True:
-                async with asyncio.timeout(_REPLAY_IDLE):
-                    frames = await socket.recv_multipart()
+            while size < _REPLAY_BYTES:
+                frames = _more(socket)
+                if not frames:
+                    async with asyncio.timeout(_REPLAY_IDLE):
+                        frames = await socket.recv_multipart()
+                size += _size(frames)
+                await line.turn()
                 if len(frames) != 4 or len(frames[2]) != 8:
-                    self._line.count("malformed")
+                    line.count("malformed")
                     continue
                 number = int.from_bytes(frames[2], "big")
                 if number == END:
-                    return
-                take(number, frames[3])
-                if self._line.clock() >= until:
-                    await asyncio.sleep(0)
-                    until = self._line.clock() + _TURN
+                    return answer, True
+                answer.append((number, frames[3]))
+            return answer, False
         finally:
             socket.close(linger=0)
 
@@ -403,12 +527,19 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _subscriber(context: zmq.asyncio.Context, topics: str) -> zmq.asyncio.Socket:
+def _subscriber(context: zmq.asyncio.Context, config: KvEvents, publishers: int) -> zmq.asyncio.Socket:
+    """A socket for one of `publishers` that share the room for messages."""
+    largest = _FRAME * config.max_message_bytes
     socket = context.socket(zmq.SUB)
-    socket.setsockopt(zmq.MAXMSGSIZE, _LARGEST)
-    socket.setsockopt(zmq.RCVHWM, _QUEUE)
-    socket.setsockopt(zmq.SUBSCRIBE, topics.encode())
+    socket.setsockopt(zmq.MAXMSGSIZE, largest)
+    socket.setsockopt(zmq.RCVHWM, max(2, _QUEUE_BYTES // (largest * publishers)))
+    socket.setsockopt(zmq.SUBSCRIBE, config.topic_filter.encode())
     return socket
+
+
+def _size(frames: list[bytes]) -> int:
+    """Memory of a message."""
+    return sum(map(len, frames)) + _MESSAGE_BYTES
 
 
 def _more(socket: zmq.asyncio.Socket) -> list[bytes]:

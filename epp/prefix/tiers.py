@@ -149,7 +149,7 @@ class Tiers:
 
         `length`: of the prompt, whose last token is always computed.
         """
-        bit = self.directory.bit(endpoint.node) if endpoint.node else 0
+        bit = self.directory.bit_if_any(endpoint.node) if endpoint.node else 0
         l1, l2 = loads(runs, bit, held, self.chunk)
         over = max(0, held + l1 + l2 - max(held, length - 1))
         return max(0, l1 - max(0, over - l2)), max(0, l2 - over)
@@ -214,7 +214,7 @@ class Tiers:
                     continue
                 model = self._config.model or (next(iter(self._models)) if len(self._models) == 1 else "")
                 if not model:
-                    said = f"{len(self._models)} models are in LMCache's directory: `model` has to say which is ours"
+                    said = "more than one model is in LMCache's directory: `model` has to say which is ours"
                     degraded("tier-request-failed", said)
                     continue
                 try:
@@ -255,19 +255,20 @@ class Tiers:
 
     async def _read_all(self) -> None:
         start = self._clock()
-        fresh: list[tuple[int, int]] = []
+        self.directory.begin()
         models: set[str] = set()
         offset, total = 0, 1
         while offset < min(total, self.directory.limit):
             page = await self._lister.keys(offset)
             self.chunk = page.chunk or self.chunk
-            models |= page.models
-            fresh += page.chunks(self.directory, self._config.model)
+            if len(models) < 2:  # of more than one none is ours by itself
+                models |= page.models
+            self.directory.stage(page.chunks(self.directory, self._config.model))
             total = page.total
             offset += len(page.keys)
             if not page.keys:
                 break
-        self.directory.replace(fresh)
+        self.directory.finish()
         self._models, self.total = models, total
         self.sweeps += 1
         # The coordinator walks all it has for each page: it is given time for other things.

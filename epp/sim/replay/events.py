@@ -162,7 +162,10 @@ class Ears:
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Its messages count from 0 again: a new process."""
-        self._shelves.shelf(endpoint).engine(0).clear(emptied=True)
+        engine = self._shelves.shelf(endpoint).engine(0)
+        engine.clear(emptied=True)
+        while engine.step():
+            pass
 
 
 def ears_of(

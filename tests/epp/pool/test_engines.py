@@ -181,3 +181,34 @@ def test_no_bytes_make_it_raise(page: bytes) -> None:
     for engine in ENGINES.values():
         for metric in (engine.waiting.metric, engine.lora or b"x"):
             parse(metric + page + b"\n" + page, engine, 7.0, {})
+
+
+BASE = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
+
+
+@pytest.mark.parametrize(
+    ("flood", "expected"),
+    [
+        ("vllm:prompt_tokens_total 1\n" * 150_000, 1024),
+        ('vllm:prompt_tokens_total{a="%s"} 1\n' % ("x" * 1000) * 4000, 31),
+        ("vllm:prompt_tokens_totally 1\n" * 60 + "vllm:prompt_tokens_total 7\n", 7),
+        ("vllm:prompt_tokens_totally 1\n" * 150_000 + "vllm:prompt_tokens_total 7\n", 0),
+        ("vllm:prompt_tokens_total 1" + "x" * 4_000_000 + "\n", 0),
+    ],
+    ids=["samples", "long samples", "some names alike", "names alike", "no line end"],
+)
+def test_of_a_page_gone_wrong_a_bounded_part_is_read(flood: str, expected: int) -> None:
+    found = load((BASE + flood).encode())
+    assert (found.waiting, found.running, found.prompt_tokens) == (1, 2, expected)
+
+
+def test_of_labels_a_bounded_part_is_read() -> None:
+    """Each label looked into costs some hundred nanoseconds: here there are 800,000."""
+    line = 'vllm:cache_config_info{%sblock_size="16",num_gpu_blocks="1"} 1\n' % ('a="",' * 10_000)
+    found = load((BASE + line * 80).encode())
+    assert (found.block_size, found.blocks) == (16, 2)
+
+
+@given(st.text('vllm:cache_config_info{}="\\, \n1', max_size=300))
+def test_any_page_is_read_or_not(page: str) -> None:
+    parse(page.encode(), VLLM, at=0.0, places={})

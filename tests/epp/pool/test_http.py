@@ -8,7 +8,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.pool.http import MAX_BODY, MAX_HEAD, AnswerReader, BadAnswer, Connection, Kept, host_and_port
+from epp.pool.http import MAX_BODY, MAX_HEAD, AnswerReader, BadAnswer, Connection, Kept, TooLarge, host_and_port
 from tests.support.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -99,6 +99,18 @@ def test_an_endless_body_is_cut_at_the_bound(head: bytes) -> None:
         assert reader.feed(piece) is None
     with pytest.raises(BadAnswer, match="a body of more than"):
         reader.feed(piece)
+
+
+@pytest.mark.parametrize("rest", [b"Content-Length: 1001\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n3e9\r\n"])
+def test_a_caller_may_allow_less(rest: bytes) -> None:
+    with pytest.raises(TooLarge, match="a body of more than 1000 bytes"):
+        AnswerReader(1000).feed(OK + rest)
+
+
+def test_small_chunks_are_bounded_by_their_number() -> None:
+    reader = AnswerReader()
+    with pytest.raises(BadAnswer, match="more than 4096 chunks"):
+        reader.feed(OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000)
 
 
 def test_a_connection_that_ends_too_soon_is_refused() -> None:

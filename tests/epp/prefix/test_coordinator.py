@@ -1,4 +1,5 @@
 import asyncio
+import json
 import socket
 
 import pytest
@@ -36,7 +37,34 @@ async def test_a_connection_that_was_closed_is_made_anew() -> None:
         coordinator.close()
 
 
-@pytest.mark.parametrize("page", ["", "[]", "{}", '{"total": "x", "keys": []}', '{"total": 1, "keys": [{"key": {}}]}'])
+def row(**fields: object) -> str:
+    """A page of one key, with these fields beside or instead of its own."""
+    key = {"chunk_hash_hex": "00", "model_name": "m"}
+    return json.dumps({"total": 1, "keys": [{"key": key, "placements": [], "num_tokens": 16} | fields]})
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"total": "x", "keys": []}',
+        '{"total": 1, "keys": [{"key": {}}]}',
+        '{"total": -1, "keys": []}',
+        '{"total": 1e300, "keys": []}',
+        f'{{"total": {10**400}, "keys": []}}',
+        '{"total": 1, "keys": [], "more": %s}' % ("[" * 100_000),
+        '{"total": 0, "keys": []}' + " " * (2 << 20),
+        row(num_tokens=-16),
+        row(num_tokens=10**30),
+        row(key={"chunk_hash_hex": "00", "model_name": "m" * 5000}),
+        row(placements=[{"tier": "l1", "instance_id": "n" * 5000}]),
+        json.dumps({"total": 2000, "keys": [json.loads(row())["keys"][0]] * 1001}),
+        json.dumps({"total": 10**9, "keys": [json.loads(row())["keys"][0]]}),
+    ],
+    ids=lambda page: page[:60],
+)
 async def test_an_answer_that_makes_no_sense_is_none(page: str) -> None:
     async with StandIn().running() as stand_in:
         stand_in.broken = page
@@ -70,11 +98,13 @@ async def test_nobody_there_and_nobody_who_answers() -> None:
 async def test_a_page_that_is_too_large_is_asked_for_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     async with StandIn().running() as stand_in:
         stand_in.store(range(16 * 100), *(f"node-{number}" for number in range(10)))
+        monkeypatch.setattr("epp.prefix.coordinator._LARGEST", 60_000)
         coordinator = Coordinator(stand_in.url)
-        monkeypatch.setattr("epp.pool.http.MAX_BODY", 60_000)
         page = await coordinator.keys(0)
         assert (page.total, 20 <= len(page.keys) < 100) == (100, True)
-        monkeypatch.setattr("epp.pool.http.MAX_BODY", 1000)
+        coordinator.close()
+        monkeypatch.setattr("epp.prefix.coordinator._LARGEST", 1000)
+        coordinator = Coordinator(stand_in.url)
         with pytest.raises(Away, match="a body of more than 1000 bytes"):
             await coordinator.keys(0)
         coordinator.close()

@@ -3,6 +3,12 @@ import pytest
 from epp.prefix.directory import L2, Directory, Held, loads
 
 
+def replace(directory: Directory, chunks: list[tuple[int, int]]) -> None:
+    directory.begin()
+    directory.stage(chunks)
+    directory.finish()
+
+
 @pytest.fixture
 def directory() -> Directory:
     return Directory(1000)
@@ -21,7 +27,7 @@ def test_what_is_added_joins_what_is_there(directory: Directory) -> None:
     directory.add([(1, a)])
     directory.add([(1, b), (2, L2)])
     assert directory.held([1, 2]) == [Held(1, a | b), Held(2, L2)]
-    directory.replace([(2, a)])
+    replace(directory, [(2, a)])
     assert (directory.held([1]), directory.held([2]), len(directory)) == ([], [Held(1, a)], 1)
 
 
@@ -47,7 +53,7 @@ def test_nothing_is_loaded_from_behind_a_gap(directory: Directory) -> None:
     a, b = directory.bit("a"), directory.bit("b")
     directory.add([(1, L2), (2, b), (3, a | L2)])
     assert loads(directory.held([1, 2, 3]), a, 0, 8) == (0, 8)
-    directory.replace([(2, a), (3, a)])
+    replace(directory, [(2, a), (3, a)])
     assert loads(directory.held([1, 2, 3]), a, 8, 8) == (0, 0)
 
 
@@ -66,8 +72,28 @@ def test_what_was_asked_for_has_its_own_room_and_lasts_until_all_is_read() -> No
     assert directory.held([0, 100, 101]) == [Held(3, L2)]
     directory.put([(102, L2), (100, L2)])
     assert [bool(directory.held([name])) for name in (100, 101, 102)] == [True, False, True]
-    directory.replace([(100, directory.bit("a"))])
+    replace(directory, [(100, directory.bit("a"))])
     assert (directory.held([100]), directory.held([102])) == ([Held(1, directory.bit("a"))], [])
+
+
+def test_instances_come_and_go_and_their_bits_are_used_again(directory: Directory) -> None:
+    """Nodes of a cluster that grows and shrinks for ever, one of which stays."""
+    stays = directory.bit("stays")
+    for day in range(100):
+        names = ["stays", *(f"node-{day}-{i}" for i in range(100))]
+        directory.begin()
+        directory.stage((i, directory.bit(name)) for i, name in enumerate(names))
+        directory.finish()
+        assert directory.bit_if_any("stays") == stays
+        assert len({directory.bit_if_any(name) for name in names}) == 101
+        assert max(directory.bit_if_any(name) for name in names).bit_length() <= 203
+    assert directory.bit_if_any("node-0-0") == 0
+
+
+def test_to_ask_who_holds_something_makes_nobody_known(directory: Directory) -> None:
+    for i in range(10_000):
+        directory.bit_if_any(f"node-{i}")
+    assert directory.bit("a") == 2
 
 
 def test_instances_keep_their_bits_until_it_is_cleared(directory: Directory) -> None:

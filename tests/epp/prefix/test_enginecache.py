@@ -2,7 +2,8 @@
 
 import random
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ def removed(*blocks: int, **fields: Any) -> BlockRemoved:
 class Engine:
     def __init__(self, limit: int = 1000) -> None:
         self.shelves = Shelves(limit)
-        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), self.shelves)
+        self.cache = self.shelves.shelf(Endpoint("a", "10.0.0.1:8000")).engine(0)
 
     @property
     def size(self) -> int:
@@ -88,7 +89,7 @@ def test_salt_and_adapter_are_part_of_a_prompt() -> None:
     extras: list[Any] = [["lora", "tenant"], *[["lora"]] * 7]
     engine = Engine().say(stored(lora_name="lora", extra_keys=extras))
     assert (engine.depth(adapter="lora", salt="tenant"), engine.depth(adapter="lora"), engine.depth()) == (8, 0, 0)
-    assert engine.shelves.adapters == {"lora"}
+    assert engine.shelves.adapters == {"lora": 1}
     assert Engine().say(stored(lora_name="lora", extra_keys=None)).depth(adapter="lora") == 8
 
 
@@ -142,11 +143,111 @@ def test_a_child_that_came_first_and_went_is_not_held() -> None:
     assert engine.depth() == 5
 
 
-def test_those_who_wait_for_a_beginning_are_bounded() -> None:
+def early(name: int, parent: int, **fields: Any) -> Batch:
+    """A store of one block that builds upon one nobody knows."""
+    return Batch(1.0, [stored(1, 2, block_hashes=[name], parent_block_hash=parent, **fields)])
+
+
+Attack = Callable[[int], Batch]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(lambda i: early(10_000 + i, 20_000 + i), id="other blocks"),
+        pytest.param(lambda i: early(1, 2), id="one block"),
+        pytest.param(lambda i: early(10_000 + i, 2), id="one parent"),
+        pytest.param(lambda i: early(1, 2, token_ids=[70_000 + i] * 4096), id="more tokens than the block has"),
+        pytest.param(
+            lambda i: early(10_000 + i, 2, token_ids=[70_000 + i] * 4096, block_size=4096), id="blocks of many tokens"
+        ),
+        pytest.param(lambda i: early(i, 2, extra_keys=[[bytes(20_000)]]), id="blocks with large extra keys"),
+        pytest.param(lambda i: early(i, 2, extra_keys=[None] * 5000), id="more extra keys than blocks"),
+        pytest.param(lambda i: early(i, 2, lora_name=str(i) * 9000), id="long adapter names"),
+        pytest.param(lambda i: early(i, 2, medium=["GPU", "cpu", "STORAGE"][i % 3]), id="all tiers"),
+    ],
+)
+def test_what_waits_for_a_beginning_is_bounded_whatever_it_is(attack: Attack) -> None:
+    """What an engine may say again and again takes some megabytes at most, and what is dropped is counted."""
     engine = Engine(10_000)
+    engine.cache.apply(attack(0))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(4000):
+            engine.cache.apply(attack(i))
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    shelves = engine.shelves
+    assert grown < 6 << 20
+    assert shelves.waiting <= 3 * 1024
+    assert shelves.waiting + shelves.counts["unresolved"] + shelves.counts["malformed"] == 4001
+    assert 0.3 * grown - 200_000 < shelves.bytes < 3 * grown + 200_000
+    engine.cache.clear(emptied=False)
+    assert (shelves.waiting, shelves.bytes) == (0, Shelves(1).bytes)
+
+
+def test_sixty_thousand_stores_of_one_block_are_told_as_what_they_are() -> None:
+    engine = Engine(10_000)
+    for _ in range(60_000):
+        engine.cache.apply(early(1, 2))
+    assert (engine.shelves.waiting, engine.shelves.counts["unresolved"]) == (1024, 60_000 - 1024)
+    engine.say(BlockRemoved([1], "GPU"))
+    assert (engine.shelves.waiting, engine.shelves.bytes) == (0, Shelves(1).bytes)
+
+
+def test_what_waits_of_one_endpoint_does_not_push_out_what_waits_of_another() -> None:
+    shelves = Shelves(1000)
+    good, bad = (shelves.shelf(Endpoint(name, f"10.0.0.{name}:8000")).engine(0) for name in "12")
+    good.apply(Batch(1.0, [stored(4, 8)]))
     for i in range(3000):
-        engine.cache.apply(Batch(1.0, [stored(1, 2, block_hashes=[10_000 + i], parent_block_hash=20_000 + i)]))
-    assert engine.shelves.counts["unresolved"] == 3000 - 1024
+        bad.apply(early(i, 2**40 + i))
+    good.apply(Batch(1.0, [stored(0, 4)]))
+    assert good.tiers["device"].index.depth(chain_of_tokens(IDS, SIZE), good.tiers["device"].bit) == 8
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(0, 9))))
+def test_the_books_of_what_waits_balance(said: list[tuple[bool, list[int], int]]) -> None:
+    engine = Engine()
+    for is_store, names, parent in said:
+        tokens = list(range(len(names) * SIZE))
+        fields: dict[str, Any] = {"block_hashes": names, "parent_block_hash": parent, "token_ids": tokens}
+        engine.say(stored(**fields | {"extra_keys": None}) if is_store else BlockRemoved(list(names), "GPU"))
+    engine.say(BlockRemoved(list(range(10)), "GPU"))
+    early_ = engine.cache.early.get("device")
+    assert engine.shelves.waiting == 0
+    assert early_ is None or (early_.bytes, early_._where, len(early_._behind)) == (0, {}, 0)
+
+
+def test_adapters_are_bounded_and_those_of_a_gone_engine_are_forgotten() -> None:
+    engine = Engine(10_000)
+    other = EngineCache(Endpoint("b", "10.0.0.2:8000"), engine.shelves)
+    other.apply(Batch(1.0, [stored(lora_name="lora")]))
+    for i in range(3000):
+        engine.say(stored(lora_name=f"{i}"))
+    assert len(engine.shelves.adapters) == 256 + 1
+    engine.say(stored(lora_name="x" * 100_000))
+    assert engine.shelves.counts["malformed"] == 1
+    engine.cache.leave()
+    assert engine.shelves.adapters == {"lora": 1}
+
+
+def test_extra_keys_nested_as_deep_as_can_be_read_are_counted_and_left_out() -> None:
+    """Where they are written down the stack may be deeper than where they were read."""
+    engine = Engine()
+
+    def deeper(frames: int, batch: Batch) -> None:
+        deeper(frames - 1, batch) if frames else engine.cache.apply(batch)
+
+    for depth in range(1, 1200):
+        extras = msgspec.Raw(b"\x91" * depth + b"\xc0")
+        event = ["BlockStored", [depth], None, [1], 1, None, "GPU", None, [extras]]
+        with suppress(MalformedBatch):
+            deeper(20, decode(msgspec.msgpack.encode([1.0, [event]])))
+    assert engine.shelves.counts["malformed"] > 0
+    assert engine.shelves.counts["stored"] > 0
 
 
 def test_only_the_group_that_keeps_whole_prefixes_counts() -> None:
@@ -185,6 +286,31 @@ def test_another_block_size_and_an_unknown_medium_are_not_for_us() -> None:
     engine = Engine().say(stored(), stored(block_size=2), stored(medium="TAPE"))
     assert engine.depth() == 8
     assert engine.shelves.counts["ignored"] == 2
+
+
+def test_block_sizes_are_bounded_and_go_with_those_who_had_them() -> None:
+    """Each costs every pick a chain of its own."""
+    shelves = Shelves(10_000)
+
+    def say(name: int, rank: int, size: int) -> None:
+        event = stored(block_hashes=[1], block_size=size, token_ids=[1] * size, medium="CPU", extra_keys=None)
+        shelves.shelf(endpoints[name]).engine(rank).apply(Batch(1.0, [event]))
+
+    endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:8000") for i in range(20)]
+    for rank in range(64):
+        say(0, rank, rank + 1)
+    assert shelves.sizes["l1"] == {1: 1, 2: 1}
+    assert shelves.counts["ignored"] == 62
+    for name in range(1, 20):
+        say(name, 0, name)
+    assert shelves.sizes["l1"] == {1: 2, 2: 2, **dict.fromkeys(range(3, 9), 1)}
+    for name in range(10):
+        shelves.leave(endpoints[name])
+    assert shelves.sizes["l1"] == {}
+    say(19, 0, 19)
+    shelves.shelf(endpoints[19]).engine(0).clear(emptied=True)
+    say(19, 0, 20)
+    assert shelves.sizes["l1"] == {20: 1}
 
 
 def test_a_new_process_may_have_another_block_size() -> None:

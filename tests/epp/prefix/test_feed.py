@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from epp.plugin import Endpoint
 from epp.prefix.enginecache import EngineCache, Shelves
 from epp.prefix.feed import Feed
-from tests.support.kv_events import batch, depth, removed, stored
+from tests.support.kv_events import SIZE, batch, block_stored, depth, removed, stored
 
 IDS = list(range(64))
+LARGEST = 200_000
 PROMPTS = [[100 * i + j for j in range(16)] for i in range(1, 9)]
 
 
@@ -21,8 +23,8 @@ class Line:
 
     def __init__(self, *, replays: bool = True) -> None:
         self.faults = Counter[str]()
-        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(1000))
-        self.feed = Feed(self.cache, lambda fault: self.faults.update([fault]), replays=replays)
+        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(10_000))
+        self.feed = Feed(self.cache, lambda fault: self.faults.update([fault]), replays=replays, largest=LARGEST)
         self.said: list[bytes] = []
         self.answers = True
         self.first = 0
@@ -185,6 +187,114 @@ def test_a_message_that_cannot_be_read_costs_itself_alone() -> None:
     line.say(stored(PROMPTS[1]))
     assert line.knows(*PROMPTS[:2])
     assert line.faults == {"malformed": 1}
+
+
+def long_prompt(first: int, blocks: int = 5000) -> tuple[list[int], bytes]:
+    """A prompt and the message that stores it, of several parts."""
+    ids = list(range(first, first + SIZE * blocks))
+    return ids, batch(block_stored(ids, range(1, blocks + 1), 0, SIZE))
+
+
+def test_a_large_message_is_taken_over_a_part_at_a_time() -> None:
+    line = Line()
+    line.connect()
+    ids, message = long_prompt(1000)
+    line.said.append(message)
+    line.hear(0)
+    depths = [depth(line.cache, ids)]
+    while line.feed.step():
+        depths.append(depth(line.cache, ids))
+    assert depths[-1] == 5000
+    assert max(after - before for before, after in pairwise([0, *depths])) <= 512
+
+
+def test_what_follows_a_large_message_finds_it_done() -> None:
+    line = Line()
+    line.connect()
+    ids, message = long_prompt(1000)
+    line.said.append(message)
+    line.hear(0)
+    assert depth(line.cache, ids) < 5000
+    line.say(["BlockRemoved", [5000]])
+    assert depth(line.cache, ids) == 4999
+    assert not line.feed.step()
+
+
+def test_an_event_that_moves_a_whole_cache_is_taken_over_a_part_at_a_time() -> None:
+    """The block all others are behind goes and comes back, again and again in one message."""
+    line = Line()
+    line.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(10**6))
+    line.feed = Feed(line.cache, lambda fault: None, replays=True, largest=1 << 22)
+    line.connect()
+    ids, message = long_prompt(0, 60_000)
+    back = block_stored(ids[:SIZE], [1], 0, SIZE)
+    gone = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 0}
+    line.said += [message, batch(*[gone, back] * 10, gone)]
+    line.hear(0)
+    while line.feed.step():
+        pass
+    index, most = line.cache.tiers["device"].index, 0
+    line.hear(1)
+    before, steps = index.holdings, 1
+    while line.feed.step():
+        most, before, steps = max(most, abs(index.holdings - before)), index.holdings, steps + 1
+    assert (most, index.holdings) == (4096, 0)
+    assert steps > 21 * 60_000 // 4096
+
+
+def test_what_is_left_of_a_message_goes_with_the_process_that_sent_it() -> None:
+    line = Line()
+    line.connect()
+    ids, message = long_prompt(1000)
+    line.said += [message, message]
+    line.hear(0)
+    line.restart()
+    line.say(stored(PROMPTS[0]), lost=True)
+    line.hear(0)
+    assert not line.feed.step()
+    assert depth(line.cache, ids) == 0
+    assert line.knows(PROMPTS[0])
+
+
+def test_a_message_that_is_too_large_is_not_read_and_costs_what_was_known() -> None:
+    line = Line()
+    line.connect()
+    line.say(stored(PROMPTS[0]))
+    line.said.append(bytes(LARGEST + 1))
+    line.hear(1)
+    assert (line.knows(), line.cache.partial, line.faults) == (True, True, {"too-large": 1})
+    line.say(stored(PROMPTS[1]))
+    assert (line.knows(PROMPTS[1]), line.cache.partial) == (True, True)
+    line.say({"type": "AllBlocksCleared"})
+    assert (line.knows(), line.cache.partial) == (True, False)
+
+
+def test_a_replay_may_have_a_message_that_is_too_large() -> None:
+    line = Line()
+    line.said += [batch(stored(PROMPTS[0])), bytes(LARGEST + 1), batch(stored(PROMPTS[1]))]
+    line.connect()
+    assert line.knows(PROMPTS[1])
+    assert line.cache.partial
+    line.restart()
+    line.say(stored(PROMPTS[2]), lost=True)
+    line.connect()
+    assert (line.knows(PROMPTS[2]), line.cache.partial) == (True, False)
+
+
+def test_a_replay_that_was_broken_off_goes_on_where_it_was() -> None:
+    line = Line()
+    for prompt in PROMPTS:
+        line.say(stored(prompt), lost=True)
+    assert line.feed.connected()
+    replay, starts = line.feed.replay(), []
+    for _ in range(4):
+        starts.append(replay.start)
+        for number in range(replay.start, min(replay.start + 3, len(line.said))):
+            replay.take(number, line.said[number])
+        replay.broken_off()
+    assert starts == [0, 2, 4, 6]
+    assert line.knows(*PROMPTS)
+    assert not line.faults
 
 
 @settings(max_examples=80)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,11 +137,22 @@ def test_a_chain_longer_than_the_bound_is_held_as_far_as_it_fits() -> None:
     assert depth(held, chain(7, 8)) == 2
 
 
-@settings(max_examples=60)
-@given(st.integers(0, 2**32))
-def test_any_history_against_a_naive_count(seed: int) -> None:
-    """Paths in a small tree are stored in pieces and removed in any order; a prefix is held while all of it is."""
-    draw = random.Random(seed)
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 5, 4096]))
+def test_any_history_against_a_naive_count(seed: int, at_once: int) -> None:
+    """Paths in a small tree are stored in pieces and removed in any order; a prefix is held while all of it is. What is
+    held is always a prefix, also while something is left to do, which is done in the end or before anything else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("epp.prefix.holdings._AT_ONCE", at_once)
+        any_history(random.Random(seed))
+
+
+def is_prefix(held: Holdings, names: list[int]) -> bool:
+    shown = [bool(held.index._masks.get(name, 0) & held.bit) for name in names]
+    return shown == sorted(shown, reverse=True)
+
+
+def any_history(draw: random.Random) -> None:
     held, copies = holdings(), Counter[int]()
     paths = [chain(*(draw.choice((1, 2)) for _ in range(6))) for _ in range(8)]
     for _ in range(150):
@@ -157,7 +169,37 @@ def test_any_history_against_a_naive_count(seed: int) -> None:
             unknown = [name for place, name in enumerate(some) if some[:place].count(name) >= copies[name]]
             assert held.remove(some) == unknown
             copies = Counter({name: max(0, count - some.count(name)) for name, count in copies.items()})
+        if draw.random() < 0.03:
+            held.clear()
+            copies.clear()
+        if draw.random() < 0.3:
+            continue
+        assert all(is_prefix(held, path) for path in paths)
+        while held.step():
+            assert all(is_prefix(held, path) for path in paths)
         for path in paths:
             truth = next((i for i, name in enumerate(path) if not copies[name]), 6)
             assert depth(held, path) == truth
     held.check()
+    held.leave()
+    assert (len(held.index), held.index.holdings) == (0, 0)
+
+
+def test_a_name_with_many_blocks_behind_it_is_shown_and_hidden_bit_by_bit() -> None:
+    held = holdings(200_000)
+    tree = [[1, *range(1000 * i, 1000 * i + 999)] for i in range(1, 100)]
+    held.store([1], [1], NOBODY)
+    for chat in tree:
+        put(held, chat, 1)
+    unfinished: list[Holdings] = held._unfinished
+    for change in (lambda: held.remove([1]), lambda: held.store([1], [1], NOBODY), held.clear):
+        before, turns = held.index.holdings, 0
+        change()
+        assert abs(held.index.holdings - before) <= 4096
+        assert unfinished.pop() is held
+        while held.step():
+            assert abs(held.index.holdings - before) <= 4096 * (turns := turns + 1) + 4096
+            held_to = [depth(held, chat) for chat in tree[:3]]
+            assert all(held.index._masks.get(name) for chat, n in zip(tree, held_to, strict=False) for name in chat[:n])
+        assert turns >= 20
+    assert held.index.holdings == 0

@@ -398,6 +398,19 @@ async def test_a_burst_of_one_cold_prompt_goes_where_it_is_reused() -> None:
     assert not rig.reasons
 
 
+async def test_of_a_prompt_in_many_small_blocks_the_first_are_looked_up() -> None:
+    """An engine says how small its blocks are, and each block of a prompt costs a pick."""
+    rig = Rig(1, max_prefix_tokens_to_match=10**6)
+    (a,) = rig.endpoints
+    prompt = text(200_000)
+    first = ids_of(prompt)[:1]
+    rig.say(a, stored(first, block_hashes=[1], token_ids=first, block_size=1, extra_keys=None))
+    made = await rig.ask(prompt)
+    assert made.signal(PrefixMatch)[a] == PrefixMatch(1, 1, 200_000)
+    rig.cache.on_picked(made, a)
+    assert rig.cache.statistics()["in_flight_blocks"] == 1 << 16
+
+
 def test_parameters_without_meaning_are_refused() -> None:
     with pytest.raises(ValueError, match="max_event_blocks: 0, expected at least 1"):
         PrecisePrefixCache(max_event_blocks=0)
@@ -519,3 +532,32 @@ def test_lmcache_is_configured_beside_the_events() -> None:
         load_text(config % "{hashAlgorithm: md5}", clock=lambda: 0.0, random=random.Random(), where="f")
     with pytest.raises(ConfigError, match=r"expected http://HOST:PORT, got 'c:9300'"):
         load_text(config % "{coordinator: 'c:9300'}", clock=lambda: 0.0, random=random.Random(), where="f")
+
+
+async def test_pods_that_come_and_go_leave_nothing_behind() -> None:
+    """A thousand pods, each of which said something, was sent something and left."""
+    rig = Rig(1)
+    tables = (rig.cache.shelves._shelves, rig.cache._pinned, rig.cache._trust, rig.cache._doubted, rig.cache.shadows)
+    for turn in range(1000):
+        pod = Endpoint(
+            f"pod-{turn}", f"10.1.{turn // 250}.{turn % 250}:8000", load=Load(block_size=4, blocks=100, at=0.0)
+        )
+        rig.endpoints = [pod]
+        rig.cache.shelves.shelf(pod).state = "live"
+        rig.say(
+            pod,
+            stored(ids_of(text(20, turn)), lora_name=f"adapter-{turn}"),
+            stored([1] * 8, parent_block_hash=7, medium="CPU"),
+        )
+        made = await rig.ask(text(20, turn))
+        rig.cache.on_picked(made, pod)
+        if turn % 2:
+            rig.cache.on_finished(made, pod, OK)
+        rig.cache.on_removed(pod)
+        if not turn % 2:
+            rig.cache.on_finished(made, pod, OK)
+    shelves = rig.cache.shelves
+    assert [len(table) for table in tables] == [1, 0, 0, 0, 0]
+    assert (shelves.adapters, shelves.waiting, shelves.budget.used) == ({}, 0, 0)
+    assert all(len(index._slots) <= 2 for index in (*shelves.indexes.values(), rig.cache._in_flight))
+    assert (len(rig.cache._lingering), rig.cache.statistics()["holdings"]) == (0, 0)

@@ -6,24 +6,26 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from epp.plugin import Endpoint
+from epp.plugin import Endpoint, Load
 from epp.pool.store import Pool
 from epp.prefix.enginecache import Shelves
 from epp.prefix.sources import KvEvents, PodDiscovery
-from epp.prefix.subscriber import Subscribers
+from epp.prefix.subscriber import Subscribers, _Queue
 from epp.sim.publisher import KvEventsConfig, Publisher
 from laptop.ports import free_ports
 from tests.support import waiting
 from tests.support.degradations import RecordedMetrics
-from tests.support.kv_events import batch, depth, stored
+from tests.support.kv_events import batch, block_stored, depth, stored
 
 PROMPTS = [[100 * i + j for j in range(16)] for i in range(1, 9)]
 
@@ -69,7 +71,7 @@ class Rig:
         self.endpoint = Endpoint("ns/pod", server.address)
         self.pool.replace([self.endpoint])
         self.metrics = RecordedMetrics()
-        self.shelves = Shelves(1000)
+        self.shelves = Shelves(200_000)
         self.subscribers = Subscribers(self.pool, self.metrics, time.monotonic, lambda: 3.0)
         self.subscribers.use(self.shelves, config)
 
@@ -232,6 +234,20 @@ async def test_an_endpoint_without_events_is_off() -> None:
         assert not listener.metrics.reasons()
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"0": {"endpoint": "tcp://*:5557", "topic": "x" * 100_000}},
+        {"²": {"endpoint": "tcp://*:5557"}, "1": {"endpoint": [["tcp://*:5557"]]}},
+    ],
+    ids=["more than anybody tells", "of a wrong type"],
+)
+async def test_sources_that_make_no_sense_are_told_of(sources: Mapping[str, Any]) -> None:
+    async with rig(sources=sources) as (listener, _):
+        await until(lambda: "kv-events-failed" in listener.metrics.reasons())
+        assert listener.state == "connecting"
+
+
 async def test_one_that_is_not_there_yet_is_asked_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epp.prefix.subscriber._RETRY", (0.01, 0.02))
     async with rig() as (listener, server):
@@ -292,6 +308,171 @@ async def test_engines_may_connect_to_us() -> None:
             assert listener.state == "live"
         finally:
             context.destroy(linger=0)
+
+
+async def most_in_a_turn(shelves: Shelves, blocks: int) -> int:
+    """Blocks that were stored between two turns of the event loop at most, until so many are."""
+    most = last = shelves.counts["stored"]
+    async with asyncio.timeout(30):
+        while last < blocks:
+            await asyncio.sleep(0)
+            most, last = max(most, shelves.counts["stored"] - last), shelves.counts["stored"]
+    return most
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["as it is said", "as it is repeated"])
+async def test_a_large_message_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    monkeypatch.setattr("epp.prefix.subscriber._TURN", 0.0)
+    ids = list(range(80_000))
+    event = block_stored(ids, range(1, 20_001), 0, 4)
+    async with publisher() as engine:
+        if not live:
+            engine.publish([event])
+        async with rig(sources=engine.sources()) as (listener, _):
+            if live:
+                await until(lambda: listener.state == "live")
+                engine.publish([event])
+            assert await most_in_a_turn(listener.shelves, 20_000) <= 1024
+            await until(lambda: listener.state == "live")
+            assert depth(listener.shelves.shelf(listener.endpoint).engine(0), ids) == 20_000
+
+
+async def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two publishers of one endpoint share what there is of a turn."""
+    monkeypatch.setattr("epp.prefix.subscriber._TURN", 0.0)
+    prompts = [list(range(1000 * i, 1000 * i + 400)) for i in range(60)]
+    async with publisher() as first, publisher(rank=1) as second:
+        async with rig(sources={**first.sources(), **second.sources()}) as (listener, _):
+            await until(lambda: listener.state == "live")
+            for ids in prompts:
+                first.publish([stored(ids)])
+                second.publish([stored(ids)])
+            assert await most_in_a_turn(listener.shelves, 2 * 60 * 100) <= 100
+
+
+async def test_what_is_too_large_is_told_of_and_approximate_until_all_is_known_again() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine.send(bytes(1 << 17))
+            await until(lambda: listener.state == "lost")
+            assert listener.knows()
+            assert listener.metrics.degradations == [("kv-events-too-large", "ns/pod")]
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(PROMPTS[1]))
+            assert listener.state == "lost"
+            engine.publish([{"type": "AllBlocksCleared"}])
+            await until(lambda: listener.state == "live")
+            assert listener.knows()
+
+
+async def test_an_engine_of_which_nearly_all_is_known_again_is_live() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            listener.endpoint.load = Load(block_size=4, blocks=8, at=0.0)
+            engine.send(bytes(1 << 17))
+            await until(lambda: listener.state == "lost")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            assert listener.state == "lost"
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live")
+
+
+async def test_a_message_beyond_all_measure_costs_the_connection_and_no_more() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine._sent.clear()
+            engine.send(bytes(1 << 20))
+            engine._sent.clear()
+            await until(lambda: "kv-events-restart" in listener.metrics.reasons())
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+
+
+async def test_a_replay_larger_than_there_is_room_for_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.subscriber._REPLAY_BYTES", 5000)
+    async with publisher() as engine:
+        prompts = [list(range(1000 * i, 1000 * i + 16)) for i in range(200)]
+        for ids in prompts:
+            engine.publish([stored(ids)])
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            cache = listener.shelves.shelf(listener.endpoint).engine(0)
+            assert [depth(cache, ids) for ids in prompts] == [4] * 200
+            assert listener.shelves.faults == {"replay": 1}
+
+
+def claimed(number: int, rank: Any, prompt: list[int]) -> list[bytes]:
+    """A message of a rank, if it can be one."""
+    return [number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0, [stored(prompt)], rank])]
+
+
+async def test_ranks_that_messages_claim_are_bounded() -> None:
+    context = zmq.asyncio.Context()
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    async with rig(config) as (listener, _):
+        engine = context.socket(zmq.PUB)
+        engine.setsockopt(zmq.SNDHWM, 0)
+        topic = f"kv@{listener.endpoint.address}@m".encode()
+        try:
+            engine.connect(f"tcp://127.0.0.1:{port}")
+            shelf = listener.shelves.shelf(listener.endpoint)
+            while not listener.knows(PROMPTS[0], rank=7):
+                await engine.send_multipart([topic, *claimed(0, 7, PROMPTS[0])])
+                await asyncio.sleep(0.01)
+            for strange in (b"", b"\xff" * 99, b"kv@" * 400_000, b"kv@\xff\x1b[2J@m", b"@" * 1_000_000):
+                await engine.send_multipart([strange, *claimed(0, 0, PROMPTS[1])])
+            for rank in (-1, 2**63, 1.5, "0", 100_000):
+                await engine.send_multipart([topic, *claimed(0, rank, PROMPTS[1])])
+            for rank in range(20_000):
+                await engine.send_multipart([topic, *claimed(0, 3 * rank, PROMPTS[2])])
+            await engine.send_multipart([topic, *claimed(9, 7, PROMPTS[3])])
+            await until(lambda: listener.knows(PROMPTS[3], rank=7))
+        finally:
+            context.destroy(linger=0)
+        assert len(shelf.engines) == 64
+        faults = listener.shelves.faults
+        assert (faults["malformed"], faults["rank"]) == (2, 3 + 20_000 - 63)
+        details = dict(listener.metrics.degradations)
+        assert details["kv-events-unknown"].isprintable()
+        assert sum(reason == "kv-events-unknown" for reason in listener.metrics.reasons()) == 5
+
+
+async def test_ranks_that_an_endpoint_does_not_name_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.subscriber._GONE", 0.01)
+    monkeypatch.setattr("epp.prefix.subscriber._RETRY", (0.01, 0.01))
+    async with publisher() as engine:
+        (source,) = engine.sources().values()
+        nobody = dict(source, endpoint="tcp://*:1", replay_endpoint=None)
+        async with rig(sources=engine.sources()) as (listener, server):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            shelf = listener.shelves.shelf(listener.endpoint)
+            await engine.__aexit__(None, None, None)
+            for turn in range(1, 4):
+                server.sources = {str(100 * turn + i): nobody for i in range(64)}
+                await until(partial(shelf.engines.__contains__, 100 * turn))
+                assert len(shelf.engines) == 64
+            assert listener.shelves.budget.used == 0
+            await engine.__aenter__()
+
+
+def test_what_waits_for_an_endpoint_is_bounded_by_its_bytes() -> None:
+    queue = _Queue()
+    for _ in range(100):
+        queue.put([b"topic", bytes(8), bytes(1 << 20)])
+    for _ in range(10**5):
+        queue.put([])
+    assert queue._bytes <= 64 << 20
 
 
 def test_it_runs_on_the_loop_that_the_process_uses() -> None:

@@ -153,7 +153,9 @@ async def test_a_prefetch_for_nobody_knows_which_model_is_told() -> None:
             tiers.picked(B, 96, IDS, "")
             await until(lambda: bool(told))
     assert stand_in.prefetches == []
-    assert told == ["tier-request-failed: 2 models are in LMCache's directory: `model` has to say which is ours"]
+    assert told == [
+        "tier-request-failed: more than one model is in LMCache's directory: `model` has to say which is ours"
+    ]
 
 
 async def test_a_prefetch_is_asked_after_until_it_ended() -> None:
@@ -200,6 +202,18 @@ async def test_a_page_that_makes_no_sense_is_as_none() -> None:
         stand_in.rows[0]["key"]["chunk_hash_hex"] = "zz"
         with pytest.raises(Away):
             await tiers.read()
+
+
+async def test_a_reading_that_breaks_off_changes_nothing_but_that_nothing_is_held() -> None:
+    async with tiers_of() as (stand_in, tiers):
+        stand_in.store(IDS, "a")
+        await tiers.read()
+        assert await loads(tiers, A) == (96, 0)
+        stand_in.rows[5]["key"]["chunk_hash_hex"] = "zz"
+        stand_in.now = 1000.0
+        with pytest.raises(Away):
+            await tiers.read()
+        assert await loads(tiers, A) == (96, 0)
 
 
 async def test_the_reader_follows_what_is_in_use() -> None:
