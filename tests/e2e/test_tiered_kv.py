@@ -214,7 +214,7 @@ def test_a_server_that_starts_before_redis_waits_for_it(talk: Talk, tiers: Tiers
 
     def waiting() -> bool:
         with suppress(KubectlFailed):  # it has begun nothing yet
-            return "lmcache-redis:6379 does not answer yet" in kubectl("logs", "daemonset/lmcache")
+            return "lmcache-redis:6379 does not answer yet, or" in kubectl("logs", "daemonset/lmcache")
         return False
 
     wait(waiting, "the new one asks for Redis")

@@ -81,6 +81,13 @@ def test_envoys_configuration_is_up_to_date() -> None:
     assert json.loads((STANDALONE / "envoy.json").read_text(encoding="utf-8")) == made, expected
 
 
+@pytest.mark.parametrize("file", ["laptop/route.yaml", "components/gateway/httproute.yaml"])
+def test_routes_lead_to_the_api_of_model_servers_and_not_to_what_else_they_answer(file: str) -> None:
+    (route,) = documents(MANIFESTS / file)
+    matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
+    assert matches == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+
+
 def test_the_sidecar_is_the_envoy_that_is_tested() -> None:
     (patch,) = documents(STANDALONE / "envoy.yaml")
     image = patch["spec"]["template"]["spec"]["initContainers"][0]["image"]
