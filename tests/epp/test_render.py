@@ -159,7 +159,10 @@ def test_no_tiers_may_be_said_or_left_out(nothing: str) -> None:
         ("{model: m, l1Size: 1Gi, l2Backend: reddis}", "l2Backend: expected redis or none, got 'reddis'"),
         ("{model: m, l2Backend: redis}", "l2Backend: redis is reached through L1; expected l1Size too"),
         ("{model: m, images: redis}", "images: expected a mapping, got 'redis'"),
-        ("{model: m, images: {warmpath: 'a b'}}", "images.warmpath: expected an image such as my.example/warmpath@sha256:"),
+        (
+            "{model: m, images: {warmpath: 'a b'}}",
+            "images.warmpath: expected an image such as my.example/warmpath@sha256:",
+        ),
         ("{model: m, images: {warmpath: 'w@sha256:12'}}", "images.warmpath: expected an image such as"),
         ("model: [", "not valid YAML"),
     ],

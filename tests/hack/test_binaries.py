@@ -34,7 +34,7 @@ def binaries(folder: Path, *programs: str, fails: bool = False) -> subprocess.Co
         "FAKE": str(folder),
         "FAKE_FAILS": "1" if fails else "",
     }
-    command = [ROOT / "hack" / "binaries", folder / "programs", *programs]
+    command = [str(ROOT / "hack" / "binaries"), str(folder / "programs"), *programs]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -126,6 +126,20 @@ def test_a_pod_that_goes_has_time_for_all_it_does() -> None:
     assert leave + int(flags["drain-timeout"]) < grace
 
 
+def test_a_picker_of_several_that_is_silent_is_left_within_two_seconds() -> None:
+    """By the kubelet, for any gateway; by Envoy Gateway's own checks, which go on with one that is alone."""
+    kustomization = yaml.safe_load((MANIFESTS / "components" / "ha" / "kustomization.yaml").read_text(encoding="utf-8"))
+    (patch,) = [each["patch"] for each in kustomization["patches"] if each["target"]["kind"] == "Deployment"]
+    (probe,) = [each["value"] for each in yaml.safe_load(patch) if each["path"].endswith("/readinessProbe")]
+    assert probe["grpc"] == container()["readinessProbe"]["grpc"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"] <= 2
+    policies = documents(MANIFESTS / "overlays" / "envoy-gateway" / "policies.yaml")
+    check = policies[0]["spec"]["extProc"][0]["backendSettings"]["healthCheck"]
+    seconds = [int(check["active"][each].removesuffix("s")) for each in ("interval", "timeout")]
+    assert sum(seconds) <= 2
+    assert (check["active"]["unhealthyThreshold"], check["panicThreshold"]) == (1, 1)
+
+
 def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory() -> None:
     """LMCache's server finds what a pod shares by its name there; a volume of the pod's own would hide it."""
     pods = {
