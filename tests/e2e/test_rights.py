@@ -22,6 +22,18 @@ except urllib.error.HTTPError as error:
     print(error.code)
 """
 
+REFUSED = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 80), 20)
+except TimeoutError:
+    print("silent")
+except OSError:
+    print("refused")
+else:
+    print("answered")
+"""
+
 
 def inside(stack: Stack, program: str, *arguments: str) -> str:
     """What a Python program prints in the picker's container."""
@@ -87,3 +99,13 @@ def test_clients_reach_the_api_of_model_servers_and_nothing_else_of_them(stack: 
             refused.value.close()
         with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
             assert answer.status == 200
+
+
+def test_a_service_without_endpoints_refuses_its_clients(clients: Kubectl) -> None:
+    """What is sent there must not leave the cluster, where somebody else might answer; `hack/kind-up` sees to it."""
+    clients("create", "service", "clusterip", "nobody", "--tcp=80:80")
+    try:
+        address = clients.get("service", "nobody")["spec"]["clusterIP"]
+        assert clients("exec", "client", "--", "python", "-c", REFUSED, address).strip() == "refused"
+    finally:
+        clients("delete", "service", "nobody")
