@@ -47,7 +47,7 @@ class Values:
     l2_backend: Any = "none"
     """Where KV lies that all nodes can load: `redis`, or `none`."""
     images: Mapping[str, str] = field(default_factory=dict)
-    """What to run instead of an image of the stack, by its name there, without a tag: `{redis: my.example/redis:7.4}`."""
+    """By the name of an image of the stack, without its tag, what to run instead: `{redis: my.example/redis:7.4}`."""
 
     def __post_init__(self) -> None:
         problems = Problems()
