@@ -1,11 +1,12 @@
-"""Five values to a whole stack: gateway, pool, endpoint picker and model servers (`warmpath render values.yaml`).
+"""A few values to a whole stack: gateway, pool, endpoint picker and model servers (`warmpath render values.yaml`).
 
 What is rendered is `stack.yaml`, the overlay `vllm-gpu` of the manifests as kustomize builds it, or with an L1
 `tiered-stack.yaml`, the overlay `tiered-kv`, the values put in their places. To change more, take that overlay.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,11 @@ _SIZE: Final = re.compile(r"([1-9][0-9]{0,4})(Gi|Ti)")
 _BESIDE: Final = 8
 """GiB that an LMCache server takes beside its L1."""
 _L2_BACKENDS: Final = ("none", "redis")
+_REFERENCE: Final = re.compile(r"[a-z0-9]([\w./:-]*\w)?(@sha256:[0-9a-f]{64})?")
+_SECRET: Final = """\
+# Redis and LMCache's servers start when there is the Secret that their password is in:
+#   kubectl create secret generic lmcache-redis --from-literal=password="$(openssl rand -hex 32)"
+"""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Values:
     """Memory of each node for KV that is no longer on its GPUs: `40Gi`; "0" for none."""
     l2_backend: Any = "none"
     """Where KV lies that all nodes can load: `redis`, or `none`."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """By the name of an image of the stack, without its tag, what to run instead: `{redis: my.example/redis:7.4}`."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -57,6 +65,11 @@ class Values:
             problems.add("l2Backend", f"expected redis or none, got {short(self.l2_backend)}{near}")
         elif no_l1 and self.l2:
             problems.add("l2Backend", f"{self.l2_backend} is reached through L1; expected l1Size too")
+        for name, image in self.images.items():
+            if not _REFERENCE.fullmatch(image):
+                problems.add(
+                    f"images.{name}", f"expected an image such as my.example/{name}@sha256:…, got {short(image)}"
+                )
         problems.check()
 
     @property
@@ -84,13 +97,13 @@ def values_of(text: str | bytes) -> Values:
     """The values in a YAML document. Raises ConfigErrors with all that is wrong."""
     content = read(text)
     if not isinstance(content, dict):
-        expected = "a mapping with model, replicas, strategy, l1Size and l2Backend"
+        expected = "a mapping with model, replicas, strategy, l1Size, l2Backend and images"
         raise ConfigError("", f"expected {expected}, got {short(content)}")
     return build(Values, content, "")
 
 
 def render(values: Values) -> str:
-    """The manifests for these values, as YAML documents."""
+    """The manifests for these values, as YAML documents. Raises ConfigErrors for images that are not in them."""
     stack = _TIERED if values.l1 else _PLAIN
     documents = list(yaml.safe_load_all(stack.read_text(encoding="utf-8")))
     if not values.l1 or values.strategy != "kv-aware":  # else it stays: kv-aware, and where LMCache is
@@ -103,7 +116,38 @@ def render(values: Values) -> str:
     servers["replicas"] = values.replicas
     (vllm,) = servers["template"]["spec"]["containers"]
     vllm["args"][0] = values.model
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+    _replace(documents, values.images)
+    made = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
+    return _SECRET + made if values.l2 else made
+
+
+def _replace(documents: list[Any], images: Mapping[str, str]) -> None:
+    """Put in the images wanted."""
+    running = list(_running(documents))
+    known = {_repository(each["image"]) for each in running}
+    problems = Problems()
+    for name in images.keys() - known:
+        near = nearest(name, known) or "; expected one of " + ", ".join(sorted(known))
+        problems.add(f"images.{name}", f"nothing here runs it{near}")
+    problems.check()
+    for each in running:
+        each["image"] = images.get(_repository(each["image"]), each["image"])
+
+
+def _repository(image: str) -> str:
+    """Its name without a tag, of those that have neither a port nor a digest."""
+    return image.partition(":")[0]
+
+
+def _running(value: Any) -> Iterator[Any]:
+    """Every mapping in there that names an image."""
+    if isinstance(value, dict):
+        if "image" in value:
+            yield value
+        value = value.values()
+    if not isinstance(value, str) and hasattr(value, "__iter__"):
+        for each in value:
+            yield from _running(each)
 
 
 def _with_tiers(documents: list[Any], values: Values) -> list[Any]:
@@ -111,8 +155,9 @@ def _with_tiers(documents: list[Any], values: Values) -> list[Any]:
     (server,) = _one(documents, "DaemonSet", "lmcache")["spec"]["template"]["spec"]["containers"]
     sized = [f"--l1-size-gb={values.l1}" if each.startswith("--l1-size-gb=") else each for each in server["args"]]
     server["args"] = [each for each in sized if values.l2 or not each.startswith("--l2-adapter=")]
-    if not values.l2:  # nor waits for it
+    if not values.l2:  # nor waits for it, nor for its password
         server["command"] = ["lmcache", "server"]
+        server["env"] = [each for each in server["env"] if each["name"] != "LMCACHE_RESP_PASSWORD"]
     memory = f"{values.l1 + _BESIDE}Gi"
     server["resources"]["requests"]["memory"] = server["resources"]["limits"]["memory"] = memory
     return [each for each in documents if values.l2 or each["metadata"]["name"] != "lmcache-redis"]

@@ -32,6 +32,8 @@ ROOT = HERE.parents[1]
 SUPPORT = ROOT / "tests" / "support"
 CLIENTS = "warmpath-e2e"
 STANDALONE = "warmpath-e2e-standalone"
+OWNER = "gateway.envoyproxy.io/owning-gateway"
+"""How the labels begin by which Envoy Gateway tells whose Envoy it is."""
 ASK = """
 import sys, urllib.request
 body = b'{"model": "sim", "max_tokens": 1, "messages": [{"role": "user", "content": "Anybody?"}]}'
@@ -163,8 +165,7 @@ def commands() -> tuple[str, str]:
 def gateway_of(namespace: str) -> tuple[Kubectl, str]:
     """The Service of the Envoy that Envoy Gateway runs for the Gateway there: its namespace and name."""
     gateways = Kubectl("envoy-gateway-system")
-    owner = "gateway.envoyproxy.io/owning-gateway"
-    (service,) = gateways.get("services", "-l", f"{owner}-name=inference,{owner}-namespace={namespace}")["items"]
+    (service,) = gateways.get("services", "-l", f"{OWNER}-name=inference,{OWNER}-namespace={namespace}")["items"]
     return gateways, service["metadata"]["name"]
 
 

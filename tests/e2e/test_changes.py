@@ -1,13 +1,20 @@
 """Pickers and model servers come and go under load, as deployments, scaling and failing nodes make them."""
 
 import json
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from tests.e2e.conftest import Stack
+import pytest
+
+from tests.e2e.conftest import OWNER, Stack
 from tests.support.kubectl import ClusterLoad, wait
 
 CLIENTS = 7
 """Of the load; each has one request in flight."""
+ROLLOUTS = 10
+ADMIN = 19000
+"""Where Envoy Gateway's Envoys show their configuration, to their own pod only."""
 Load = Callable[[Stack], ClusterLoad]
 
 
@@ -100,3 +107,57 @@ def test_a_killed_picker_costs_at_most_what_it_held(stack: Stack, load: Load) ->
     finally:
         kubectl("scale", "--replicas=1", "deployment/warmpath")
         wait(lambda: len(kubectl.pods("warmpath")) == 1, "one picker is left")
+
+
+@pytest.fixture
+def asked_once(kind: Stack) -> Iterator[Stack]:
+    """The overlay `kind` with a gateway that asks one picker, once, and checks none: as gateways do by themselves."""
+    policy = kind.kubectl.get("envoyextensionpolicy", "warmpath")["spec"]["extProc"]
+    without = [{**each, "backendSettings": dict(each["backendSettings"])} for each in policy]
+    for each in without:
+        del each["backendSettings"]["retry"], each["backendSettings"]["healthCheck"]
+    wired(kind, without, retries=False)
+    yield kind
+    wired(kind, policy, retries=True)
+
+
+def wired(stack: Stack, processors: list[Any], *, retries: bool) -> None:
+    """Return when Envoy asks pickers like this."""
+    patch = json.dumps([{"op": "replace", "path": "/spec/extProc", "value": processors}])
+    stack.kubectl("patch", "envoyextensionpolicy", "warmpath", "--type=json", "--patch", patch)
+    gateways, _ = stack.door
+    (envoy,) = gateways.get("pods", "-l", f"{OWNER}-name=inference,{OWNER}-namespace=default")["items"]
+    with gateways.forwarded(f"pod/{envoy['metadata']['name']}", ADMIN) as url:
+        wait(lambda: asks_again(url) == retries, "Envoy has its new configuration")
+
+
+def asks_again(url: str) -> bool:
+    """Whether this Envoy asks another picker where one fails."""
+    with urllib.request.urlopen(f"{url}/config_dump", timeout=30) as answer:
+        services = list(under("grpc_service", json.load(answer)))
+    assert services
+    return any("retry_policy" in each for each in services)
+
+
+def under(key: str, value: Any) -> Iterator[Any]:
+    """All that this key has anywhere in there."""
+    for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if name == key:
+            yield each
+        if isinstance(each, (dict, list)):
+            yield from under(key, each)
+
+
+def test_pickers_are_replaced_and_a_gateway_that_never_asks_again_loses_nothing(asked_once: Stack, load: Load) -> None:
+    kubectl = asked_once.kubectl
+    old: set[str] = set()
+    with load(asked_once) as running, load(asked_once) as more:
+        for _ in range(ROLLOUTS):
+            old |= kubectl.pods("warmpath").keys()
+            running.until_answered(1)
+            kubectl("rollout", "restart", "deployment/warmpath")
+            kubectl.rolled_out("warmpath")
+        wait(lambda: gone(asked_once, "warmpath", old), "the old pickers go")
+        running.until_answered(2)
+    assert len(old) >= ROLLOUTS
+    assert [*running.report.lost, *more.report.lost] == []

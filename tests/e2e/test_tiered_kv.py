@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, pairwise
 from random import Random
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -25,6 +26,14 @@ NAMESPACE = "warmpath-e2e-tiered-kv"
 BLOCK = 64
 DEVICE = 128 * BLOCK
 """Tokens, as hack/kind/tiered-kv has it."""
+REDIS = """
+import os, socket, sys
+lines = sys.argv[1].format(os.environ["LMCACHE_RESP_PASSWORD"])
+with socket.create_connection(("lmcache-redis", 6379), 5) as there, there.makefile("r") as answers:
+    there.sendall(lines.replace("\\n", "\\r\\n").encode())
+    for _ in range(lines.count("\\n")):
+        print(answers.readline().strip())
+"""
 START = 900
 """Seconds in which vLLM starts on a machine that has other things to do."""
 
@@ -36,6 +45,8 @@ def tiered(kind: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     if not any("warmpath-engine:" in name for image in images for name in image["names"]):
         pytest.skip("this cluster has no vLLM: `hack/kind-up --engine` makes one that has")
     kubectl = put_into(NAMESPACE, ROOT / "hack" / "kind" / "tiered-kv", tmp_path_factory.mktemp("tiered"))
+    # Those who need it wait for it.
+    kubectl("create", "secret", "generic", "lmcache-redis", f"--from-literal=password={token_hex(32)}")
     try:
         kubectl("rollout", "status", f"--timeout={START}s", "daemonset/lmcache", timeout=START)
         kubectl.rolled_out("lmcache-redis", "lmcache-coordinator", "warmpath", "llm", seconds=START)
@@ -196,6 +207,18 @@ def test_what_falls_off_the_node_is_known_to_be_in_redis(talk: Talk, tiers: Tier
     assert found.l2 >= found.held
 
 
+def test_redis_answers_nobody_without_its_password(tiered: Stack, tiers: Tiers) -> None:
+    (server,) = tiers.stack.kubectl.pods("lmcache")  # who is let in by the network, and knows the password
+
+    def said(lines: str) -> list[str]:
+        return tiered.kubectl("exec", server, "--", "python3", "-c", REDIS, lines).split("\n")[:-1]
+
+    assert [each.split()[0] for each in said("DBSIZE\nKEYS *\nFLUSHALL\n")] == ["-NOAUTH"] * 3
+    known, entries = said("AUTH {}\nDBSIZE\n")
+    assert known == "+OK"
+    assert int(entries.removeprefix(":")) > 0
+
+
 def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers) -> None:
     (picker,) = tiered.kubectl.pods("warmpath")
     where = (f"--pool-namespace={NAMESPACE}", "--pool-name=llm", "--coordinator=http://lmcache-coordinator:9300")
@@ -214,7 +237,7 @@ def test_a_server_that_starts_before_redis_waits_for_it(talk: Talk, tiers: Tiers
 
     def waiting() -> bool:
         with suppress(KubectlFailed):  # it has begun nothing yet
-            return "lmcache-redis:6379 does not answer yet" in kubectl("logs", "daemonset/lmcache")
+            return "lmcache-redis:6379 does not answer yet, or" in kubectl("logs", "daemonset/lmcache")
         return False
 
     wait(waiting, "the new one asks for Redis")

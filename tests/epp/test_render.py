@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from epp import render as module
-from epp.errors import ConfigError
+from epp.errors import ConfigError, ConfigErrors
 from epp.loader import load_text, strategy_text
 from epp.prefix.precise import PrecisePrefixCache
 from epp.render import Values, render, render_file, values_of
@@ -79,7 +79,43 @@ def test_an_l1_is_as_large_as_said_and_an_l2_may_be_left_out() -> None:
     assert "--l1-size-gb=1024" in server["args"]
     assert not [each for each in server["args"] if "l2-adapter" in each]
     assert server["command"] == ["lmcache", "server"]
+    assert "LMCACHE_RESP_PASSWORD" not in [each["name"] for each in server["env"]]
     assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "1032Gi"
+
+
+def test_redis_and_who_loads_from_it_have_a_password_that_is_in_no_manifest() -> None:
+    text = render(values_of("{model: m, l1Size: 1Gi, l2Backend: redis}"))
+    found = documents(text)
+    assert not [name for kind, name in found if kind == "Secret"]
+    for kind, name, variable in (
+        ("Deployment", "lmcache-redis", "PASSWORD"),
+        ("DaemonSet", "lmcache", "LMCACHE_RESP_PASSWORD"),
+    ):
+        (container,) = found[kind, name]["spec"]["template"]["spec"]["containers"]
+        (source,) = [each["valueFrom"] for each in container["env"] if each["name"] == variable]
+        assert source == {"secretKeyRef": {"name": "lmcache-redis", "key": "password"}}
+        assert not [each for each in container["args"] if variable in each or "protected-mode" in each]
+    assert "requirepass" in str(found["Deployment", "lmcache-redis"])
+    made = "kubectl create secret generic lmcache-redis --from-literal=password="
+    assert made in text.partition("\napiVersion")[0]
+    assert "Secret" not in render(values_of("{model: m, l1Size: 1Gi}"))
+
+
+def test_images_are_those_that_are_said() -> None:
+    digest = "@sha256:" + "0" * 64
+    values = {"warmpath": "my.example:5000/warmpath:1" + digest, "redis": "r" + digest, "envoyproxy/envoy": "e:2"}
+    text = render(Values("m", l1_size="1Gi", l2_backend="redis", images=values))
+    for name, image in values.items():
+        assert f"image: {image}\n" in text
+        assert f"image: {name}:" not in text
+    assert "image: lmcache/vllm-openai:" in text
+    wrong = {"lmcache/vllm-openia": "a", "postgres": "b"}
+    with pytest.raises(ConfigErrors) as refused:
+        render(Values("m", l1_size="1Gi", images=wrong))
+    assert sorted(str(refused.value).splitlines()) == [
+        "images.lmcache/vllm-openia: nothing here runs it; did you mean 'lmcache/vllm-openai'?",
+        "images.postgres: nothing here runs it; expected one of envoyproxy/envoy, lmcache/vllm-openai, warmpath",
+    ]
 
 
 def test_blocks_have_one_name_everywhere() -> None:
@@ -109,7 +145,7 @@ def test_no_tiers_may_be_said_or_left_out(nothing: str) -> None:
     ("text", "error"),
     [
         ("{}", "model: missing"),
-        ("[]", "expected a mapping with model, replicas, strategy, l1Size and l2Backend, got []"),
+        ("[]", "expected a mapping with model, replicas, strategy, l1Size, l2Backend and images, got []"),
         ("modle: m", "modle: unknown; did you mean 'model'?"),
         ("{model: 3}", "model: expected text, got 3"),
         ("{model: 'a b'}", "model: expected a name such as Qwen/Qwen3-8B, got 'a b'"),
@@ -122,6 +158,12 @@ def test_no_tiers_may_be_said_or_left_out(nothing: str) -> None:
         ("{model: m, l1Size: 40}", "l1Size: expected a size such as 40Gi, or 0 for none, got 40"),
         ("{model: m, l1Size: 1Gi, l2Backend: reddis}", "l2Backend: expected redis or none, got 'reddis'"),
         ("{model: m, l2Backend: redis}", "l2Backend: redis is reached through L1; expected l1Size too"),
+        ("{model: m, images: redis}", "images: expected a mapping, got 'redis'"),
+        (
+            "{model: m, images: {warmpath: 'a b'}}",
+            "images.warmpath: expected an image such as my.example/warmpath@sha256:",
+        ),
+        ("{model: m, images: {warmpath: 'w@sha256:12'}}", "images.warmpath: expected an image such as"),
         ("model: [", "not valid YAML"),
     ],
 )

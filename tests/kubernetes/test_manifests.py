@@ -139,6 +139,50 @@ def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str
         assert let_in <= ports
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_named_pods_of_named_namespaces_are_let_in(plane: ControlPlane, tmp_path: Path, overlay: str) -> None:
+    found = documents(build(plane, tmp_path, overlay, ("monitoring",)))
+    policies = {each["metadata"]["name"]: each["spec"] for each in found if each["kind"] == "NetworkPolicy"}
+    rules = [(name, rule) for name, spec in policies.items() for rule in spec["ingress"]]
+    # Clients come to Envoy from anywhere; that is what the port is for.
+    assert [(name, rule["ports"]) for name, rule in rules if "from" not in rule] == (
+        [("warmpath", [{"port": 8080}])] if "standalone" in overlay else []
+    )
+    peers = [peer for _, rule in rules for peer in rule.get("from", ())]
+    assert peers
+    for peer in peers:
+        assert "ipBlock" in peer or peer["podSelector"]["matchLabels"]
+        assert "namespaceSelector" not in peer or peer["namespaceSelector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_model_servers_are_asked_for_nothing_but_the_api(plane: ControlPlane, tmp_path: Path, overlay: str) -> None:
+    found = documents(build(plane, tmp_path, overlay))
+    routes = [each["spec"]["rules"] for each in found if each["kind"] == "HTTPRoute"]
+    assert len(routes) == ("standalone" not in overlay)
+    paths = [match["path"] for rules in routes for rule in rules for match in rule["matches"]]
+    assert all(each == {"type": "PathPrefix", "value": "/v1"} for each in paths)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_fallbacks_are_named_only_to_gateways_that_walk_a_list(
+    plane: ControlPlane, tmp_path: Path, overlay: str
+) -> None:
+    """Where a route leads to the InferencePool, the gateway takes one address, and none of a list."""
+    found = documents(build(plane, tmp_path, overlay))
+    backends = [
+        backend["kind"]
+        for each in found
+        if each["kind"] == "HTTPRoute"
+        for rule in each["spec"]["rules"]
+        for backend in rule["backendRefs"]
+        if "kind" in backend
+    ]
+    (picker,) = [each for each in found if (each["kind"], each["metadata"]["name"]) == ("Deployment", "warmpath")]
+    said = [flag for flag in picker["spec"]["template"]["spec"]["containers"][0]["args"] if "fallbacks" in flag]
+    assert said == ([] if "InferencePool" in backends else ["--fallbacks=2"])
+
+
 @pytest.mark.parametrize("overlay", sorted(PLAINTEXT))
 def test_a_certificate_for_plaintext_is_refused(plane: ControlPlane, tmp_path: Path, overlay: str) -> None:
     with pytest.raises(ApiFailed, match="test"):

@@ -81,6 +81,13 @@ def test_envoys_configuration_is_up_to_date() -> None:
     assert json.loads((STANDALONE / "envoy.json").read_text(encoding="utf-8")) == made, expected
 
 
+@pytest.mark.parametrize("file", ["laptop/route.yaml", "components/gateway/httproute.yaml"])
+def test_routes_lead_to_the_api_of_model_servers_and_not_to_what_else_they_answer(file: str) -> None:
+    (route,) = documents(MANIFESTS / file)
+    matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
+    assert matches == [{"path": {"type": "PathPrefix", "value": "/v1"}}]
+
+
 def test_the_sidecar_is_the_envoy_that_is_tested() -> None:
     (patch,) = documents(STANDALONE / "envoy.yaml")
     image = patch["spec"]["template"]["spec"]["initContainers"][0]["image"]
@@ -117,6 +124,20 @@ def test_a_pod_that_goes_has_time_for_all_it_does() -> None:
     leave = container()["lifecycle"]["preStop"]["sleep"]["seconds"]
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert leave + int(flags["drain-timeout"]) < grace
+
+
+def test_a_picker_of_several_that_is_silent_is_left_within_two_seconds() -> None:
+    """By the kubelet, for any gateway; by Envoy Gateway's own checks, which go on with one that is alone."""
+    kustomization = yaml.safe_load((MANIFESTS / "components" / "ha" / "kustomization.yaml").read_text(encoding="utf-8"))
+    (patch,) = [each["patch"] for each in kustomization["patches"] if each["target"]["kind"] == "Deployment"]
+    (probe,) = [each["value"] for each in yaml.safe_load(patch) if each["path"].endswith("/readinessProbe")]
+    assert probe["grpc"] == container()["readinessProbe"]["grpc"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"] <= 2
+    policies = documents(MANIFESTS / "overlays" / "envoy-gateway" / "policies.yaml")
+    check = policies[0]["spec"]["extProc"][0]["backendSettings"]["healthCheck"]
+    seconds = [int(check["active"][each].removesuffix("s")) for each in ("interval", "timeout")]
+    assert sum(seconds) <= 2
+    assert (check["active"]["unhealthyThreshold"], check["panicThreshold"]) == (1, 1)
 
 
 def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory() -> None:
