@@ -22,41 +22,41 @@ from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
 from epp.admin.traces import Traces, Tracing
-from epp.describe import describe
+from epp.configuration.describe import describe
+from epp.configuration.loader import Pipeline, load_strategy, load_text
+from epp.configuration.reload import ConfigFile
 from epp.errors import ConfigError
+from epp.extproc.conformance_routing import Steered
 from epp.extproc.server import AGE, Door
 from epp.extproc.server import Settings as DoorSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
-from epp.loader import Pipeline, load_strategy, load_text
-from epp.memory import keep_freed, rarely_collect
 from epp.parsing.parser import Parser
-from epp.parsing.tokens import TokenRatio
+from epp.parsing.token_ratio import TokenRatio
 from epp.pool.apiserver import ApiServer
-from epp.pool.kube import KubePools, Labelled, Named, Selected
+from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
-from epp.prefix.pieces import Pieces
+from epp.prefix.events.subscriber import Subscribers
+from epp.prefix.lmcache.tiers import TierReader
 from epp.prefix.precise import PrecisePrefixCache
-from epp.prefix.ratio import LearnTokens
-from epp.prefix.remote import Remote
-from epp.prefix.subscriber import Subscribers
-from epp.prefix.tiers import TierReader
-from epp.prefix.tokens import Tokens, load_tokenizers, tokenizer_files
-from epp.reload import ConfigFile
+from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.ratio import LearnTokens
+from epp.prefix.tokens.remote import Remote
+from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
+from epp.process.memory import keep_freed, rarely_collect
+from epp.process.watchdog import watch
 from epp.route import Router, Witness
 from epp.scheduling.chain import Chain
 from epp.scheduling.failures import FailureShares
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
-from epp.steered import Steered
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.series import KvEventFigures
-from epp.watchdog import watch
 
 log = logging.getLogger("warmpath")
 

@@ -15,7 +15,7 @@ import click
 
 from epp import __version__, protocol
 from epp.errors import ConfigError
-from epp.goflags import CipherSuites, Duration, GoCommand, MinimalTls, Modules, Ports, Verbosity, log_format, log_level
+from epp.flags import CipherSuites, Duration, GoCommand, MinimalTls, Modules, Ports, Verbosity, log_format, log_level
 from epp.telemetry.log import FORMATS, LEVELS
 from epp.telemetry.text import printable_lines
 
@@ -293,8 +293,8 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
     """Print the pipeline that FILE (an EndpointPickerConfig) gives, or every error in it."""
     if (file is None) == (strategy is None):
         raise click.UsageError("give either a FILE or --strategy")
-    from epp.describe import describe
-    from epp.loader import load_file, load_strategy
+    from epp.configuration.describe import describe
+    from epp.configuration.loader import load_file, load_strategy
 
     try:
         if file is not None:
@@ -312,7 +312,7 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def render(file: Path) -> None:
     """Print the manifests of a whole stack from five values: model, replicas, strategy, l1Size, l2Backend."""
-    from epp.render import render_file
+    from tooling.render.stack import render_file
 
     try:
         click.echo(render_file(file))
@@ -337,7 +337,7 @@ def render(file: Path) -> None:
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Directory to leave all logs in.")
 def up(**flags: Any) -> None:
     """Run the whole chain on this machine: pods, endpoint picker, Envoy, a live table."""
-    from laptop.up import Options, UpError, run
+    from tooling.laptop.up import Options, UpError, run
 
     flags["strategy"] = _one_of(flags["strategy"], flags["config"])
     try:
@@ -405,7 +405,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
     batches, reasoning, bursts, independent, demo.
     """
-    from epp.sim.replay.command import main, plan
+    from tooling.replay.command import main, plan
 
     if no_exchange:
         flags["exchange"] = None
@@ -437,7 +437,7 @@ def doctor(as_json: bool, **flags: Any) -> None:
     Sends each endpoint at most four prompts, of some 400 tokens or four blocks, whichever is more. Exits 1 if there is
     a problem, 0 if not.
     """
-    from epp.doctor.command import Options, main
+    from tooling.doctor.command import Options, main
 
     try:
         sys.exit(main(Options(**flags), as_json=as_json))
@@ -459,7 +459,7 @@ def conformance(as_json: bool, **flags: Any) -> None:
 
     Exits 0 if no MUST is broken, 1 if one is, 2 if nobody answers.
     """
-    from epp.conformance.command import main, options
+    from tooling.conformance.command import main, options
 
     try:
         sys.exit(main(options(**flags), as_json=as_json))

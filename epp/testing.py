@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from epp import loader
+from epp.configuration import loader
 from epp.plugin import Endpoint, Load, Request
 from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision

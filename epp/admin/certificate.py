@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 from epp.errors import ConfigError
-from epp.follow import INTERVAL, Stamp, changes, stamp
+from epp.process.follow import INTERVAL, Stamp, changes, stamp
 from epp.telemetry.metrics import Metrics
 
 CERT_DIR = "--metrics-cert-dir"

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
-from epp.extproc.patience import Patience
+from epp.extproc.deadlines import Patience
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.telemetry.metrics import Metrics

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
 from epp.errors import ConfigError
-from epp.follow import Stamp, stamp
+from epp.process.follow import Stamp, stamp
 from epp.telemetry.metrics import Metrics
 
 LIFETIME = timedelta(days=3650)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from epp import protocol
+from epp.documents.files import Document
 from epp.errors import ConfigError
 from epp.pool.endpoint import Endpoint
 from epp.pool.objects import (
@@ -29,7 +30,6 @@ from epp.pool.objects import (
     state_of,
 )
 from epp.pool.store import PoolState, address_of
-from epp.pool.yamlfiles import Document
 
 
 class EndpointEntry(Strict, frozen=True):

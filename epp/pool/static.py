@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from epp.documents.files import Document, files_in, read_documents, stamp_of
 from epp.errors import ConfigError
-from epp.follow import INTERVAL, changes
 from epp.pool.manifests import pools_of
 from epp.pool.store import Pool, PoolState
-from epp.pool.yamlfiles import Document, files_in, read_documents, stamp_of
+from epp.process.follow import INTERVAL, changes
 from epp.telemetry.metrics import Metrics
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response
-from epp.prefix.blocks import SHORT, bytes_at, chain_of, seed_of
+from epp.prefix.block_hashes import SHORT, bytes_at, chain_of, seed_of
 from epp.prefix.index import PrefixIndex
-from epp.prefix.shadow import Pin, Shadow
+from epp.prefix.shadow_cache import Pin, Shadow
 
 _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""

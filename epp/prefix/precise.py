@@ -16,14 +16,14 @@ from typing import Any, Final, Protocol
 
 from epp.plugin import Endpoint, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.prefix.chains import chain_of_tokens
-from epp.prefix.directory import Held
-from epp.prefix.enginecache import Shelf, Shelves
+from epp.prefix.events.engine_cache import Shelf, Shelves
+from epp.prefix.events.sources import KvEvents
 from epp.prefix.index import PrefixIndex
-from epp.prefix.shadow import Pin, Shadow
-from epp.prefix.sources import KvEvents
-from epp.prefix.tiers import Lmcache, Tiers
-from epp.prefix.tokens import NoTokens
+from epp.prefix.lmcache.directory import Held
+from epp.prefix.lmcache.tiers import Lmcache, Tiers
+from epp.prefix.shadow_cache import Pin, Shadow
+from epp.prefix.tokens.block_hashes import chain_of_tokens
+from epp.prefix.tokens.source import NoTokens
 from epp.prefix.trust import Trust
 from epp.telemetry.series import KvEventFigures
 
@@ -37,7 +37,7 @@ _MOST_LINKS: Final = 1 << 16
 
 
 class TokenSource(Protocol):
-    """Who knows a prompt's tokens: `epp.prefix.tokens.Tokens`."""
+    """Who knows a prompt's tokens: `epp.prefix.tokens.source.Tokens`."""
 
     async def of(self, request: Request) -> Sequence[int]:
         """The ids the engine will see, within a deadline. Raises NoTokens."""

@@ -1,4 +1,4 @@
-"""Prometheus metrics, one object per process; names and meanings are in `epp.telemetry.table`.
+"""Prometheus metrics, one object per process; names and meanings are in `epp.telemetry.metrics_table`.
 
 A request touches it two or three times, each time a few plain additions; everything else is put together when a scrape
 is answered: labels, existing names, gauges of endpoints, statistics of plugins.
@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from epp import __version__
+from epp.telemetry.metrics_table import FAMILIES, OVERHEAD, SHARE, Family
 from epp.telemetry.models import OTHER, Models
 from epp.telemetry.series import EndpointSeries, Histogram, KvEventFigures, ModelSeries, ShadowSeries
-from epp.telemetry.table import FAMILIES, OVERHEAD, SHARE, Family
 
 log = logging.getLogger("warmpath")
 

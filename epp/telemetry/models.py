@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from math import exp2
 
+from epp.telemetry.metrics_table import MAX_MODELS
 from epp.telemetry.series import ModelSeries
-from epp.telemetry.table import MAX_MODELS
 
 OTHER = "other"
 LONGEST_MODEL = 128

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from epp.telemetry import table
+from epp.telemetry import metrics_table as table
 
 
 class Histogram:

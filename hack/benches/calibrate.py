@@ -24,18 +24,18 @@ import yaml
 
 from epp.errors import ConfigError
 from epp.pool.engines import ENGINES, parse
-from epp.sim.engine import EngineParameters
-from epp.sim.presets import PodKind
-from epp.sim.replay.play import Conditions, Play
-from epp.sim.replay.policies import policy
-from epp.sim.replay.runs import saturation
-from epp.sim.replay.trace import Trace
 from hack.benches.rig.asking import Answered, Door, client, play, text
 from hack.benches.rig.fit import FitError, Fitted, Timing, fit, prefill
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import mixed, talked
-from laptop.engines import EngineError, Vllm, engine_python
-from laptop.processes import Processes
+from tooling.laptop.engines import EngineError, Vllm, engine_python
+from tooling.laptop.processes import Processes
+from tooling.replay.policies import policy
+from tooling.replay.replay import Conditions, Play
+from tooling.replay.runs import saturation
+from tooling.replay.trace import Trace
+from tooling.simulator.engine import EngineParameters
+from tooling.simulator.presets import PodKind
 
 PROMPTS: Final = (64, 256, 512, 1024, 2048, 3500)
 """Tokens of a prompt nobody has seen."""

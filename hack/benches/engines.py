@@ -16,12 +16,12 @@ from random import Random
 
 from rich.console import Console
 
-from epp.loader import strategy_text
-from epp.sim.workloads import Session, Turn
-from laptop.chain import Chain, ChainError, Shape, running_chain
-from laptop.engines import EngineError, Tiers, Vllm, engine_python, knowing_tiers
-from laptop.load import Outcome, play
-from laptop.up import comparison
+from epp.configuration.loader import strategy_text
+from tooling.laptop.chain import Chain, ChainError, Shape, running_chain
+from tooling.laptop.engines import EngineError, Tiers, Vllm, engine_python, knowing_tiers
+from tooling.laptop.load import Outcome, play
+from tooling.laptop.up import comparison
+from tooling.simulator.workloads import Session, Turn
 
 SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 BLOCK = 32

@@ -18,19 +18,19 @@ from statistics import fmean, median
 from typing import Final
 
 from epp.errors import ConfigError
-from epp.sim.presets import PodKind, preset
-from epp.sim.replay.play import Conditions, Play
-from epp.sim.replay.policies import Policy, policy
-from epp.sim.replay.runs import saturation
-from epp.sim.replay.trace import Trace
 from hack.benches.rig.asking import Answered, Door, client, play
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import asked, talked
-from laptop.chain import SOURCE, Chain, ChainError, Shape, running_chain
-from laptop.engines import EngineError, Vllm, engine_python
+from tooling.laptop.chain import SOURCE, Chain, ChainError, Shape, running_chain
+from tooling.laptop.engines import EngineError, Vllm, engine_python
+from tooling.replay.policies import Policy, policy
+from tooling.replay.replay import Conditions, Play
+from tooling.replay.runs import saturation
+from tooling.replay.trace import Trace
+from tooling.simulator.presets import PodKind, preset
 
 BASE: Final = "round-robin"
-POLICIES: Final = (BASE, str(SOURCE / "epp" / "rivals" / "llm-d-default.yaml"), "prefix-aware")
+POLICIES: Final = (BASE, str(SOURCE / "tooling" / "policies" / "llm-d-default.yaml"), "prefix-aware")
 WORKLOADS: Final = {"documents": asked, "chats": talked}
 PODS: Final = 2
 SCRAPE: Final = 0.5

@@ -16,11 +16,11 @@ import msgspec
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
-from epp.prefix.chains import chain_of_tokens
-from epp.prefix.enginecache import EngineCache, Shelves
-from epp.prefix.events import decode
+from epp.prefix.events.engine_cache import EngineCache, Shelves
+from epp.prefix.events.wire import decode
 from epp.prefix.index import PrefixIndex
 from epp.prefix.precise import PrecisePrefixCache
+from epp.prefix.tokens.block_hashes import chain_of_tokens
 from epp.scheduling.cost import ExpectedTtft
 from tests.support.kv_events import block_stored
 

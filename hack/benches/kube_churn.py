@@ -18,7 +18,7 @@ from pathlib import Path
 import uvloop
 
 from epp.pool.apiserver import ApiServer
-from epp.pool.kube import KubePools, Named
+from epp.pool.kubernetes import KubePools, Named
 from epp.telemetry.metrics import Metrics
 from tests.support.cluster import Cluster, followed
 from tests.support.control_plane import ControlPlane

@@ -120,7 +120,7 @@ def rig(epp_command: str, count: int) -> Iterator[Rig]:
         python = sys.executable
         start("upstream", [python, "-m", "hack.benches.rig.upstream", "--port", str(streaming)], streaming, rest)
         start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0], rest)
-        bare = [python, "-m", "hack.benches.rig.door", "--port", str(bare_port)]
+        bare = [python, "-m", "hack.benches.rig.bare_server", "--port", str(bare_port)]
         doors = {"bare door": start("bare", [*bare, "--destination", f"127.0.0.1:{pods[0]}"], bare_port, alone)}
         named = {"grpc_port": epp_port, "health_port": health, "metrics_port": metrics, "python": python}
         command = shlex.split(epp_command.format(endpoints=folder / "endpoints.yaml", **named))

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 
-from epp.sim.presets import pods
-from epp.sim.replay.figures import Slo
-from epp.sim.replay.play import Conditions
-from epp.sim.replay.policies import policy
-from epp.sim.replay.runs import Plan, Rate, Source, compare, saturation
+from tooling.replay.figures import Slo
+from tooling.replay.policies import policy
+from tooling.replay.replay import Conditions
+from tooling.replay.runs import Plan, Rate, Source, compare, saturation
+from tooling.simulator.presets import pods
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "policies.jsonl"
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def specs(options: argparse.Namespace) -> list[str]:
-    return options.policy or [OURS, *(str(ROOT / "epp" / "rivals" / f"{rival}.yaml") for rival in RIVALS)]
+    return options.policy or [OURS, *(str(ROOT / "tooling" / "policies" / f"{rival}.yaml") for rival in RIVALS)]
 
 
 def name(spec: str) -> str:

@@ -9,13 +9,13 @@ from typing import Final, NamedTuple
 
 import click
 
-from epp.sim.engine import H100_8B
-from epp.sim.presets import pods
-from epp.sim.replay.figures import Figures, Slo, regret, spread
-from epp.sim.replay.play import Conditions
-from epp.sim.replay.policies import Policy, policy
-from epp.sim.replay.runs import Plan, Rate, Results, Source, compare
-from epp.sim.replay.table import by_policy
+from tooling.replay.figures import Figures, Slo, regret, spread
+from tooling.replay.policies import Policy, policy
+from tooling.replay.replay import Conditions
+from tooling.replay.runs import Plan, Rate, Results, Source, compare
+from tooling.replay.table import by_policy
+from tooling.simulator.engine import H100_8B
+from tooling.simulator.presets import pods
 
 PODS: Final = "7*8xh100-70b"
 OURS: Final = "prefix-aware"

@@ -15,9 +15,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from epp.plugin import Request
-from epp.prefix.pieces import Pieces
-from epp.prefix.prompt import prompt_of
-from epp.prefix.tokenizer import ModelTokenizer
+from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.prompt import prompt_of
+from epp.prefix.tokens.tokenizer import ModelTokenizer
 
 ROOT = Path(__file__).parents[2]
 SPECIALS = ["<|begin|>", "<|role|>", "<|text|>", "<|end|>", *(f"<|reserved_{i}|>" for i in range(250))]

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from epp.conformance.case import Case
-from epp.conformance.report import summary
-from epp.conformance.suite import CASES, Result, run
-from epp.conformance.target import Options
-from epp.conformance.verdict import Unreachable
-from laptop.ports import free_ports
 from tests.support.cluster import Cluster
 from tests.support.control_plane import ControlPlane
+from tooling.conformance.case import Case
+from tooling.conformance.report import summary
+from tooling.conformance.suite import CASES, Result, run
+from tooling.conformance.target import Options
+from tooling.conformance.verdict import Unreachable
+from tooling.laptop.ports import free_ports
 
 HOSTS = ("127.0.0.11", "127.0.0.12", "::1")
 PORTS = (8000, 8001)

@@ -23,9 +23,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from laptop.ports import free_ports
 from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, KubectlFailed, wait
 from tests.support.policies import enforced
+from tooling.laptop.ports import free_ports
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

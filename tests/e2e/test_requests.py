@@ -8,7 +8,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from epp.loader import strategy_text
+from epp.configuration.loader import strategy_text
 from tests.e2e.conftest import Admin, Stack
 from tests.support.kubectl import ClusterLoad, wait
 

@@ -12,11 +12,11 @@ import openai
 import pytest
 import pytest_asyncio
 
-from epp.loader import strategy_text
-from laptop.engines import Tiers, Vllm, engine_python
+from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, laptop
 from tests.support.fleet import following, mended
 from tests.support.talk import Talk
+from tooling.laptop.engines import Tiers, Vllm, engine_python
 
 HERE = Path(__file__).parent
 BLOCK = 32

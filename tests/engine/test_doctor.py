@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from epp.doctor.command import Options, diagnose
-from epp.doctor.finding import Finding
-from laptop.engines import Pod, Program, Tiers, Vllm
-from laptop.ports import free_ports
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually, mended
+from tooling.doctor.command import Options, diagnose
+from tooling.doctor.finding import Finding
+from tooling.laptop.engines import Pod, Program, Tiers, Vllm
+from tooling.laptop.ports import free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

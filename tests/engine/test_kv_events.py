@@ -5,7 +5,7 @@ import signal
 import openai
 import pytest
 
-from epp.loader import strategy_text
+from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually, heard, started

@@ -6,7 +6,7 @@ import openai
 import pytest
 import yaml
 
-from epp.prefix.coordinator import Away, Coordinator
+from epp.prefix.lmcache.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled, statistic, swept

@@ -17,18 +17,18 @@ import pytest_asyncio
 from jinja2 import TemplateError
 
 from epp.plugin import Request
-from epp.prefix.conversation import Unsupported
-from epp.prefix.pieces import Pieces
-from epp.prefix.prompt import prompt_of
-from epp.prefix.tokenizer import ModelTokenizer
-from laptop.ports import free_ports
-from laptop.processes import Processes
+from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.conversation import Unsupported
+from epp.prefix.tokens.prompt import prompt_of
+from epp.prefix.tokens.tokenizer import ModelTokenizer
 from tests.support.prompts import ANTHROPIC, PROMPTS, USER
 from tests.support.tokenizers import STYLES, make
+from tooling.laptop.ports import free_ports
+from tooling.laptop.processes import Processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-GOLDEN = Path(__file__).parents[1] / "epp" / "prefix" / "golden" / "vllm-0.32.json"
+GOLDEN = Path(__file__).parents[1] / "epp" / "prefix" / "tokens" / "golden" / "vllm-0.32.json"
 START_SECONDS = 900.0
 # `vllm launch render`, whose command the CPU build of vLLM lacks.
 RENDER = """

@@ -18,12 +18,12 @@ import pytest
 
 from epp.app import Settings, serve
 from epp.errors import ConfigError
-from epp.watchdog import EXIT_STALLED
-from laptop.ports import free_ports, is_free
+from epp.process.watchdog import EXIT_STALLED
 from tests.support import ext_proc
 from tests.support.api_server import FakeApiServer, use
 from tests.support.chain import eventually
 from tests.support.ext_proc_door import Gateway
+from tooling.laptop.ports import free_ports, is_free
 
 POOLS = """
 apiVersion: inference.networking.k8s.io/v1

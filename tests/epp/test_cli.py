@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 import epp.app
-import laptop.up
+import tooling.laptop.up
 from epp.cli import STRATEGIES, warmpath
+from epp.configuration.loader import DEFAULT_STRATEGY, strategies
 from epp.errors import ConfigError
-from epp.loader import DEFAULT_STRATEGY, strategies
 
 GOOD = """
 apiVersion: llm-d.ai/v1
@@ -47,15 +47,15 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[epp.app.Settings]:
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> list[laptop.up.Options]:
+def options(monkeypatch: pytest.MonkeyPatch) -> list[tooling.laptop.up.Options]:
     """What `up` would run with; it ends with status 7."""
-    seen: list[laptop.up.Options] = []
+    seen: list[tooling.laptop.up.Options] = []
 
-    async def run(options: laptop.up.Options) -> int:
+    async def run(options: tooling.laptop.up.Options) -> int:
         seen.append(options)
         return 7
 
-    monkeypatch.setattr(laptop.up, "run", run)
+    monkeypatch.setattr(tooling.laptop.up, "run", run)
     return seen
 
 
@@ -228,18 +228,18 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, monkeypatch: pytest
 # --- up -------------------------------------------------------------------------------------------------------------
 
 
-def test_up_passes_its_flags_and_its_status(config: Path, options: list[laptop.up.Options]) -> None:
+def test_up_passes_its_flags_and_its_status(config: Path, options: list[tooling.laptop.up.Options]) -> None:
     told = call("up", "--once", "--pods", 2, "--replicas", 2, "--port", 8081, "--seed", 5, "--strategy", "session")
     assert told.exit_code == 7
-    wanted = laptop.up.Options(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
+    wanted = tooling.laptop.up.Options(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
     assert options == [wanted]
     assert wanted.picking == ("--strategy", "session")
-    assert laptop.up.Options(config=config).picking == ("--config", str(config))
-    assert laptop.up.Options(plugins_from=()).picking[2:] == ("--plugins-from", "none")
-    assert laptop.up.Options(plugins_from=("a", "b.c")).picking[2:] == ("--plugins-from", "a,b.c")
+    assert tooling.laptop.up.Options(config=config).picking == ("--config", str(config))
+    assert tooling.laptop.up.Options(plugins_from=()).picking[2:] == ("--plugins-from", "none")
+    assert tooling.laptop.up.Options(plugins_from=("a", "b.c")).picking[2:] == ("--plugins-from", "a,b.c")
 
 
-def test_up_refuses_what_makes_no_sense(config: Path, options: list[laptop.up.Options]) -> None:
+def test_up_refuses_what_makes_no_sense(config: Path, options: list[tooling.laptop.up.Options]) -> None:
     for flags in (("--pods", 0), ("--port", 0), ("--replicas", 9), ("--strategy", "session", "--config", config)):
         assert call("up", *flags).exit_code == 2
     assert options == []
@@ -247,8 +247,8 @@ def test_up_refuses_what_makes_no_sense(config: Path, options: list[laptop.up.Op
 
 def test_what_ends_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(options: Any) -> int:
-        raise laptop.up.UpError("no Envoy found")
+        raise tooling.laptop.up.UpError("no Envoy found")
 
-    monkeypatch.setattr(laptop.up, "run", run)
+    monkeypatch.setattr(tooling.laptop.up, "run", run)
     told = call("up")
     assert (told.exit_code, told.stderr) == (1, "Error: no Envoy found\n")

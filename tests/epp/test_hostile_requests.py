@@ -8,13 +8,13 @@ from random import Random
 
 from epp.admin.decisions import Decisions
 from epp.admin.recorder import Recorder
+from epp.configuration.loader import load_strategy
 from epp.flow.admission import Admission
-from epp.loader import load_strategy
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
-from epp.parsing.tokens import TokenRatio
+from epp.parsing.token_ratio import TokenRatio
 from epp.pool.store import Pool
-from epp.prefix.ratio import LearnTokens
+from epp.prefix.tokens.ratio import LearnTokens
 from epp.route import Router
 from epp.scheduling.chain import Chain
 from epp.scheduling.scheduler import Scheduler

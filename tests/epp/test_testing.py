@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from epp import stock
-from epp.loader import strategies, strategy_text
-from epp.parts import find_class
+from epp.configuration import builtin as stock
+from epp.configuration.loader import strategies, strategy_text
+from epp.configuration.registry import find_class
 from epp.plugin import Filter, Load, Picker, Scorer
 from epp.testing import decide, endpoint, request
 

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from gateway.envoy import running_envoy, validate
 from gateway.load import Resources, load
 from gateway.sidecar import main, sidecar
-from laptop.ports import free_ports
 from tests.support.ext_proc_door import Route, door
 from tests.support.gateway_rig import upstream
+from tooling.laptop.ports import free_ports
 
 GATEWAY = """
 apiVersion: gateway.networking.k8s.io/v1

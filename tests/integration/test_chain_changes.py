@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from epp.loader import strategy_text
-from laptop.engines import Pod, Simulated
+from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
 from tests.support.fleet import following, mended
+from tooling.laptop.engines import Pod, Simulated
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

@@ -15,10 +15,10 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from laptop.ports import free_ports
-from laptop.processes import Processes
 from tests.support.ext_proc import DUPLEX, LEAN, answer_headers, request_body, request_headers
 from tests.support.ext_proc_door import Call, Gateway
+from tooling.laptop.ports import free_ports
+from tooling.laptop.processes import Processes
 
 ENDPOINTS = "endpoints: [{name: a, address: 127.0.0.1, port: 1}]\n"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'

@@ -14,10 +14,10 @@ import pytest
 
 from gateway.translate import Options
 from gateway.wiring import Wiring
-from laptop.ports import is_free
 from tests.support.gateway_rig import FIRST_EVENT, GATEWAY, LAST_EVENT, Upstream, rig, to
 from tests.support.h2_server import h2_server
 from tests.support.waiting import until
+from tooling.laptop.ports import is_free
 
 pytestmark = pytest.mark.envoy
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from epp.loader import strategy_text
-from laptop.engines import Pod
+from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
+from tooling.laptop.engines import Pod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

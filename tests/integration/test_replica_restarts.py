@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from gateway.wiring import Wiring
-from laptop.chain import Chain, Replica, Shape, running_chain
 from tests.support.steady_load import SteadyLoad, steady_load, steady_rate
 from tests.support.waiting import until
+from tooling.laptop.chain import Chain, Replica, Shape, running_chain
 
 pytestmark = [pytest.mark.envoy]
 

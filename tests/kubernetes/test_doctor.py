@@ -2,12 +2,12 @@
 
 import pytest
 
-from epp.doctor.command import Options, diagnose
 from epp.errors import ConfigError
-from epp.sim.publisher import KvEventsConfig
-from epp.sim.server import SimulatedPod
-from laptop.ports import free_ports
 from tests.support.cluster import Cluster
+from tooling.doctor.command import Options, diagnose
+from tooling.laptop.ports import free_ports
+from tooling.simulator.publisher import KvEventsConfig
+from tooling.simulator.server import SimulatedPod
 
 FREE = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0")
 
@@ -26,6 +26,6 @@ async def test_a_pool_s_pods_are_examined(cluster: Cluster) -> None:
 
 
 async def test_a_pool_that_is_not_there_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epp.doctor.command._LOADED", 0.5)
+    monkeypatch.setattr("tooling.doctor.command._LOADED", 0.5)
     with pytest.raises(ConfigError, match=r"--pool-name: .*/nowhere was not told within 0\.5 s"):
         await diagnose(Options(pool_name="nowhere", pool_namespace=cluster.namespace))

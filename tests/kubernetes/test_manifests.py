@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from epp.loader import strategy_text
-from epp.render import render, values_of
-from epp.sim.publisher import kv_events_from
+from epp.configuration.loader import strategy_text
 from tests.support.control_plane import ApiFailed, ControlPlane
+from tooling.render.stack import render, values_of
+from tooling.simulator.publisher import kv_events_from
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -251,4 +251,6 @@ def test_every_subject_is_in_the_namespace_of_the_overlay(plane: ControlPlane, t
 def test_what_render_starts_from_is_up_to_date(plane: ControlPlane) -> None:
     for overlay, stack in (("vllm-gpu", "stack.yaml"), ("tiered-kv", "tiered-stack.yaml")):
         made = plane.kubectl("kustomize", str(MANIFESTS / "overlays" / overlay))
-        assert (ROOT / "epp" / stack).read_text(encoding="utf-8") == made, "expected as `hack/manifests` makes it"
+        assert (ROOT / "tooling" / "render" / stack).read_text(encoding="utf-8") == made, (
+            "expected as `hack/manifests` makes it"
+        )

@@ -14,15 +14,15 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.loader import strategy_text
-from epp.sim.server import SimulatedPod
+from epp.configuration.loader import strategy_text
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import Options, translate
-from laptop.ports import free_ports
-from laptop.processes import Processes
 from tests.support.charts import CHARTS
 from tests.support.cluster import POOL_GROUP, Cluster
+from tooling.laptop.ports import free_ports
+from tooling.laptop.processes import Processes
+from tooling.simulator.server import SimulatedPod
 
 GATEWAY = """
 apiVersion: gateway.networking.k8s.io/v1

@@ -74,7 +74,7 @@ def test_the_arguments_of_the_rendered_stack_are_taken(tmp_path: Path, monkeypat
 
 
 def picker_args_of_stack() -> list[str]:
-    for document in yaml.safe_load_all((ROOT / "epp" / "stack.yaml").read_text(encoding="utf-8")):
+    for document in yaml.safe_load_all((ROOT / "tooling" / "render" / "stack.yaml").read_text(encoding="utf-8")):
         if document["kind"] == "Deployment" and document["metadata"]["name"] == "warmpath":
             return list(document["spec"]["template"]["spec"]["containers"][0]["args"])
     raise AssertionError("no picker in the stack")

@@ -11,11 +11,11 @@ import yaml
 
 import epp
 from epp import protocol
-from epp.loader import strategy_text
-from epp.render import render, values_of
-from epp.telemetry.table import FAMILIES
+from epp.configuration.loader import strategy_text
+from epp.telemetry.metrics_table import FAMILIES
 from gateway.load import load
 from gateway.sidecar import sidecar
+from tooling.render.stack import render, values_of
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -81,7 +81,7 @@ def test_envoys_configuration_is_up_to_date() -> None:
     assert json.loads((STANDALONE / "envoy.json").read_text(encoding="utf-8")) == made, expected
 
 
-@pytest.mark.parametrize("file", ["laptop/route.yaml", "components/gateway/httproute.yaml"])
+@pytest.mark.parametrize("file", ["tooling/laptop/route.yaml", "components/gateway/httproute.yaml"])
 def test_routes_lead_to_the_api_of_model_servers_and_not_to_what_else_they_answer(file: str) -> None:
     (route,) = documents(MANIFESTS / file)
     matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
@@ -144,7 +144,7 @@ def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory() -> N
     """LMCache's server finds what a pod shares by its name there; a volume of the pod's own would hide it."""
     pods = {
         each["metadata"]["name"]: each["spec"]["template"]["spec"]
-        for each in documents(ROOT / "epp" / "tiered-stack.yaml")
+        for each in documents(ROOT / "tooling" / "render" / "tiered-stack.yaml")
         if each["kind"] in ("Deployment", "DaemonSet")
     }
     sharing = {name: pod for name, pod in pods.items() if pod.get("hostIPC")}

@@ -12,15 +12,15 @@ from grpc import aio
 from grpc_health.v1 import health_pb2
 
 from epp import protocol
-from epp.conformance.case import Case
-from epp.conformance.suite import CASES, Result, outcome
-from epp.conformance.target import Options, Target, host_and_port, reach
 from epp.errors import NoEndpoint
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.parsing.body import decode
 from epp.parsing.openai import Chat
 from epp.parsing.request import NO_HEADERS, RawRequest
 from tests.support.ext_proc_door import Gateway, door
+from tooling.conformance.case import Case
+from tooling.conformance.suite import CASES, Result, outcome
+from tooling.conformance.target import Options, Target, host_and_port, reach
 
 Request: TypeAlias = pb.ProcessingRequest
 Reply: TypeAlias = pb.ProcessingResponse

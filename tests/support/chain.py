@@ -10,12 +10,12 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.loader import strategy_text
+from epp.configuration.loader import strategy_text
 from gateway.wiring import Wiring
-from laptop.chain import Chain, Shape, running_chain
-from laptop.engines import Engine, Pod, Simulated
-from laptop.ports import is_free
-from laptop.watch import watch
+from tooling.laptop.chain import Chain, Shape, running_chain
+from tooling.laptop.engines import Engine, Pod, Simulated
+from tooling.laptop.ports import is_free
+from tooling.laptop.watch import watch
 
 PATIENCE = 30.0
 """Seconds that anything may take on a machine that has other things to do."""

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
-from epp.pool.kube import KubePools
+from epp.pool.kubernetes import KubePools
 from tests.support.control_plane import ControlPlane
 
 POOL_GROUP = "apis/inference.networking.k8s.io/v1"

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from epp.prefix.chunks import chunks_of
+from epp.prefix.lmcache.chunk_keys import chunks_of
 
 
 class StandIn:

@@ -9,13 +9,13 @@ from typing import Any
 
 import openai
 
-from epp.loader import strategy_text
-from laptop.chain import write_endpoints
-from laptop.engines import knowing_tiers
+from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop
 from tests.support.chain import eventually as eventually_within
 from tests.support.talk import Talk
 from tests.support.waiting import until
+from tooling.laptop.chain import write_endpoints
+from tooling.laptop.engines import knowing_tiers
 
 PATIENCE = 180.0
 """Seconds that anything may take where a dozen processes of real engines share a machine with others."""

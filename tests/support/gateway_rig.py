@@ -17,8 +17,8 @@ from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import Options, translate
 from gateway.xds import Rendering
-from laptop.ports import free_ports
 from tests.support.ext_proc_door import Route, door
+from tooling.laptop.ports import free_ports
 
 FIRST_EVENT, LAST_EVENT = b"data: 1\n\n", b"data: [DONE]\n\n"
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from epp.prefix.chains import chain_of_tokens
-from epp.prefix.enginecache import EngineCache
+from epp.prefix.events.engine_cache import EngineCache
+from epp.prefix.tokens.block_hashes import chain_of_tokens
 
 SIZE = 4
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from epp.loader import Pipeline, load_text
+from epp.configuration.loader import Pipeline, load_text
 
 RANDOM = Random(0)
 

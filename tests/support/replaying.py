@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from random import Random
 
-from epp.sim import presets
-from epp.sim.replay.play import Conditions, Play
-from epp.sim.replay.policies import policy
-from epp.sim.replay.trace import Ask, Piece, Trace
+from tooling.replay.policies import policy
+from tooling.replay.replay import Conditions, Play
+from tooling.replay.trace import Ask, Piece, Trace
+from tooling.simulator import presets
 
 
 def asks(*times: float, tokens: int = 400, output: int = 20, shared: int = 0) -> Trace:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from epp.plugin import CacheRoom, Cost, Endpoint, Load, PrefixMatch, Request, Response
-from epp.sim.engine import H100_8B, Engine, EngineParameters
+from tooling.simulator.engine import H100_8B, Engine, EngineParameters
 
 
 class Arrival(NamedTuple):

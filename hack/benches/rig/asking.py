@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from epp.sim.replay.trace import Ask, Piece, Trace
 from hack.benches.rig.processes import BenchError
+from tooling.replay.trace import Ask, Piece, Trace
 
 ANSWER_SECONDS: Final = 180.0
 _IDS: Final = range(256, 4000)

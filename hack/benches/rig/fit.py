@@ -1,4 +1,5 @@
-"""From timings of an engine to the parameters of its step-time model (`epp.sim.engine.EngineParameters`). Pure.
+"""From timings of an engine to the parameters of its step-time model (`tooling.simulator.engine.EngineParameters`).
+Pure.
 
 A timing is linear in the parameters: so many steps, so many decodes in them, and so on, took so many seconds. The fit
 makes relative errors small, since a step of milliseconds matters as much as a prefill of seconds; gives outliers less

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from epp.sim.replay.generators import documents
-from epp.sim.replay.trace import Ask, Piece, Trace
+from tooling.replay.generators import documents
+from tooling.replay.trace import Ask, Piece, Trace
 
 
 def asked(seed: int, requests: int) -> Trace:

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 import yaml
 
+from epp.documents.files import Document
 from epp.errors import ConfigError
 from epp.pool.manifests import pools_of
 from epp.pool.store import PoolState, Rewrite, Target
-from epp.pool.yamlfiles import Document
 
 POOL = """
 apiVersion: inference.networking.k8s.io/v1

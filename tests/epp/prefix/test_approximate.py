@@ -8,10 +8,10 @@ import pytest
 
 from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response, Usage
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
-from epp.prefix.blocks import LONG_FROM
+from epp.prefix.block_hashes import LONG_FROM
 from epp.scheduling.cost import ExpectedTtft
-from epp.sim.engine import H100_8B, Engine
-from epp.sim.tokens import hash_chain
+from tooling.simulator.engine import H100_8B, Engine
+from tooling.simulator.tokenizer import hash_chain
 
 OK = Response(status=200, complete=True)
 

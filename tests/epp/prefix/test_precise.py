@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 import pytest
 
+from epp.configuration.loader import load_text
 from epp.errors import ConfigError
-from epp.loader import load_text
 from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response, Usage
 from epp.prefix.approximate import ApproximateCacheRoom
-from epp.prefix.events import decode
+from epp.prefix.events.wire import decode
+from epp.prefix.lmcache.tiers import Lmcache
 from epp.prefix.precise import PrecisePrefixCache
-from epp.prefix.tiers import Lmcache
-from epp.prefix.tokens import NoTokens, Reason
+from epp.prefix.tokens.source import NoTokens, Reason
 from epp.scheduling.cost import ExpectedTtft
-from epp.sim.engine import H100_8B, Engine
-from epp.sim.tokens import hash_chain
 from tests.support.coordinator import StandIn
 from tests.support.kv_events import SIZE, batch, names_of, removed, stored
 from tests.support.waiting import beside, until
+from tooling.simulator.engine import H100_8B, Engine
+from tooling.simulator.tokenizer import hash_chain
 
 OK = Response(status=200, complete=True)
 
@@ -417,7 +417,7 @@ def test_parameters_without_meaning_are_refused() -> None:
 
 
 def test_configurations_of_llm_d_load() -> None:
-    from epp.loader import load_text
+    from epp.configuration.loader import load_text
 
     text_ = """
 apiVersion: llm-d.ai/v1alpha1

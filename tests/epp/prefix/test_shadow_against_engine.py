@@ -28,9 +28,9 @@ from hypothesis import strategies as st
 
 from epp.plugin import Endpoint, Load, Request, Response, Usage
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.prefix.blocks import LONG, LONG_FROM, SHORT
-from epp.sim.engine import Engine, EngineParameters, Job
-from epp.sim.tokens import hash_chain
+from epp.prefix.block_hashes import LONG, LONG_FROM, SHORT
+from tooling.simulator.engine import Engine, EngineParameters, Job
+from tooling.simulator.tokenizer import hash_chain
 
 BLOCK = SHORT // 4
 """Tokens of one of our (short) blocks."""

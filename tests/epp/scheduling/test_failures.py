@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.loader import load_strategy
+from epp.configuration.loader import load_strategy
 from epp.plugin import Endpoint, FailureShare, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
 from epp.scheduling.chain import Chain

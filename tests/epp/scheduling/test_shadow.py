@@ -95,7 +95,7 @@ kind: EndpointPickerConfig
 plugins:
 - type: expected-ttft
 - type: no-hit-lru-scorer
-- type: epp.rivals.SglangCacheAware
+- type: tooling.policies.SglangCacheAware
 - {{type: session-affinity-filter, parameters: {{strategy: session_id}}}}
 - {{type: max-score-picker, name: first}}
 - {{type: max-score-picker, name: second}}
@@ -105,7 +105,7 @@ schedulingProfiles:
   plugins:
   - {{pluginRef: session-affinity-filter}}
   - {{pluginRef: no-hit-lru-scorer}}
-  - {{pluginRef: epp.rivals.SglangCacheAware}}
+  - {{pluginRef: tooling.policies.SglangCacheAware}}
   - {{pluginRef: second}}
 shadow: {{profile: new, sample: {sample}}}
 """

@@ -8,8 +8,8 @@ import pytest
 from epp.plugin import Endpoint, Load
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.speeds import Speed, Speeds
-from epp.sim.engine import H100_8B
 from tests.support.virtual_pool import Arrival, VirtualPool, slower
+from tooling.simulator.engine import H100_8B
 
 
 def pods(count: int) -> list[Endpoint]:

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from epp.sim.engine import LAPTOP
-from epp.sim.presets import pods
-from epp.sim.replay.play import Conditions, Play
-from epp.sim.replay.policies import policy
 from hack.benches.calibrate import at_load, compared, errors, kind_of, noise, pod_file, step_time, typical
 from hack.benches.rig.asking import Answered
 from hack.benches.rig.fit import Fitted, Timing
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import mixed
+from tooling.replay.policies import policy
+from tooling.replay.replay import Conditions, Play
+from tooling.simulator.engine import LAPTOP
+from tooling.simulator.presets import pods
 
 FITTED = Fitted(base=12.5e-3, per_decode=1.5e-3, per_context_token=2e-6, linear=0.5e-3, attention=3.25e-8, door=8e-3)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from epp.sim.presets import preset
-from epp.sim.replay.policies import policy
 from hack.benches.fidelity import BASE, POLICIES, Felt, felt, replayed, table, verdict
 from hack.benches.rig.asking import Answered
 from hack.benches.rig.workloads import asked
+from tooling.replay.policies import policy
+from tooling.simulator.presets import preset
 
 
 def made(*ttfts: float, cached: int = 0) -> Felt:

@@ -5,10 +5,10 @@ from random import Random
 import pytest
 
 from epp.scheduling.cost import ExpectedTtft
-from epp.sim.engine import H100_8B
-from epp.sim.replay.policies import Policy
 from hack.benches import replay
 from hack.benches.replay import KNOWN, POOLS, WRONG, learnt, prior
+from tooling.replay.policies import Policy
+from tooling.simulator.engine import H100_8B
 
 
 def cost(made: Policy) -> ExpectedTtft:

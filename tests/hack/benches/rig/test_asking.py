@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from epp.sim.replay.trace import Ask, Piece, Trace
 from hack.benches.rig.asking import Door, client, play, text
 from hack.benches.rig.processes import BenchError
+from tooling.replay.trace import Ask, Piece, Trace
 
 
 @dataclass

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.sim.replay.trace import Trace
 from hack.benches.rig.workloads import asked, mixed, talked
+from tooling.replay.trace import Trace
 
 MAKERS = [asked, talked, mixed]
 

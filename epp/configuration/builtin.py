@@ -1,0 +1,216 @@
+"""Every plugin type we know by name: which class it is, or what is missing. Data only; `epp.configuration.loader` reads
+it.
+
+Names are llm-d-router's (v0.10 and later) and GIE's (v1.5.0), so that their configurations load; ours have no such
+source. A user's plugin needs no line here: `type: module.Class` or an entry point names it.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from epp import protocol
+
+_FILTERS: Final = "epp.scheduling.filters"
+_SCORERS: Final = "epp.scheduling.scorers"
+_PICKERS: Final = "epp.scheduling.pickers"
+
+
+class Idle(NamedTuple):
+    """A setting that is taken and does nothing."""
+
+    why: str
+    usual: Any = None
+    """The value that asks for nothing else than what happens here."""
+
+
+CLASSES: Final = {
+    "label-selector-filter": f"{_FILTERS}.LabelSelectorFilter",
+    "by-label": f"{_FILTERS}.ByLabelFilter",
+    "decode-filter": f"{_FILTERS}.DecodeFilter",
+    "prefill-filter": f"{_FILTERS}.PrefillFilter",
+    "encode-filter": f"{_FILTERS}.EncodeFilter",
+    "prefix-cache-affinity-filter": f"{_FILTERS}.PrefixCacheAffinityFilter",
+    "session-affinity-filter": f"{_FILTERS}.SessionAffinityFilter",
+    "utilization-filter": f"{_FILTERS}.UtilizationFilter",
+    "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
+    "queue-scorer": f"{_SCORERS}.QueueScorer",
+    "kv-cache-utilization-scorer": f"{_SCORERS}.KvCacheUtilizationScorer",
+    "running-requests-size-scorer": f"{_SCORERS}.RunningRequestsSizeScorer",
+    "prefix-cache-scorer": f"{_SCORERS}.PrefixCacheScorer",
+    "active-request-scorer": f"{_SCORERS}.ActiveRequestScorer",
+    "load-aware-scorer": f"{_SCORERS}.LoadAwareScorer",
+    "token-load-scorer": f"{_SCORERS}.TokenLoadScorer",
+    "session-affinity-scorer": f"{_SCORERS}.SessionAffinityScorer",
+    "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
+    "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
+    "precise-prefix-cache-scorer": f"{_SCORERS}.PrecisePrefixCacheScorer",
+    "expected-ttft": "epp.scheduling.cost.ExpectedTtft",
+    "max-score-picker": f"{_PICKERS}.MaxScorePicker",
+    "random-picker": f"{_PICKERS}.RandomPicker",
+    "weighted-random-picker": f"{_PICKERS}.WeightedRandomPicker",
+    "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
+    "single-profile-handler": "epp.scheduling.profiles.SingleProfileHandler",
+    "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
+    "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
+    "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",
+    "failure-share-producer": "epp.scheduling.failures.FailureShares",
+    "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
+    "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
+    "utilization-detector": "epp.flow.saturation.UtilizationDetector",
+    "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",
+}
+"""Type -> class, imported when a configuration names it."""
+
+ALIASES: Final = {
+    "by-label-selector": "label-selector-filter",
+    "active-request-filter": "utilization-filter",
+    "tokenizer": "token-producer",
+}
+"""Older type name -> the one above or below."""
+
+BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+    "openai-parser": {},
+    "anthropic-parser": {},
+    "passthrough-parser": {},
+    "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
+    "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
+    "token-producer": {"backend": ("estimate",)},
+    "endpoint-notification-source": {},
+    "fcfs-ordering-policy": {},
+    "global-strict-fairness-policy": {},
+    "static-usage-limit-policy": {"threshold": (1, 1.0)},
+    "destination-endpoint-served-verifier": {},  # with --conformance-testing
+}
+"""Type of what is always on and has no plugin here -> its parameters, with the values that change nothing."""
+
+_PREDICTION: Final = "predicted latency"
+_DISAGGREGATION: Final = "prefill/decode disaggregation"
+_FLOW: Final = "flow control (queues, fairness, priority bands)"
+_MEDIA: Final = "encoder caches of images and video"
+_ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
+_TOPOLOGY: Final = "topology"
+_CLUSTERS: Final = "pools over several clusters"
+
+MISSING: Final = {
+    "slo-headroom-tier-filter": _PREDICTION,
+    "latency-scorer": _PREDICTION,
+    "predicted-latency-scorer": _PREDICTION,
+    "predicted-latency-producer": _PREDICTION,
+    "latency-slo-admitter": _PREDICTION,
+    "disagg-profile-handler": _DISAGGREGATION,
+    "pd-profile-handler": _DISAGGREGATION,
+    "disagg-headers-handler": _DISAGGREGATION,
+    "prefill-header-handler": _DISAGGREGATION,
+    "always-disagg-pd-decider": _DISAGGREGATION,
+    "prefix-based-pd-decider": _DISAGGREGATION,
+    "always-disagg-multimodal-decider": _DISAGGREGATION,
+    "p2p-source-producer": _DISAGGREGATION,
+    "disaggregatedset-rollout-screener": _DISAGGREGATION,
+    "disaggregatedset-rollout-pod-extractor": _DISAGGREGATION,
+    "header-profile-handler": "profiles chosen by a header",
+    "data-parallel-profile-handler": "data-parallel ranks behind one port; give the InferencePool a port for each rank",
+    "topology-affinity-filter": _TOPOLOGY,
+    "topology-affinity-scorer": _TOPOLOGY,
+    "topology-extractor": _TOPOLOGY,
+    "endpoint-attribute-filter": _ATTRIBUTES,
+    "endpoint-attribute-scorer": _ATTRIBUTES,
+    "dcgm-data-source": _ATTRIBUTES,
+    "dcgm-extractor": _ATTRIBUTES,
+    "models-data-source": _ATTRIBUTES,
+    "models-data-extractor": _ATTRIBUTES,
+    "context-length-aware": "ranges of context length by label",
+    "header-label-affinity-scorer": "affinity between a header and a label",
+    "burst-prefix-cache-producer": "placing a burst together; in-flight prompts count as held already",
+    "mm-embeddings-cache-scorer": _MEDIA,
+    "mm-embeddings-cache-producer": _MEDIA,
+    "session-id-producer": "session ids from cookies; name headers in the session affinity plugin's sessionIdConfig",
+    "session-state-producer": "state kept for each session",
+    "agent-identity": "fairness by agent",
+    "probabilistic-admitter": "shedding by chance",
+    "request-attribute-reporter": "reporting a request's attributes to the gateway",
+    "vllmgrpc-parser": "vLLM's gRPC API",
+    "vllmhttp-parser": "vLLM's pre-tokenised API (/inference/v1/generate)",
+    "sglanghttp-parser": "SGLang's own API (/generate)",
+    "vertexai-parser": "Vertex AI's API",
+    "round-robin-fairness-policy": _FLOW,
+    "program-aware-fairness": _FLOW,
+    "edf-ordering-policy": _FLOW,
+    "slo-deadline-ordering-policy": _FLOW,
+    "priority-holdback-policy": _FLOW,
+    "soft-reflective-ceiling-policy": _FLOW,
+    "sheddable-eviction-filter": "eviction of requests in flight",
+    "priority-then-time-eviction-order-policy": "eviction of requests in flight",
+    "k8s-notification-source": "data sources beside the engines' metrics",
+    "file-discovery": "discovery as a plugin; name the endpoints file on the command line",
+    "local-syncer": "state shared between replicas",
+    "redis-syncer": "state shared between replicas",
+    "multicluster-approx-prefix-cache-producer": _CLUSTERS,
+    "multicluster-file-discovery": _CLUSTERS,
+    "multicluster-kv-cache-utilization-scorer": _CLUSTERS,
+    "multicluster-metrics-data-source": _CLUSTERS,
+    "multicluster-metrics-extractor": _CLUSTERS,
+    "multicluster-prefix-cache-scorer": _CLUSTERS,
+    "multicluster-queue-scorer": _CLUSTERS,
+    "multicluster-session-affinity-filter": _CLUSTERS,
+}
+"""Type of llm-d or GIE that is not there yet -> what it would need."""
+
+REMOVED: Final[Mapping[str, tuple[str, str]]] = {
+    "kv-cache-scorer": ("kv-cache-utilization-scorer", "the same under its newer name"),
+    "least-kv-cache-filter": ("kv-cache-utilization-scorer", "a wish with a weight instead of a filter"),
+    "least-queue-filter": ("queue-scorer", "a wish with a weight instead of a filter"),
+    "lora-affinity-filter": ("lora-affinity-scorer", "a wish with a weight instead of a filter"),
+    "low-queue-filter": ("utilization-filter", "conditions: [{metric: waiting-queue, maxValue: 128}]"),
+    "decision-tree-filter": (
+        "utilization-filter",
+        "filters of a profile run in order, then scorers with weights decide",
+    ),
+    "lmetric-scorer": ("tooling.policies.Lmetric", "never in a release of llm-d; this is the published policy"),
+}
+"""Type of GIE before v1 or of a branch -> (type that does its work now, how). Source: GIE v0.5.1."""
+
+_MOVED: Final = {
+    ("prefix-cache-scorer", "approx-prefix-cache-producer"): (
+        "autoTune",
+        "blockSizeTokens",
+        "maxPrefixBlocksToMatch",
+        "maxPrefixTokensToMatch",
+        "lruCapacityPerServer",
+    ),
+    ("precise-prefix-cache-scorer", "precise-prefix-cache-producer"): (
+        "kvEventsConfig",
+        "tokenProcessorConfig",
+        "indexerConfig",
+        "speculativeIndexing",
+        "speculativeTTL",
+    ),
+}
+BELONGS: Final = {(type_, key): owner for (type_, owner), keys in _MOVED.items() for key in keys}
+"""(type, parameter) as GIE v1.5 or an older llm-d has it -> the type that has the parameter now; it is moved there."""
+
+IMPLIES: Final = {"precise-prefix-cache-scorer": "precise-prefix-cache-producer"}
+"""Type -> the one that works behind it, whether or not it is named (llm-d before v0.10 had them in one)."""
+
+_POOL_KNOWS: Final = "which pods there are, the pool says"
+_SWEEP: Final = {"sessionIdConfig.evictionSweepSeconds": Idle("a session's end is exact, without sweeps")}
+_ONE_PRODUCER: Final = Idle("the one prefix producer of the configuration answers")
+IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
+    "precise-prefix-cache-producer": {
+        "indexerConfig": Idle("one index in this process holds the events; no backends and no tokenizers belong to it"),
+        "tokenProcessorConfig": Idle("blocks are the engines' own, and no hash seed has to agree"),
+        "speculativeIndexing": Idle("a prompt in flight always counts as held", True),
+        "kvEventsConfig.concurrency": Idle("one loop reads all events"),
+        "kvEventsConfig.podDiscoveryConfig.podLabelSelector": Idle(_POOL_KNOWS),
+        "kvEventsConfig.podDiscoveryConfig.podNamespace": Idle(_POOL_KNOWS),
+    },
+    "prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
+    "precise-prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
+    "no-hit-lru-scorer": {"prefixPluginType": _ONE_PRODUCER, "prefixPluginName": _ONE_PRODUCER},
+    "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
+    "session-affinity-filter": _SWEEP,
+    "session-affinity-scorer": _SWEEP,
+}
+"""Type -> its parameters that are taken from llm-d's files and do nothing."""
+
+LISTENERS: Final = frozenset({"precise-prefix-cache-producer"})
+"""Types that llm-d's data layer has to be told to feed; here they see to it themselves."""

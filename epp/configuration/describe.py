@@ -1,0 +1,77 @@
+"""A pipeline as text for people: what `warmpath check` prints."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from epp.configuration.loader import Pipeline, Profile
+from epp.configuration.registry import OWN
+from epp.documents.strict import parameters_of
+from epp.plugin import Plugin
+from epp.telemetry.text import printable
+
+_LONGEST: Final = 10_000
+
+
+def describe(pipeline: Pipeline) -> str:
+    """The pipeline in the order a request passes it, with every parameter, weight and what was added by default."""
+    lines = [_line("admission", "detector", pipeline.detector, pipeline)]
+    lines += [_line("signals", f"{p.produces.__name__} from", p, pipeline) for p in pipeline.producers]
+    lines.append(_line("profiles", "handler", pipeline.handler, pipeline))
+    for name, profile in pipeline.profiles.items():
+        lines += _profile(profile, f"profile {name}", pipeline)
+    if (shadow := pipeline.shadow) is not None:
+        profile, where = shadow.profile, f"shadow {shadow.profile.name}"
+        lines.append((where, f"picks for {shadow.sample:g} of the requests, priced by {shadow.cost.name}"))
+        lines += _profile(profile, where, pipeline)
+    shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.producers)}
+    for profile in (*pipeline.profiles.values(), *([shadow.profile] if shadow else ())):
+        shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
+    lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
+    lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
+    lines += [("no effect", setting) for setting in pipeline.idle]
+    lines += [("runs code", f"of the module {module}: {', '.join(names)}") for module, names in _foreign(pipeline)]
+    lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]
+    width = max(len(place) for place, _ in lines)
+    return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
+
+
+def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:
+    """Modules besides our own that the configuration has imported, with its plugins of each."""
+    found: dict[str, list[str]] = {}
+    for part in pipeline.parts.values():
+        if (module := type(part.plugin).__module__).partition(".")[0] != OWN:
+            found.setdefault(module, []).append(part.name)
+    return sorted(found.items())
+
+
+def _profile(profile: Profile, where: str, pipeline: Pipeline) -> list[tuple[str, str]]:
+    lines = [_line(where, "filter", plugin, pipeline) for plugin in profile.filters]
+    lines += [_line(where, f"scorer, weight {weight:g}:", plugin, pipeline) for plugin, weight in profile.scorers]
+    return [*lines, _line(where, "picker", profile.picker, pipeline)]
+
+
+def _line(place: str, role: str, plugin: Plugin, pipeline: Pipeline) -> tuple[str, str]:
+    part = pipeline.parts[plugin.name]
+    text = f"{role} {part.name}"
+    if part.type != part.name:
+        text += f" ({part.type})"
+    if names := parameters_of(type(plugin)):
+        text += " " + ", ".join(f"{name}={_shown(getattr(plugin, field.name))}" for name, field in names.items())
+    return place, text + (f"  [added: {part.added}]" if part.added else "")
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML would have it, on one line."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {name: getattr(value, field.name) for name, field in parameters_of(type(value)).items()}
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g}s"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_shown, value)) + "]"
+    return "null" if value is None else str(value) if value != "" else "''"

@@ -1,0 +1,260 @@
+"""From plugin specifications to plugin objects, each built once, checked, and given its name, clock and randomness."""
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from random import Random
+from typing import Any, Final, TypeVar
+
+from epp.configuration import builtin
+from epp.configuration.schema import PluginSpec
+from epp.documents.strict import Problems, Wrong, build, nearest, short
+from epp.errors import ConfigError
+from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, Producer
+
+# mypy: disable-error-code="type-abstract"
+# Abstract classes are passed around here to ask with isinstance, never to be made.
+
+P = TypeVar("P", bound=Plugin)
+
+ENTRY_POINTS: Final = "warmpath.plugins"
+OWN: Final = __name__.partition(".")[0]
+
+_PRODUCERS: Final[Mapping[type[Any], str]] = {
+    PrefixMatch: "approx-prefix-cache-producer",
+    CacheRoom: "approx-cache-room-producer",
+    InFlight: "inflight-load-producer",
+    FailureShare: "failure-share-producer",
+}
+"""Signal -> the producer added where a plugin needs it and the configuration has none."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One plugin and how it came in: as written at `path`, or `added` (the reason)."""
+
+    name: str
+    type: str
+    plugin: Plugin
+    parameters: Mapping[str, Any]
+    path: str
+    added: str = ""
+
+
+class Parts:
+    """The plugins of one configuration, by name.
+
+    A part of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        random: Random,
+        previous: Mapping[str, Part],
+        plugins_from: Sequence[str] | None = None,
+    ) -> None:
+        self.by_name: dict[str, Part] = {}
+        self.built_in: dict[str, str] = {}
+        """Names of plugins whose job is done without a plugin object -> their paths."""
+        self.failed: set[str] = set()
+        """Names of plugins that are declared and wrong; nothing more is told of them."""
+        self.nameless = False
+        """Whether the name of one of those is not known."""
+        self._clock = clock
+        self._random = random
+        self._previous = previous
+        self._plugins_from = plugins_from
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a plugin is missing of which an error told already."""
+        return self.nameless or bool(self.failed)
+
+    def told(self, name: str) -> bool:
+        """Whether an error told already why there is no plugin of this name."""
+        return name in self.failed or isinstance(name, Wrong) or (self.nameless and name not in self.by_name)
+
+    def declare(self, specs: list[PluginSpec], problems: Problems) -> None:
+        """Build what `plugins:` lists; companions last, since they are made of another plugin."""
+        later: list[tuple[type[Plugin], PluginSpec, str]] = []
+        names: set[str] = set()
+        for path, spec in _moved(specs, problems):
+            name = spec.name or spec.type
+            if name in names and not isinstance(name, Wrong):
+                problems.add(f"{path}.name", f"a plugin above is called {short(name)} too; expected a name of its own")
+                continue
+            names.add(name)
+            if isinstance(spec.type, Wrong):
+                self.failed.add(name)
+                self.nameless |= not spec.name
+                continue
+            before = len(problems.errors)
+            with problems.collect():
+                cls = self._class(spec, path)
+                if cls is None:
+                    self.built_in[name] = path
+                elif hasattr(cls, "companion_of"):
+                    later.append((cls, spec, path))
+                else:
+                    self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(name)
+        for cls, spec, path in later:
+            before = len(problems.errors)
+            with problems.collect():
+                self._make(cls, spec, path)
+            if len(problems.errors) > before:
+                self.failed.add(spec.name or spec.type)
+
+    def stock(self, type_: str, kind: type[P], reason: str) -> P:
+        """The part that has this stock type's name, or a new one with default parameters."""
+        part = self.by_name.get(type_)
+        plugin = part.plugin if part else self._make(find_class(type_, type_), PluginSpec(type_), type_, reason)
+        if not isinstance(plugin, kind):
+            raise ConfigError(
+                part.path if part else type_, f"{short(type_)} is another plugin's name; expected its own"
+            )
+        return plugin
+
+    def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
+        """A new part of this stock type under a name of its own, with default parameters."""
+        if name in self.by_name:
+            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of a part that is added")
+        plugin = self._make(find_class(type_, type_), PluginSpec(type_, name), type_, reason)
+        assert isinstance(plugin, kind)
+        return plugin
+
+    def producer(self, signal: type[Any], wanted_by: str, path: str) -> None:
+        """See to it that somebody produces the signal."""
+        if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
+            return
+        if signal not in _PRODUCERS and self.incomplete:
+            return  # one of those that failed may be who does
+        if signal not in _PRODUCERS:
+            raise ConfigError(path, f"needs the signal {signal.__qualname__}, and no plugin produces it")
+        self.stock(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")
+
+    def _class(self, spec: PluginSpec, path: str) -> type[Plugin] | None:
+        """The class a type names; None for what is built in."""
+        kind, parameters = builtin.ALIASES.get(spec.type, spec.type), spec.parameters or {}
+        if kind in builtin.MISSING:
+            raise ConfigError(f"{path}.type", f"{kind} is not there yet: {builtin.MISSING[kind]}")
+        problems = Problems()
+        for key, value in parameters.items():
+            if (harmless := builtin.BUILT_IN.get(kind)) is not None and value not in harmless.get(key, ()):
+                built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
+                problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
+        problems.check()
+        return None if kind in builtin.BUILT_IN else find_class(kind, f"{path}.type", self._plugins_from)
+
+    def _make(self, cls: type[Plugin], spec: PluginSpec, path: str, added: str = "") -> Plugin:
+        name, parameters = spec.name or spec.type, dict(spec.parameters or {})
+        owner = self._companion(cls, name, path) if hasattr(cls, "companion_of") else None
+        before = self._previous.get(name)
+        if before and type(before.plugin) is cls and before.parameters == parameters and self._kept(owner):
+            plugin = before.plugin
+        else:
+            plugin = _construct(cls, parameters, owner, path)
+        try:
+            plugin.name, plugin.clock, plugin.random = name, self._clock, self._random
+        except AttributeError as error:
+            raise ConfigError(
+                path, f"{cls.__qualname__} does not let name, clock and random be set: {error}"
+            ) from error
+        self.by_name[name] = Part(name, spec.type, plugin, parameters, path, added)
+        return plugin
+
+    def _kept(self, owner: Plugin | None) -> bool:
+        return owner is None or any(part.plugin is owner for part in self._previous.values())
+
+    def _companion(self, cls: Any, name: str, path: str) -> Plugin:
+        """The active plugin that `cls` is the other half of; added if nobody does its job."""
+        wanted: type[Plugin] = cls.companion_of
+        if issubclass(wanted, Producer):
+            self.producer(wanted.produces, name, path)
+        for part in self.by_name.values():
+            if isinstance(part.plugin, wanted):
+                return part.plugin
+        raise ConfigError(
+            path, f"{cls.__qualname__} works only with {wanted.__qualname__}, which is not among the plugins"
+        )
+
+
+def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, PluginSpec]]:
+    """`specs` with their paths; parameters that another type has now go to one of that type, as GIE v1.5 means them."""
+    kept: list[tuple[str, PluginSpec]] = []
+    added: dict[str, tuple[str, dict[str, Any]]] = {}
+    for i, spec in enumerate(specs):
+        path, own = f"plugins[{i}]", dict(spec.parameters or {})
+        for key in spec.parameters or ():
+            if (owner := builtin.BELONGS.get((spec.type, key))) is None:
+                continue
+            if any(other.type == owner for other in specs):
+                problems.add(f"{path}.parameters.{key}", f"a parameter of {owner}, which is configured on its own")
+            added.setdefault(owner, (path, {}))[1][key] = own.pop(key)
+        if (owner := builtin.IMPLIES.get(spec.type)) is not None:
+            added.setdefault(owner, (path, {}))
+        kept.append((path, PluginSpec(spec.type, spec.name, own)))
+    have = {spec.type for spec in specs}
+    return kept + [(path, PluginSpec(owner, "", own)) for owner, (path, own) in added.items() if owner not in have]
+
+
+def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None) -> type[Plugin]:
+    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name.
+
+    `plugins_from`: modules that may be imported besides our own, with what lies below each; None: any.
+    """
+    where = builtin.CLASSES.get(type_, type_)
+    if "." not in where:
+        points = {point.name: point.value.replace(":", ".") for point in metadata.entry_points(group=ENTRY_POINTS)}
+        if type_ not in points:
+            raise ConfigError(path, _no_type(type_, points))
+        where = points[type_]
+    module, _, name = where.rpartition(".")
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
+    if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
+        allowed = ", ".join(plugins_from) or "none"
+        message = f"{short(where)} is code of the module {module}; --plugins-from allows {allowed}"
+        raise ConfigError(path, f"{message}; expected a stock type, or that module to be allowed")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
+        raise ConfigError(path, f"{short(module)} cannot be imported: {type(error).__name__}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Plugin)):
+        raise ConfigError(path, f"expected {short(where)} to be a class made from epp.plugin's, got {short(found)}")
+    if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
+        raise ConfigError(path, f"{found.__qualname__} does not have the method {missing}")
+    return found
+
+
+def _no_type(type_: str, points: Iterable[str]) -> str:
+    if type_ in builtin.REMOVED:
+        successor, how = builtin.REMOVED[type_]
+        return f"{type_} is gone from GIE and llm-d; expected {successor} ({how})"
+    near = nearest(
+        type_, [*builtin.CLASSES, *builtin.ALIASES, *builtin.BUILT_IN, *builtin.MISSING, *builtin.REMOVED, *points]
+    )
+    name = near.split("'")[1] if near else ""
+    if name in builtin.MISSING:
+        near = f"; {name} is a known type, but not there yet: {builtin.MISSING[name]}"
+    elif name in builtin.REMOVED:
+        near = f"; did you mean {builtin.REMOVED[name][0]!r}?"
+    return f"no plugin type {short(type_)}{near or '; expected a known type or module.Class'}"
+
+
+def _construct(cls: type[Plugin], parameters: dict[str, Any], owner: Plugin | None, path: str) -> Plugin:
+    try:
+        if owner is None:
+            return build(cls, parameters, f"{path}.parameters")
+        if parameters:
+            raise ConfigError(f"{path}.parameters", "unknown; no parameters are expected here")
+        make: Any = cls
+        made: Plugin = make(owner)
+        return made
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a user's constructor raises
+        raise ConfigError(path, f"{cls.__qualname__} cannot be made: {type(error).__name__}: {error}") from error

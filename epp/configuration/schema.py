@@ -1,0 +1,300 @@
+"""`EndpointPickerConfig`: the YAML that llm-d and GIE configure an endpoint picker with, in its three apiVersions.
+
+Every field of the three schemas is known here. A file says what to do, so nothing in it is passed over: what is not
+there yet is refused by name (the sections here, plugin types in `epp.configuration.loader`), unless leaving it out
+changes nothing.
+
+Sources: GIE v1.5.0 apix/config/v1alpha1, llm-d-router v0.10 apix/config/v1alpha1, llm-d's configuration page for v1.
+One shape holds all three: what llm-d renamed in v1 is in `_RENAMED`, the old names stay valid in the old versions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from epp import protocol
+from epp.documents.strict import Problems, Wrong, nearest, read, salvage, short, value_at, yaml_name
+from epp.errors import ConfigError, ConfigErrors
+
+_RENAMED: Final = {
+    "dataLayer.discovery.pluginRef": "dataLayer.discovery.endpoints.pluginRef",
+    "dataLayer.crossReplicaSyncerPluginRef": "dataLayer.crossReplica.syncerPluginRef",
+    "dataLayer.crossReplicaSyncInterval": "dataLayer.crossReplica.syncInterval",
+    "dataLayer.crossReplicaPublishTimeout": "dataLayer.crossReplica.publishTimeout",
+}
+"""Names before llm-d.ai/v1 -> names in it."""
+
+_FLOW_CONTROL: Final = (
+    "flow control (queues, fairness, priority bands) is not there yet; without it requests of negative priority are "
+    "shed while the pool is saturated"
+)
+
+
+class _Gate(NamedTuple):
+    usual: bool
+    """What happens here."""
+    why: str
+    """Why nothing else does."""
+    refused: bool = False
+
+
+_GATES: Final[Mapping[str, _Gate]] = {
+    "dataLayer": _Gate(True, "endpoints' metrics are read in one way"),
+    "enableLegacyMetrics": _Gate(False, "endpoints' metrics are read in one way"),
+    "haPopulateNonLeaderDatastore": _Gate(True, "every replica is active, none leads"),
+    "flowControl": _Gate(False, _FLOW_CONTROL, refused=True),
+}
+
+
+@dataclass(frozen=True)
+class PluginSpec:
+    """One plugin: `type` names its class, `name` (its type) is how the rest of the file refers to it."""
+
+    type: str
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PluginRef:
+    plugin_ref: str
+
+
+@dataclass(frozen=True)
+class ProfilePlugin:
+    plugin_ref: str
+    weight: float | None = None
+    """Of a scorer; 1.0 where nothing is said."""
+
+
+@dataclass(frozen=True)
+class SchedulingProfile:
+    name: str
+    plugins: list[ProfilePlugin] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    plugin_ref: str
+    extractors: list[PluginRef] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    plugin_ref: str | None = None
+    endpoints: PluginRef | None = None
+
+
+@dataclass(frozen=True)
+class CrossReplica:
+    syncer_plugin_ref: str | None = None
+    sync_interval: timedelta | None = None
+    publish_timeout: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class DataLayer:
+    inject_defaults: bool | None = None
+    sources: list[DataSource] = field(default_factory=list)
+    discovery: Discovery | None = None
+    peer_discovery: PluginRef | None = None
+    cross_replica: CrossReplica | None = None
+    cross_replica_syncer_plugin_ref: str | None = None
+    cross_replica_sync_interval: timedelta | None = None
+    cross_replica_publish_timeout: timedelta | None = None
+
+
+@dataclass(frozen=True)
+class PriorityBand:
+    priority: int | None = None
+    max_bytes: Any = None
+    max_requests: Any = None
+    fairness_policy_ref: str | None = None
+    ordering_policy_ref: str | None = None
+
+
+@dataclass(frozen=True)
+class SaturationDetector:
+    plugin_ref: str | None = None
+
+
+@dataclass(frozen=True)
+class FlowControl:
+    max_bytes: Any = None
+    max_requests: Any = None
+    default_request_ttl: timedelta | None = None
+    no_endpoint_request_ttl: timedelta | None = None
+    default_priority_band: PriorityBand | None = None
+    default_negative_priority_band: PriorityBand | None = None
+    priority_bands: list[PriorityBand] | None = None
+    usage_limit_policy_plugin_ref: str | None = None
+    saturation_detector: SaturationDetector | None = None
+    enable_eviction: bool | None = None
+
+
+@dataclass(frozen=True)
+class RequestHandler:
+    parsers: list[PluginRef] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """Ours, in no schema: a profile that picks for live requests beside the one whose picks count."""
+
+    profile: str
+    """One of `schedulingProfiles`; it takes no other part."""
+    sample: float = 0.1
+    """Share of the requests it picks for, above 0 and at most 1: the bound on what it costs."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sample <= 1.0:
+            raise ValueError(f"sample: expected more than 0 and at most 1, got {self.sample}")
+
+
+@dataclass(frozen=True)
+class EndpointPickerConfig:
+    """A file, decoded; refer to the sources above for the meaning of each field, and to `Shadow` for ours."""
+
+    api_version: Any = None
+    kind: Any = None
+    plugins: list[PluginSpec] = field(default_factory=list)
+    feature_gates: list[str] = field(default_factory=list)
+    scheduling_profiles: list[SchedulingProfile] = field(default_factory=list)
+    saturation_detector: SaturationDetector | None = None
+    data_layer: DataLayer | None = None
+    flow_control: FlowControl | None = None
+    request_handler: RequestHandler | None = None
+    parser: PluginRef | None = None
+    shadow: Shadow | None = None
+
+    @property
+    def detector(self) -> tuple[str, str]:
+        """(path, name) of the plugin that says how full the pool is; the name is empty where none is named."""
+        section = self.saturation_detector or (self.flow_control and self.flow_control.saturation_detector)
+        where = "saturationDetector" if self.saturation_detector else "flowControl.saturationDetector"
+        return f"{where}.pluginRef", (section.plugin_ref if section else None) or ""
+
+    @property
+    def built_in(self) -> list[tuple[str, str]]:
+        """(path, name) of every plugin named for a job that Warmpath has no plugins for: parsing, data sources."""
+        named = [("parser.pluginRef", self.parser.plugin_ref)] if self.parser else []
+        for i, parser in enumerate(self.request_handler.parsers if self.request_handler else ()):
+            named.append((f"requestHandler.parsers[{i}].pluginRef", parser.plugin_ref))
+        for i, source in enumerate(self.data_layer.sources if self.data_layer else ()):
+            where = f"dataLayer.sources[{i}]"
+            named.append((f"{where}.pluginRef", source.plugin_ref))
+            named += [(f"{where}.extractors[{j}].pluginRef", e.plugin_ref) for j, e in enumerate(source.extractors)]
+        return named
+
+    @property
+    def idle(self) -> list[tuple[str, str]]:
+        """(path, why) of what is taken and changes nothing, plugins' parameters apart."""
+        found = []
+        for i, each in enumerate(self.feature_gates):
+            name, _, state = each.partition("=")
+            if name in _GATES and (state != "false") is not _GATES[name].usual:
+                found.append((f"featureGates[{i}]", _GATES[name].why))
+        parsing = "the path of a request says how it is parsed; bodies of other paths are passed on as they are"
+        if self.parser:
+            found.append(("parser", parsing))
+        if self.request_handler and self.request_handler.parsers:
+            found.append(("requestHandler.parsers", parsing))
+        if self.data_layer and self.data_layer.sources:
+            found.append(
+                ("dataLayer.sources", "endpoints' metrics are always read, and who needs events listens itself")
+            )
+        return found
+
+
+def parse(text: str | bytes, where: str = "") -> EndpointPickerConfig:
+    """The configuration in a YAML text. `where` (a file's name) begins every error's path. Raises ConfigError."""
+    problems = Problems()
+    config = salvaged(text, problems)
+    if problems.errors or config is None:
+        raise placed(ConfigErrors(problems.errors), where)
+    return config
+
+
+def salvaged(text: str | bytes, problems: Problems) -> EndpointPickerConfig | None:
+    """The same, or what is right of it: `decode.salvage`. None where there is nothing more to look at."""
+    try:
+        content = read(text)
+    except ConfigError as error:
+        problems.errors.append(error)
+        return None
+    if not _check_version(content, problems):
+        return None
+    config = salvage(EndpointPickerConfig, content, "", problems)
+    if content.get("apiVersion") in protocol.CONFIG_VERSIONS:
+        _check_names(content["apiVersion"], content, problems)
+    _check_gates(config, problems)
+    _check_sections(config, problems)
+    return config
+
+
+def placed(error: ConfigError, where: str) -> ConfigErrors:
+    """The same errors with `where: ` before each path."""
+    errors = error.errors if isinstance(error, ConfigErrors) else (error,)
+    if where:
+        errors = tuple(ConfigError(f"{where}: {e.path}" if e.path else where, e.message) for e in errors)
+    return ConfigErrors(errors)
+
+
+def _check_version(content: Any, problems: Problems) -> bool:
+    """Whether this is meant to be a configuration of ours, so that the rest of it can be looked at."""
+    if not isinstance(content, dict):
+        got = "nothing: the file is empty" if content is None else short(content)
+        problems.add("", f"expected an EndpointPickerConfig (a mapping), got {got}")
+        return False
+    for key, valid in (("apiVersion", protocol.CONFIG_VERSIONS), ("kind", ("EndpointPickerConfig",))):
+        if (value := content.get(key)) not in valid:
+            near = nearest(value, valid) if isinstance(value, str) else ""
+            if value == "ConfigMap":
+                near = "; the configuration is a text under its `data`: give that in a file of its own"
+            problems.add(key, f"expected {' or '.join(valid)}, got {short(value)}{near}")
+    return content.get("kind") in (None, "EndpointPickerConfig")
+
+
+def _check_names(version: str, content: dict[str, Any], problems: Problems) -> None:
+    newest = version == protocol.CONFIG_VERSIONS[0]
+    for before, now in _RENAMED.items():
+        wrong, right = (before, now) if newest else (now, before)
+        if value_at(content, wrong) is not None:
+            problems.add(wrong, f"not in {version}; there it is {right}")
+
+
+def _check_gates(config: EndpointPickerConfig, problems: Problems) -> None:
+    for i, gate in enumerate(config.feature_gates):
+        path = f"featureGates[{i}]"
+        name, _, state = gate.partition("=")
+        if isinstance(gate, Wrong):
+            continue
+        if name not in _GATES:
+            problems.add(path, f"{short(name)} is no feature gate{nearest(name, _GATES)}")
+        elif state not in ("", "true", "false"):
+            problems.add(path, f"expected {name}=true or {name}=false, got {short(gate)}")
+        elif _GATES[name].refused and (state != "false") is not _GATES[name].usual:
+            problems.add(path, _GATES[name].why)
+
+
+def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
+    """Refuse what the rest of Warmpath would have to do and cannot yet."""
+    layer, flow = config.data_layer, config.flow_control
+    if layer is not None:
+        if layer.inject_defaults is False:
+            problems.add("dataLayer.injectDefaults", "endpoints' metrics are always scraped; expected true")
+        if layer.discovery is not None:
+            problems.add(
+                "dataLayer.discovery",
+                "discovery plugins are not there yet: where endpoints come from is said on the command line",
+            )
+        for each in fields(layer):
+            if each.name.startswith(("peer_", "cross_")) and getattr(layer, each.name) is not None:
+                problems.add(f"dataLayer.{yaml_name(each)}", "state shared between replicas is not there yet")
+    if flow is not None:
+        for each in fields(flow):
+            if each.name != "saturation_detector" and getattr(flow, each.name) not in (None, False):
+                problems.add(f"flowControl.{yaml_name(each)}", _FLOW_CONTROL)
+        if config.saturation_detector and flow.saturation_detector:
+            problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

@@ -1,0 +1,550 @@
+"""The door of KV events: a zmq subscriber for each engine of a pool, or one that engines connect to. zmq is only here.
+
+Each endpoint is asked where it publishes, then listened to, and asked again when its publisher is gone for good.
+Sockets, tasks and what engines said live as long as their endpoint is in the pool.
+"""
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from math import inf
+from typing import Any, Final
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from epp.plugin import Endpoint
+from epp.pool.http import BadAnswer, TooLarge
+from epp.pool.scrape import Visit
+from epp.pool.store import Pool
+from epp.prefix.events.engine_cache import Shelves
+from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, told
+from epp.prefix.events.stream import END, Feed, Replay
+from epp.prefix.events.wire import MalformedBatch, rank_of
+from epp.process.follow import Current
+from epp.telemetry.metrics import Metrics
+
+_FRAME: Final = 4
+"""Times the largest message that zmq takes off the wire. Between the two a message is told of as too large; beyond, zmq
+closes the connection, which is told of as lost."""
+_QUEUE_BYTES: Final = 64 << 20
+"""Of messages of one endpoint that wait for us, if all are as large as zmq takes them. What is beyond waits at the
+publisher, which drops what is too much; it is asked for again."""
+_REPLAY_BYTES: Final = 32 << 20
+"""Taken of a replay before any of it is read; the rest is asked for after that."""
+_MESSAGE_BYTES: Final = 256
+"""Memory of a message beside its payload."""
+_TOLD: Final = 64 << 10
+"""Bytes of an answer to `/kv_event_sources`."""
+_TURN: Final = 0.001
+"""Seconds for which all endpoints' messages together are taken in one turn of the event loop."""
+_SOME: Final = 64
+"""Messages taken off a socket before a replay gets its turn."""
+_KNOWN: Final = 0.9
+"""Share of its cache that has to be known of an engine of which something was missed for good."""
+_ASK: Final = 2.0
+"""Seconds to answer `/kv_event_sources`, connecting included."""
+_RETRY: Final = (0.5, 10.0)
+"""Seconds before an endpoint that does not answer is asked again: at first, at most."""
+_OFF: Final = 30.0
+"""Seconds before an endpoint that publishes nothing is asked again."""
+_GONE: Final = 1.0
+"""Seconds without a connection after which an endpoint is asked again where it publishes."""
+_REPLAY_IDLE: Final = 2.0
+_REPLAY_WHOLE: Final = 60.0
+_REPLAYS: Final = 8
+"""At once, of all endpoints."""
+_COOL: Final = 10.0
+"""Seconds before a publisher that did not repeat is asked again."""
+
+
+class Subscribers:
+    """Keeps `shelves` true for a pool's endpoints. `clock` as the pool's, `wall_clock`: seconds since the epoch."""
+
+    def __init__(
+        self, pool: Pool, metrics: Metrics, clock: Callable[[], float], wall_clock: Callable[[], float]
+    ) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._wanted: Current[tuple[Shelves, KvEvents]] = Current(lambda wanted: self._listen(*wanted))
+        self._replays = asyncio.Semaphore(_REPLAYS)
+        self.turns = Turns(clock)
+
+    def use(self, shelves: Shelves | None, config: KvEvents | None = None) -> None:
+        """Fill these shelves from now on; None: listen to nobody. Those in use already stay as they are."""
+        now = self._wanted.value
+        if shelves is None:
+            self._wanted.use(None)
+        elif now is None or shelves is not now[0]:
+            self._wanted.use((shelves, config or KvEvents()))
+
+    async def run(self) -> None:
+        """Listen for ever, following the pool and the configuration."""
+        await self._wanted.run()
+
+    async def _listen(self, shelves: Shelves, config: KvEvents) -> None:
+        context = zmq.asyncio.Context()
+        context.setsockopt(zmq.IPV6, 1)
+        central = _Central(self._pool, self._metrics)
+        try:
+            async with asyncio.TaskGroup() as group:
+                if config.zmq_endpoint:
+                    group.create_task(self._central(context, config, central))
+
+                def work(endpoint: Endpoint) -> Coroutine[Any, Any, None]:
+                    return Line(endpoint, shelves, config, context, self, central).run()
+
+                await self._pool.tend("KV events of", work, shelves.leave)
+        finally:
+            context.destroy(linger=0)
+
+    async def _central(self, context: zmq.asyncio.Context, config: KvEvents, central: "_Central") -> None:
+        """Listen where engines connect to, and hand on what they say to their endpoint's line."""
+        while True:
+            socket = _subscriber(context, config, MOST)
+            try:
+                socket.bind(config.zmq_endpoint)
+                while True:
+                    await self.turns.wait()
+                    central.put(await socket.recv_multipart())
+            except zmq.ZMQError as error:
+                self._metrics.degraded("kv-events-bind", f"{config.zmq_endpoint}: {error}")
+                await asyncio.sleep(_RETRY[0])
+            finally:
+                socket.close(linger=0)
+
+
+class Turns:
+    """Bounds what is done about events in one turn of the event loop: `_TURN` seconds, and what was begun in them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = inf
+
+    async def wait(self) -> None:
+        """Return in a turn of the event loop that has time left for events: in this one, if it has."""
+        while (now := self._clock()) >= self._until:
+            await asyncio.sleep(0)
+        if self._until == inf:
+            self._until = now + _TURN
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self._until = inf
+
+
+class _Queue:
+    """Messages that wait for the line of their endpoint."""
+
+    def __init__(self) -> None:
+        self._messages: deque[list[bytes]] = deque()
+        self._bytes = 0
+        self._some = asyncio.Event()
+
+    def put(self, frames: list[bytes]) -> None:
+        size = _size(frames)
+        if self._bytes + size <= _QUEUE_BYTES:  # what is dropped shows as a gap
+            self._messages.append(frames)
+            self._bytes += size
+            self._some.set()
+
+    async def get(self) -> list[bytes]:
+        while not self._messages:
+            self._some.clear()
+            await self._some.wait()
+        frames = self._messages.popleft()
+        self._bytes -= _size(frames)
+        return frames
+
+
+class _Central:
+    """What came over the socket that engines connect to, by endpoint."""
+
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._queues: dict[str, _Queue] = {}
+        self._named: Sequence[Endpoint] = ()
+        self._names: Mapping[str, str] = {}
+
+    def queue(self, endpoint: Endpoint) -> _Queue:
+        return self._queues.setdefault(endpoint.address, _Queue())
+
+    def drop(self, endpoint: Endpoint) -> None:
+        self._queues.pop(endpoint.address, None)
+
+    def put(self, frames: list[bytes]) -> None:
+        if self._pool.endpoints is not self._named:
+            self._named = self._pool.endpoints
+            self._names = _names(self._named)
+        address = endpoint_of(frames[0], self._names) if frames else None
+        queue = self._queues.get(address or "")
+        if queue is not None:
+            queue.put(frames)
+        else:
+            topic = ascii(frames[0][:100]) if frames else ""
+            self._metrics.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
+
+
+def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
+    """All that a topic may call an endpoint -> its address. Of endpoints that share an ip, the first has it."""
+    names: dict[str, str] = {}
+    for endpoint in endpoints:
+        ip = endpoint.address.rpartition(":")[0].strip("[]")
+        for name in (endpoint.address, endpoint.name, endpoint.name.rpartition("/")[2], ip):
+            names.setdefault(name, endpoint.address)
+    return names
+
+
+class Line:
+    """One endpoint: where it publishes, a feed for each of its ranks, and whether all of them are heard."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        shelves: Shelves,
+        config: KvEvents,
+        context: zmq.asyncio.Context,
+        owner: Subscribers,
+        central: _Central,
+    ) -> None:
+        self._endpoint = endpoint
+        self._shelf = shelves.shelf(endpoint)
+        self._config = config
+        self._context = context
+        self._owner = owner
+        self._central = central
+        self._shelves = shelves
+        self._feeds: dict[int, Feed] = {}
+        self.clock = owner._clock
+        self._live: set[int] = set()
+        self._replaying: set[int] = set()
+        self._ranks: set[int] = set()
+
+    async def run(self) -> None:
+        """Listen for ever. What goes wrong ends in another try, never in an error."""
+        async with asyncio.TaskGroup() as group:
+            if self._config.zmq_endpoint:
+                group.create_task(self._hear_central())
+            if self._config.discover_pods:
+                group.create_task(self._hear_direct())
+
+    async def _hear_direct(self) -> None:
+        delay = _RETRY[0]
+        while True:
+            try:
+                sources = await self._discover()
+                if not sources:
+                    self._shelf.state = "off"
+                    await asyncio.sleep(_OFF)
+                    continue
+                self._ranks = {source.rank for source in sources}
+                self._live.clear()
+                if not self._config.zmq_endpoint:
+                    self._keep(self._ranks)
+                if await self._hear(sources):
+                    delay = _RETRY[0]
+            except* (OSError, zmq.ZMQError, ValueError) as errors:
+                self._owner._metrics.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)!r}")
+            self._shelf.lost()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _RETRY[1])
+
+    async def _discover(self) -> list[Source]:
+        visit = Visit(self._endpoint.address, "/kv_event_sources", _TOLD)
+        try:
+            async with asyncio.timeout(_ASK):
+                page = await visit.page()
+        except TooLarge as error:
+            raise ValueError(f"/kv_event_sources: {error}") from None
+        except BadAnswer:  # a server that does not know the question
+            return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
+        finally:
+            visit.close()
+        return told(page, self._endpoint.address)
+
+    async def _hear(self, sources: list[Source]) -> bool:
+        """Listen to all until one is gone for good; whether any was ever heard."""
+        feeds = [(source, self.feed(source.rank, replays=bool(source.replay))) for source in sources]
+        heard = [_Subscription(self, source, feed, len(feeds)) for source, feed in feeds if feed is not None]
+        if not heard:
+            return False
+        gone = asyncio.Event()
+
+        async def hear(one: _Subscription) -> None:
+            await one.run()
+            gone.set()
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(hear(one)) for one in heard]
+            await gone.wait()
+            for task in tasks:
+                task.cancel()
+        return any(one.was_connected for one in heard)
+
+    async def _hear_central(self) -> None:
+        """Messages from the socket that engines connect to. There is no telling when one is gone: it is silent then."""
+        queue = self._central.queue(self._endpoint)
+        try:
+            while True:
+                frames = await queue.get()
+                await self.turn()
+                if len(frames) != 3 or len(frames[1]) != 8:
+                    self.count("malformed")
+                    continue
+                try:
+                    rank = rank_of(frames[2])
+                except MalformedBatch:
+                    self.count("malformed")
+                    continue
+                if (feed := self.feed(rank, replays=False)) is None:
+                    continue
+                number = int.from_bytes(frames[1], "big")
+                if not feed.receive(number, frames[2]):
+                    feed.settle(number, frames[2])
+                await self.finish(feed)
+                self._ranks.add(rank)
+                self.set_live(rank, True)
+        finally:
+            self._central.drop(self._endpoint)
+
+    def feed(self, rank: int, *, replays: bool) -> Feed | None:
+        """The feed of a rank; None, and told of, where it can be none or the endpoint has too many already."""
+        feed = self._feeds.get(rank)
+        if feed is None:
+            if not 0 <= rank < RANKS or len(self._feeds) >= MOST:
+                self.count("rank")
+                return None
+            largest = self._config.max_message_bytes
+            feed = Feed(self._shelf.engine(rank), self.count, replays=replays, largest=largest)
+            feed.lag_of = self._heard_at
+            self._feeds[rank] = feed
+        feed.replays = replays
+        return feed
+
+    def _keep(self, ranks: set[int]) -> None:
+        """The endpoint has these ranks and no others any more."""
+        for rank in self._feeds.keys() - ranks:
+            del self._feeds[rank]
+            self._shelf.engines.pop(rank).leave()
+
+    async def turn(self) -> None:
+        """Wait until the event loop has time for events."""
+        await self._owner.turns.wait()
+
+    async def finish(self, feed: Feed) -> None:
+        """Take over what a feed left of its last message, a part at a time."""
+        while feed.unfinished:
+            await self.turn()
+            feed.step()
+        if feed.cache.partial or self._shelf.state != "live":
+            self._tell()
+
+    def count(self, fault: str) -> None:
+        """A fault of the line; the last words tell people which endpoint it was."""
+        self._shelves.faults[fault] = self._shelves.faults.get(fault, 0) + 1
+        self._owner._metrics.degraded(f"kv-events-{fault}", self._endpoint.name)
+
+    def set_live(self, rank: int, live: bool) -> None:
+        (self._live.add if live else self._live.discard)(rank)
+        self._tell()
+
+    def set_replaying(self, rank: int, replaying: bool) -> None:
+        (self._replaying.add if replaying else self._replaying.discard)(rank)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._replaying:
+            self._shelf.state = "replaying"
+        elif self._live >= self._ranks and self._whole():
+            self._shelf.state = "live"
+        else:
+            self._shelf.lost()
+
+    def _whole(self) -> bool:
+        """Whether what is known of its engines is what they hold, or as good as that."""
+        partial = [feed.cache for feed in self._feeds.values() if feed.cache.partial]
+        if partial:
+            blocks = self._endpoint.load.blocks
+            if not blocks or self._shelf.held < _KNOWN * blocks:
+                return False
+            for cache in partial:
+                cache.partial = False
+        return True
+
+    def _heard_at(self, ts: float) -> None:
+        lag = self._owner._wall_clock() - ts
+        self._shelf.heard(self.clock(), lag if 0.0 <= lag < inf else 0.0)
+
+
+class _Subscription:
+    """One publisher, while it is there."""
+
+    def __init__(self, line: Line, source: Source, feed: Feed, ranks: int) -> None:
+        self._line = line
+        self._source = source
+        self._feed = feed
+        self._ranks = ranks
+        self._lock = asyncio.Lock()
+        """One at a time: messages, or a replay."""
+        self._connected = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._failed_at = -inf
+        self.was_connected = False
+
+    async def run(self) -> None:
+        """Until it is gone for `_GONE` seconds."""
+        socket = _subscriber(self._line._context, self._line._config, self._ranks)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        try:
+            socket.connect(self._source.publisher)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._messages(socket)), group.create_task(self._watch(monitor))]
+                await self._until_gone()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            self._line.set_live(self._source.rank, False)
+            socket.disable_monitor()
+            monitor.close(linger=0)
+            socket.close(linger=0)
+
+    async def _until_gone(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_GONE):
+                    await self._connected.wait()
+            except TimeoutError:
+                return
+            self._gone.clear()
+            await self._gone.wait()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """Connections made and lost, as zmq makes them anew by itself."""
+        while True:
+            event = (await recv_monitor_message(monitor))["event"]
+            if event == zmq.EVENT_DISCONNECTED:
+                self._connected.clear()
+                self._gone.set()
+                self._line.set_live(self._source.rank, False)
+                continue
+            self.was_connected = True
+            self._connected.set()
+            async with self._lock:
+                if self._feed.connected():
+                    await self._replay()
+            self._line.set_live(self._source.rank, self._connected.is_set())
+
+    async def _messages(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            async with self._lock:
+                await self._message(frames)
+                for _ in range(_SOME):
+                    if not (more := _more(socket)):
+                        break
+                    await self._message(more)
+
+    async def _message(self, frames: list[bytes]) -> None:
+        await self._line.turn()
+        if len(frames) != 3 or len(frames[1]) != 8:
+            self._line.count("malformed")
+            return
+        number = int.from_bytes(frames[1], "big")
+        if not self._feed.receive(number, frames[2]):
+            if self._source.replay and self._line.clock() - self._failed_at >= _COOL:
+                await self._replay()
+            self._feed.settle(number, frames[2])
+        await self._line.finish(self._feed)
+
+    async def _replay(self) -> None:
+        """Ask for what was missed until it is there; if that fails, the feed knows that it knows nothing."""
+        line = self._line
+        line.set_replaying(self._source.rank, True)
+        replay = self._feed.replay()
+        try:
+            async with line._owner._replays, asyncio.timeout(_REPLAY_WHOLE):
+                while True:
+                    if not await self._request(replay):
+                        replay.broken_off()
+                    elif replay.done():
+                        break
+            line._shelves.faults["replay"] = line._shelves.faults.get("replay", 0) + 1
+        except (TimeoutError, zmq.ZMQError):
+            self._failed_at = line.clock()
+            line.count("replay-failed")
+            self._feed.gave_up()
+        finally:
+            line.set_replaying(self._source.rank, False)
+
+    async def _request(self, replay: Replay) -> bool:
+        """Ask once. False: the answer was let end before its end, for want of room."""
+        answer, ended = await self._answer(replay.start)
+        while answer:
+            await self._line.turn()
+            replay.take(*answer.popleft())
+            await self._line.finish(self._feed)
+        return ended
+
+    async def _answer(self, start: int) -> tuple[deque[tuple[int, bytes]], bool]:
+        """What the publisher repeats from a number on, as far as there is room; and whether that was all.
+
+        It is taken as fast as it comes: a publisher drops what a slow link does not take.
+        """
+        line, answer, size = self._line, deque[tuple[int, bytes]](), 0
+        socket = line._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.MAXMSGSIZE, _FRAME * line._config.max_message_bytes)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        try:
+            socket.connect(self._source.replay)
+            await socket.send_multipart((b"", struct.pack(">Q", start)))
+            while size < _REPLAY_BYTES:
+                frames = _more(socket)
+                if not frames:
+                    async with asyncio.timeout(_REPLAY_IDLE):
+                        frames = await socket.recv_multipart()
+                size += _size(frames)
+                await line.turn()
+                if len(frames) != 4 or len(frames[2]) != 8:
+                    line.count("malformed")
+                    continue
+                number = int.from_bytes(frames[2], "big")
+                if number == END:
+                    return answer, True
+                answer.append((number, frames[3]))
+            return answer, False
+        finally:
+            socket.close(linger=0)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _subscriber(context: zmq.asyncio.Context, config: KvEvents, publishers: int) -> zmq.asyncio.Socket:
+    """A socket for one of `publishers` that share the room for messages."""
+    largest = _FRAME * config.max_message_bytes
+    socket = context.socket(zmq.SUB)
+    socket.setsockopt(zmq.MAXMSGSIZE, largest)
+    socket.setsockopt(zmq.RCVHWM, max(2, _QUEUE_BYTES // (largest * publishers)))
+    socket.setsockopt(zmq.SUBSCRIBE, config.topic_filter.encode())
+    return socket
+
+
+def _size(frames: list[bytes]) -> int:
+    """Memory of a message."""
+    return sum(map(len, frames)) + _MESSAGE_BYTES
+
+
+def _more(socket: zmq.asyncio.Socket) -> list[bytes]:
+    """The next message if it is here already, without the price of a future; [] if not."""
+    try:
+        return zmq.Socket.shadow(socket.underlying).recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return []

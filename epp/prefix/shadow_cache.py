@@ -1,0 +1,271 @@
+"""`Shadow`: a model of one endpoint's paged prefix cache, kept without asking it.
+
+It repeats what vLLM v1 does with KV memory (`v1/core/block_pool.py`, `kv_cache_manager.py`, 0.32):
+
+- what a request in flight uses is pinned and cannot be evicted; from the moment of the pick it counts as held, since
+  an engine serves first come, first served and later requests find the blocks of those before them;
+- when the request ends its memory becomes idle, tail first: what it generated, the rest of the prompt that fills no
+  block, then its blocks from the last to the first;
+- new memory comes from what was never used, then from what has been idle longest.
+
+Memory is counted in tokens, rounded up to the engine's own blocks (`page` tokens) per request; held blocks are counted
+in segments: stretches of a chain that were always used together, as in a radix tree. So a prompt costs one look at
+each segment on its path and work per block only for what is new.
+
+Why what is held stays a prefix of each chain: a segment is pinned while any segment behind it is, and a request's end
+makes its path idle from the last segment to the first. So a segment always became idle after all those behind it, they
+are evicted before it, and itself is evicted from its end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from epp.plugin import CacheRoom, Endpoint, Load
+from epp.prefix.block_hashes import bytes_at, depth_at
+from epp.prefix.index import PrefixIndex
+
+
+class Segment:
+    """Memory that lives and dies together: blocks of one chain in order, or (no blocks) tokens nobody can reuse."""
+
+    __slots__ = ("blocks", "bytes_per_token", "parent", "proven", "rest", "start", "tokens", "users")
+
+    def __init__(
+        self,
+        tokens: int,
+        start: int = 0,
+        blocks: Sequence[int] = (),
+        bytes_per_token: float = 1.0,
+        parent: "Segment | None" = None,
+    ) -> None:
+        self.tokens = tokens
+        self.start = start
+        """Blocks before it in its chain."""
+        self.blocks = list(blocks)
+        self.bytes_per_token = bytes_per_token
+        self.parent = parent
+        self.users = 0
+        """Requests in flight that pin it; 0 = idle."""
+        self.proven = False
+        """A request that used it got an answer, so the engine has really computed it."""
+        self.rest = 0
+        """Tokens of a half evicted block, still in memory (part of `tokens`)."""
+
+    def tokens_of(self, count: int) -> int:
+        """Tokens of its first `count` blocks."""
+        return round((bytes_at(self.start + count) - bytes_at(self.start)) / self.bytes_per_token)
+
+
+class Pin:
+    """What a request in flight holds: a path of segments down to `last`, and `loose` tokens that fill no block."""
+
+    __slots__ = ("last", "loose", "prompt")
+
+    def __init__(self, last: Segment | None, loose: int, prompt: int) -> None:
+        self.last = last
+        self.loose = loose
+        self.prompt = prompt
+
+
+class Shadow:
+    """The cache of one endpoint: segments by their first block, and the idle ones in the order they became idle."""
+
+    def __init__(self, endpoint: Endpoint, index: PrefixIndex, capacity: int, page: int) -> None:
+        self.index = index
+        self.bit = index.join(endpoint)
+        self.load: Load | None = None
+        """The scrape its size was last taken from."""
+        self.capacity = capacity
+        self.page = page
+        self.pinned = 0
+        self.idle = 0
+        self.flights = 0
+        """Requests in flight."""
+        self.room = CacheRoom(0, capacity)
+        self._segments: dict[int, Segment] = {}
+        self._oldest: OrderedDict[Segment, None] = OrderedDict()
+
+    @property
+    def segments(self) -> int:
+        """Segments known, idle tokens nobody can reuse among them."""
+        return max(len(self._segments), len(self._oldest))
+
+    def resize(self, capacity: int, page: int) -> None:
+        """The engine's memory is `capacity` tokens in blocks of `page` tokens; what no longer fits is forgotten."""
+        self.capacity, self.page = capacity, page
+        self._settle()
+
+    def pin(self, chain: Sequence[int], tokens: int, bytes_per_token: float) -> Pin:
+        """A prompt of `tokens` tokens was sent: all of it is held from now on, until `release` or `abandon`."""
+        self.flights += 1
+        last, at = None, 0
+        depth = self.index.depth(chain, self.bit)
+        while at < depth:
+            last = self._segments[chain[at]]
+            if depth - at < len(last.blocks):
+                last = self._split(last, depth - at)
+            self._use(last)
+            at += len(last.blocks)
+        known = min(round(bytes_at(depth) / bytes_per_token), tokens)
+        covered = known
+        if new := self._affordable(chain[depth:]):
+            last = self._append(new, depth, bytes_per_token, last)
+            covered = min(known + last.tokens, tokens)
+        # An engine computes at least the last token, so a wholly known prompt costs it one more of its blocks.
+        again = max(0, known - max(0, tokens - 1) // self.page * self.page)
+        loose = self._paged(tokens) - covered + again
+        self.pinned += loose
+        self._settle()
+        return Pin(last, loose, tokens)
+
+    def in_use(self, chain: Sequence[int]) -> int:
+        """Tokens of a chain that requests in flight pin."""
+        tokens, at, depth = 0, 0, self.index.depth(chain, self.bit)
+        while at < depth and (segment := self._segments[chain[at]]).users:
+            tokens += segment.tokens_of(min(depth - at, len(segment.blocks)))
+            at += len(segment.blocks)
+        return tokens
+
+    def release(self, pin: Pin, generated: int) -> None:
+        """The request ended after `generated` tokens: what it used becomes idle, its tail first."""
+        # The last generated token is never computed upon, so it takes no memory.
+        self.flights -= 1
+        self.pinned -= pin.loose
+        self._let_go(pin.loose + self._paged(pin.prompt + max(0, generated - 1)) - self._paged(pin.prompt))
+        segment = pin.last
+        while segment is not None:
+            segment.proven = True
+            self._leave(segment)
+            segment = segment.parent
+        self._settle()
+
+    def abandon(self, pin: Pin) -> None:
+        """The request ended before it was computed: what only such requests used was never there."""
+        self.flights -= 1
+        self.pinned -= pin.loose
+        segment = pin.last
+        while segment is not None:
+            if segment.proven or segment.users > 1:
+                self._leave(segment)
+            else:
+                self.pinned -= segment.tokens
+                self._drop_blocks(segment, 0)
+            segment = segment.parent
+        self._settle()
+
+    def forget(self) -> None:
+        """The endpoint is gone: give back everything, its bit too. Nothing may be called after this."""
+        for segment in self._segments.values():
+            self.index.drop(segment.blocks, self.bit)
+        self._segments.clear()
+        self._oldest.clear()
+        self.index.leave(self.bit)
+
+    def _paged(self, tokens: int) -> int:
+        return -(-tokens // self.page) * self.page
+
+    def _use(self, segment: Segment) -> None:
+        if not segment.users:
+            del self._oldest[segment]
+            self.idle -= segment.tokens
+            # The rest of a half evicted block is either computed upon again, then it is counted as new, or the oldest
+            # memory there is and taken next.
+            segment.tokens -= segment.rest
+            segment.rest = 0
+            self.pinned += segment.tokens
+        segment.users += 1
+
+    def _leave(self, segment: Segment) -> None:
+        segment.users -= 1
+        if not segment.users:
+            self.pinned -= segment.tokens
+            self.idle += segment.tokens
+            self._oldest[segment] = None
+
+    def _let_go(self, tokens: int) -> None:
+        """Memory nobody can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
+        if not tokens:
+            return
+        self.idle += tokens
+        latest = next(reversed(self._oldest), None)
+        if latest is None or latest.blocks or latest.rest:
+            latest = Segment(0)
+            self._oldest[latest] = None
+        latest.tokens += tokens
+
+    def _split(self, segment: Segment, count: int) -> Segment:
+        """Cut `segment` after `count` blocks; returns the upper part. The lower keeps its place among the idle."""
+        tokens = min(segment.tokens_of(count), segment.tokens)
+        upper = Segment(tokens, segment.start, segment.blocks[:count], segment.bytes_per_token, segment.parent)
+        upper.users, upper.proven = segment.users, segment.proven
+        if not upper.users:
+            self._oldest[upper] = None
+        segment.blocks = segment.blocks[count:]
+        segment.start += count
+        segment.tokens -= tokens
+        segment.parent = upper
+        self._segments[upper.blocks[0]] = upper
+        self._segments[segment.blocks[0]] = segment
+        return upper
+
+    def _append(self, blocks: Sequence[int], depth: int, bytes_per_token: float, parent: Segment | None) -> Segment:
+        segment = Segment(0, depth, blocks, bytes_per_token, parent)
+        segment.tokens = segment.tokens_of(len(blocks))
+        segment.users = 1
+        self.pinned += segment.tokens
+        self._segments[blocks[0]] = segment
+        self.index.add(blocks, self.bit)
+        return segment
+
+    def _affordable(self, blocks: Sequence[int]) -> Sequence[int]:
+        """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
+        if len(blocks) <= self.index.spare:
+            return blocks
+        self.index.crowded += 1
+        while len(blocks) > self.index.spare and self._oldest:
+            self._evict(next(iter(self._oldest)), 0)
+        return blocks[: self.index.spare]
+
+    def _settle(self) -> None:
+        """Evict the oldest idle memory until what is left fits, and tell the room."""
+        while (excess := self.pinned + self.idle - self.capacity) > 0 and self._oldest:
+            segment = next(iter(self._oldest))
+            self._evict(segment, max(0, segment.tokens - excess))
+        self.room = CacheRoom(self.pinned, self.capacity)
+
+    def _evict(self, segment: Segment, tokens: int) -> None:
+        """Shrink an idle segment from its end until `tokens` are left; 0 = altogether."""
+        self.idle -= segment.tokens - tokens
+        if not tokens:
+            del self._oldest[segment]
+        if segment.blocks:
+            end = bytes_at(segment.start) + int(tokens * segment.bytes_per_token + 1e-6)
+            keep = min(depth_at(end) - segment.start, len(segment.blocks))
+            self._drop_blocks(segment, keep)
+            segment.rest = tokens - segment.tokens_of(keep)
+        segment.tokens = tokens
+
+    def _drop_blocks(self, segment: Segment, keep: int) -> None:
+        if not keep:
+            del self._segments[segment.blocks[0]]
+        self.index.drop(segment.blocks[keep:], self.bit)
+        del segment.blocks[keep:]
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not balance. Costs a pass over everything: for tests."""
+        segments = list(self._segments.values())
+        assert all(not s.users for s in self._oldest), "something pinned is listed as idle"
+        assert self.idle == sum(s.tokens for s in self._oldest), "idle tokens"
+        assert self.pinned >= sum(s.tokens for s in segments if s.users), "pinned tokens"
+        assert self.pinned + self.idle <= self.capacity or not self._oldest, "more is remembered than fits"
+        order = {segment: place for place, segment in enumerate(self._oldest)}
+        for segment in segments:
+            assert segment.users or segment in order, "a segment is neither pinned nor idle"
+            parent = segment.parent
+            if parent is None:
+                assert segment.start == 0, "a chain without its beginning"
+                continue
+            assert parent.start + len(parent.blocks) == segment.start, "a hole in a chain"
+            assert self._segments[parent.blocks[0]] is parent, "a segment outlived the one before it"
+            assert parent.users >= segment.users, "pinned behind something that is not"
+            assert parent.users or order[segment] < order[parent], "would be evicted after what it builds upon"

@@ -1,0 +1,1 @@
+"""The token ids that an engine will see for a request."""

@@ -1,0 +1,120 @@
+"""What `warmpath check` prints: the pipeline in order, every parameter, what was added."""
+
+from epp.configuration.describe import describe
+from tests.support.pipelines import loaded
+
+CONFIG = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- {name: warm, type: tests.support.plugins.Warm, parameters: {wait: 200ms, names: [a], steps: [{at: 1}]}}
+- {type: tests.support.plugins.All, name: all}
+- {type: tests.support.plugins.OwnMatch, name: match}
+- {type: tests.support.plugins.Watching, name: watching}
+- {type: queue-scorer}
+schedulingProfiles:
+- name: main
+  plugins: [{pluginRef: warm, weight: 2.5}, {pluginRef: all}]
+"""
+
+EXPECTED = """\
+admission     detector utilization-detector queueDepthThreshold=5, kvCacheUtilThreshold=0.8, \
+metricsStalenessThreshold=5s, headroom=0.0  [added: the default]
+signals       PrefixMatch from match (tests.support.plugins.OwnMatch)
+profiles      handler single-profile-handler  [added: there is one profile]
+profile main  filter all (tests.support.plugins.All)
+profile main  scorer, weight 2.5: warm (tests.support.plugins.Warm) floor=0.1, count=1, strict=false, mode=fast, \
+wait=0.2s, names=[a], labels={}, steps=[{at: 1.0, label: none}], maxTTFTMs=null
+profile main  picker max-score-picker maxNumOfEndpoints=1  [added: profile main has no picker]
+hooks         plugin watching (tests.support.plugins.Watching)
+not used      plugin queue-scorer
+runs code     of the module tests.support.plugins: warm, all, match, watching"""
+
+
+IDLE = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+featureGates: [dataLayer, enableLegacyMetrics, haPopulateNonLeaderDatastore=false, flowControl=false]
+plugins:
+- {type: openai-parser}
+- {type: metrics-data-source}
+- type: precise-prefix-cache-producer
+  parameters:
+    indexerConfig: {anything: goes}
+    tokenProcessorConfig: {blockSize: 64}
+    speculativeIndexing: false
+    kvEventsConfig: {concurrency: 8, podDiscoveryConfig: {podLabelSelector: a=b, podNamespace: x}}
+- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}}
+- {type: no-hit-lru-scorer, parameters: {prefixPluginType: a, prefixPluginName: b}}
+- {type: concurrency-detector, parameters: {inFlightLoadProducerName: c}}
+- {type: session-affinity-scorer, parameters: {strategy: session_id, sessionIdConfig: {evictionsweepseconds: 5}}}
+requestHandler: {parsers: [{pluginRef: openai-parser}]}
+parser: {pluginRef: openai-parser}
+dataLayer: {sources: [{pluginRef: metrics-data-source}]}
+"""
+
+
+def test_every_setting_without_effect_is_told_with_why() -> None:
+    told = [line.split(maxsplit=2)[2] for line in describe(loaded(IDLE)).splitlines() if line.startswith("no effect")]
+    assert [line.split(": ")[0] for line in told] == [
+        "featureGates[1]",
+        "featureGates[2]",
+        "parser",
+        "requestHandler.parsers",
+        "dataLayer.sources",
+        "plugins[0]",
+        "plugins[1]",
+        "plugins[2].parameters.indexerConfig",
+        "plugins[2].parameters.tokenProcessorConfig",
+        "plugins[2].parameters.speculativeIndexing",
+        "plugins[2].parameters.kvEventsConfig.concurrency",
+        "plugins[2].parameters.kvEventsConfig.podDiscoveryConfig.podLabelSelector",
+        "plugins[2].parameters.kvEventsConfig.podDiscoveryConfig.podNamespace",
+        "plugins[3].parameters.prefixMatchInfoProducerName",
+        "plugins[4].parameters.prefixPluginType",
+        "plugins[4].parameters.prefixPluginName",
+        "plugins[5].parameters.inFlightLoadProducerName",
+        "plugins[6].parameters.sessionIdConfig.evictionSweepSeconds",
+    ]
+    assert "featureGates[1]: endpoints' metrics are read in one way" in told
+
+
+def test_what_asks_for_what_happens_anyway_is_not_told() -> None:
+    text = CONFIG.replace("plugins:", "featureGates: [dataLayer, flowControl=false]\nplugins:", 1)
+    assert "no effect" not in describe(loaded(text + "dataLayer: {injectDefaults: true}"))
+
+
+def test_names_cannot_steer_a_terminal() -> None:
+    assert (
+        describe(
+            loaded(
+                CONFIG.replace("name: warm,", 'name: "w\\e[2Jx",').replace("pluginRef: warm", 'pluginRef: "w\\e[2Jx"')
+            )
+        ).count(r"w\x1b[2Jx")
+        == 2
+    )
+
+
+SHADOW = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{type: expected-ttft}, {type: queue-scorer}]
+schedulingProfiles:
+- {name: main, plugins: [{pluginRef: expected-ttft}]}
+- {name: new, plugins: [{pluginRef: queue-scorer}]}
+shadow: {profile: new, sample: 0.5}
+"""
+
+
+def test_a_shadow_in_words() -> None:
+    text = SHADOW
+    lines = [line for line in describe(loaded(text)).splitlines() if line.startswith("shadow new")]
+    assert lines == [
+        "shadow new    picks for 0.5 of the requests, priced by expected-ttft",
+        "shadow new    scorer, weight 1: queue-scorer",
+        "shadow new    picker new-picker (max-score-picker) maxNumOfEndpoints=1  [added: profile new has no picker]",
+    ]
+
+
+def test_a_pipeline_in_words() -> None:
+    assert describe(loaded(CONFIG)) == EXPECTED

@@ -1,0 +1,205 @@
+"""The forest of an engine's blocks against a naive one, and its bounds."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epp.plugin import Endpoint
+from epp.prefix.events.held_blocks import NOBODY, Budget, Holdings
+from epp.prefix.index import PrefixIndex
+
+A = Endpoint("a", "10.0.0.1:8000")
+
+
+def holdings(limit: int = 10_000) -> Holdings:
+    return Holdings(A, PrefixIndex(limit), Budget(limit))
+
+
+def chain(*path: int) -> list[int]:
+    """Names (and keys) of the blocks along a path: equal paths have equal names."""
+    return [hash(path[: i + 1]) & (2**63 - 1) for i in range(len(path))]
+
+
+def put(held: Holdings, names: list[int], at: int = 0) -> None:
+    held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NOBODY)
+
+
+def depth(held: Holdings, names: list[int]) -> int:
+    return held.index.depth(names, held.bit)
+
+
+def test_a_block_is_held_as_often_as_it_was_stored() -> None:
+    held, names = holdings(), chain(1, 2, 3)
+    put(held, names)
+    put(held, names)
+    assert held.remove(names) == []
+    assert depth(held, names) == 3
+    assert held.remove(names) == []
+    assert (depth(held, names), len(held)) == (0, 0)
+    assert held.remove([names[0], 7]) == [names[0], 7]
+    held.check()
+
+
+def test_what_lost_its_beginning_is_out_of_sight_until_it_is_back() -> None:
+    held, names, branch = holdings(), chain(1, 2, 3, 4), chain(1, 2, 5)
+    put(held, names)
+    put(held, branch, 2)
+    held.remove(names[1:2])
+    assert (depth(held, names), depth(held, branch)) == (1, 1)
+    held.check()
+    held.store(names[1:2], names[1:2], held.rows[names[0]])
+    assert (depth(held, names), depth(held, branch)) == (4, 3)
+    held.check()
+
+
+def test_a_chain_evicted_from_its_beginning_leaves_nothing() -> None:
+    held, names = holdings(), chain(*range(50))
+    put(held, names)
+    for name in names:
+        held.remove([name])
+        held.check()
+    assert (len(held), held.index.holdings) == (0, 0)
+
+
+def test_one_key_under_two_names_counts_once() -> None:
+    held = holdings()
+    held.store([1, 2], [101, 102], NOBODY)
+    held.store([3, 4], [101, 102], NOBODY)
+    held.check()
+    for name in (3, 4, 1, 2):
+        held.remove([name])
+        held.check()
+    assert (len(held), held.index.holdings) == (0, 0)
+
+
+def test_clearing_and_leaving_give_everything_back() -> None:
+    held, names = holdings(), chain(1, 2, 3)
+    put(held, names)
+    held.clear()
+    assert (depth(held, names), held.index.holdings, held.size) == (0, 0, 0)
+    put(held, names)
+    assert depth(held, names) == 3
+    held.leave()
+    assert (len(held.index), held.index.holdings) == (0, 0)
+
+
+def test_two_engines_share_an_index_and_not_their_blocks() -> None:
+    index, budget = PrefixIndex(100), Budget(100)
+    one, other = Holdings(A, index, budget), Holdings(Endpoint("b", "10.0.0.2:8000"), index, budget)
+    names = chain(1, 2, 3)
+    put(one, names)
+    put(other, names[:2])
+    assert [(d, bin(mask).count("1")) for d, mask in index.match(names)] == [(2, 2), (3, 1)]
+    one.clear()
+    assert [(d, bin(mask).count("1")) for d, mask in index.match(names)] == [(2, 1)]
+    assert budget.used == 2
+
+
+def test_the_bound_holds_and_the_oldest_ends_go_first() -> None:
+    held = holdings(200)
+    system = chain(*range(20))
+    put(held, system)
+    chats = [system + chain(*range(20), 100 + i)[20:] + [10**9 + 10 * i + j for j in range(9)] for i in range(40)]
+    for chat in chats:
+        put(held, chat, 20)
+        held.check()
+        assert len(held) <= 200
+        assert depth(held, chat) == 30
+    assert depth(held, chats[0]) == 20
+    assert depth(held, chats[-10]) == 30
+    evicted = held._budget.evicted
+    assert evicted >= 20 + 400 - 200
+
+
+def test_room_is_made_of_many_short_chains_as_of_one_long() -> None:
+    short, long = holdings(100), holdings(100)
+    for i in range(100):
+        put(short, chain(i))
+    put(long, chain(*range(100)))
+    names = chain(*range(1000, 1030))
+    for held in (short, long):
+        put(held, names)
+        held.check()
+        assert depth(held, names) == 30
+        assert held._budget.evicted == 30
+
+
+def test_a_chain_longer_than_the_bound_is_held_as_far_as_it_fits() -> None:
+    held, names = holdings(100), chain(*range(300))
+    put(held, names)
+    held.check()
+    assert depth(held, names) == 100
+    put(held, chain(7, 8), 0)
+    held.check()
+    assert depth(held, chain(7, 8)) == 2
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 5, 4096]))
+def test_any_history_against_a_naive_count(seed: int, at_once: int) -> None:
+    """Paths in a small tree are stored in pieces and removed in any order; a prefix is held while all of it is. What is
+    held is always a prefix, also while something is left to do, which is done in the end or before anything else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("epp.prefix.events.held_blocks._AT_ONCE", at_once)
+        any_history(random.Random(seed))
+
+
+def is_prefix(held: Holdings, names: list[int]) -> bool:
+    shown = [bool(held.index._masks.get(name, 0) & held.bit) for name in names]
+    return shown == sorted(shown, reverse=True)
+
+
+def any_history(draw: random.Random) -> None:
+    held, copies = holdings(), Counter[int]()
+    paths = [chain(*(draw.choice((1, 2)) for _ in range(6))) for _ in range(8)]
+    for _ in range(150):
+        names = draw.choice(paths)
+        if draw.random() < 0.5:
+            start = draw.randint(0, 5)
+            if start and names[start - 1] not in held.rows:
+                continue
+            end = draw.randint(start + 1, 6)
+            held.store(names[start:end], names[start:end], held.rows[names[start - 1]] if start else NOBODY)
+            copies.update(names[start:end])
+        else:
+            some = draw.choices(names, k=draw.randint(1, 8))
+            unknown = [name for place, name in enumerate(some) if some[:place].count(name) >= copies[name]]
+            assert held.remove(some) == unknown
+            copies = Counter({name: max(0, count - some.count(name)) for name, count in copies.items()})
+        if draw.random() < 0.03:
+            held.clear()
+            copies.clear()
+        if draw.random() < 0.3:
+            continue
+        assert all(is_prefix(held, path) for path in paths)
+        while held.step():
+            assert all(is_prefix(held, path) for path in paths)
+        for path in paths:
+            truth = next((i for i, name in enumerate(path) if not copies[name]), 6)
+            assert depth(held, path) == truth
+    held.check()
+    held.leave()
+    assert (len(held.index), held.index.holdings) == (0, 0)
+
+
+def test_a_name_with_many_blocks_behind_it_is_shown_and_hidden_bit_by_bit() -> None:
+    held = holdings(200_000)
+    tree = [[1, *range(1000 * i, 1000 * i + 999)] for i in range(1, 100)]
+    held.store([1], [1], NOBODY)
+    for chat in tree:
+        put(held, chat, 1)
+    unfinished: list[Holdings] = held._unfinished
+    for change in (lambda: held.remove([1]), lambda: held.store([1], [1], NOBODY), held.clear):
+        before, turns = held.index.holdings, 0
+        change()
+        assert abs(held.index.holdings - before) <= 4096
+        assert unfinished.pop() is held
+        while held.step():
+            assert abs(held.index.holdings - before) <= 4096 * (turns := turns + 1) + 4096
+            held_to = [depth(held, chat) for chat in tree[:3]]
+            assert all(held.index._masks.get(name) for chat, n in zip(tree, held_to, strict=False) for name in chat[:n])
+        assert turns >= 20
+    assert held.index.holdings == 0

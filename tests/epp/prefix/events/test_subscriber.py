@@ -1,0 +1,480 @@
+"""Real sockets: publishers that start late, die, come back as another process, drop messages or send rubbish."""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from epp.plugin import Endpoint, Load
+from epp.pool.store import Pool
+from epp.prefix.events.engine_cache import Shelves
+from epp.prefix.events.sources import KvEvents, PodDiscovery
+from epp.prefix.events.subscriber import Subscribers, _Queue
+from tests.support import waiting
+from tests.support.degradations import RecordedMetrics
+from tests.support.kv_events import batch, block_stored, depth, stored
+from tooling.laptop.ports import free_ports
+from tooling.simulator.publisher import KvEventsConfig, Publisher
+
+PROMPTS = [[100 * i + j for j in range(16)] for i in range(1, 9)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Sockets that connect anew take their time on a machine that has other things to do."""
+    await waiting.until(condition, 30)
+
+
+class Server:
+    """A model server, as far as it tells where it publishes."""
+
+    def __init__(self) -> None:
+        self.sources: Mapping[str, Any] | None = {}
+        self.address = ""
+        self.asked = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Server"]:
+        app = web.Application()
+        app.router.add_get("/kv_event_sources", self._answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.sources is None:
+            raise web.HTTPNotFound
+        return web.Response(body=json.dumps(self.sources).encode(), content_type="application/json")
+
+
+class Rig:
+    """A pool of one endpoint, its server, and subscribers that fill `shelves`."""
+
+    def __init__(self, server: Server, config: KvEvents) -> None:
+        self.pool = Pool("p", random=random.Random(1))
+        self.endpoint = Endpoint("ns/pod", server.address)
+        self.pool.replace([self.endpoint])
+        self.metrics = RecordedMetrics()
+        self.shelves = Shelves(200_000)
+        self.subscribers = Subscribers(self.pool, self.metrics, time.monotonic, lambda: 3.0)
+        self.subscribers.use(self.shelves, config)
+
+    @property
+    def state(self) -> str:
+        return self.shelves.shelf(self.endpoint).state
+
+    def knows(self, *prompts: list[int], rank: int = 0) -> bool:
+        engine = self.shelves.shelf(self.endpoint).engine(rank)
+        return [depth(engine, ids) for ids in PROMPTS] == [4 if ids in prompts else 0 for ids in PROMPTS]
+
+
+@asynccontextmanager
+async def rig(
+    config: KvEvents | None = None, sources: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[Rig, Server]]:
+    async with Server().running() as server:
+        server.sources = sources if sources is not None else {}
+        made = Rig(server, config or KvEvents())
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(made.subscribers.run())
+            yield made, server
+            task.cancel()
+
+
+ANY = KvEventsConfig(True, endpoint="tcp://*:0", replay_endpoint="tcp://*:0", topic="kv@pod@m")
+
+
+def publisher(rank: int = 0) -> Publisher:
+    return Publisher("127.0.0.1", ANY, lambda: 1.0, rank=rank)
+
+
+def staying() -> Publisher:
+    """One that comes back on the same ports when it is entered again."""
+    port, replay_port = free_ports(2)
+    at = KvEventsConfig(True, endpoint=f"tcp://*:{port}", replay_endpoint=f"tcp://*:{replay_port}")
+    return Publisher("127.0.0.1", at, lambda: 1.0)
+
+
+async def test_what_was_said_before_and_what_is_said_now() -> None:
+    async with publisher() as engine:
+        engine.publish([stored(PROMPTS[0])])
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            assert listener.knows(PROMPTS[0])
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(*PROMPTS[:2]))
+            assert listener.shelves.shelf(listener.endpoint).lag == 2.0
+            assert not listener.metrics.reasons()
+
+
+async def test_a_gap_is_asked_for() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine.muted = True
+            engine.publish([stored(PROMPTS[1])])
+            engine.muted = False
+            engine.publish([stored(PROMPTS[2])])
+            await until(lambda: listener.knows(*PROMPTS[:3]))
+            assert listener.shelves.faults["gap"] == 1
+            assert "kv-events-gap" in listener.metrics.reasons()
+
+
+async def test_a_new_process_under_the_old_address_begins_anew() -> None:
+    async with staying() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            await engine.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await engine.__aenter__()
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+            assert listener.shelves.faults["restart"] == 1
+
+
+async def test_a_publisher_that_moves_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.events.subscriber._GONE", 0.1)
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, server):
+            await until(lambda: listener.state == "live")
+            await engine.__aexit__(None, None, None)
+            await engine.__aenter__()
+            engine.publish([stored(PROMPTS[1])])
+            server.sources = engine.sources()
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+
+
+async def test_all_ranks_are_heard_and_missed() -> None:
+    async with publisher() as first, publisher(rank=1) as second:
+        async with rig(sources={**first.sources(), **second.sources()}) as (listener, _):
+            await until(lambda: listener.state == "live")
+            first.publish([stored(PROMPTS[0])])
+            second.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(PROMPTS[0]) and listener.knows(PROMPTS[1], rank=1))
+            await second.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await second.__aenter__()
+
+
+async def test_rubbish_is_counted_and_nothing_else_harmed() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            draw = random.Random(7)
+            for size in (0, 1, 50, 5000):
+                engine.send(draw.randbytes(size))
+            engine.send(batch({"type": "BlockStored", "block_hashes": "no"}))
+            raw: zmq.Socket[bytes] = zmq.Socket.shadow(engine._socket.underlying)
+            raw.send_multipart([b"one frame"])
+            raw.send_multipart([b"t", b"short", b""])
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            assert listener.state == "live"
+            assert listener.shelves.faults == {"malformed": 6, "replay": 1}
+            assert listener.shelves.counts["malformed"] == 1
+
+
+async def test_without_anybody_to_ask_a_lost_connection_costs_what_was_known() -> None:
+    async with staying() as engine:
+        sources = {"0": dict(engine.sources()["0"], replay_endpoint=None)}
+        async with rig(sources=sources) as (listener, _):
+            await until(lambda: listener.state == "live")
+            # A publisher may learn of a subscription after the subscriber learns that it is connected.
+            for _ in range(300):
+                engine.publish([stored(PROMPTS[0])])
+                if listener.knows(PROMPTS[0]):
+                    break
+                await asyncio.sleep(0.1)
+            assert listener.knows(PROMPTS[0])
+            await engine.__aexit__(None, None, None)
+            await until(lambda: listener.state == "lost")
+            await engine.__aenter__()
+            await until(lambda: listener.state == "live")
+            assert listener.knows()
+
+
+async def test_a_server_that_does_not_tell_publishes_by_convention() -> None:
+    async with staying() as engine:
+        at = engine.sources()["0"]
+        port, replay_port = (int(at[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint"))
+        config = KvEvents(pod_discovery_config=PodDiscovery(port, replay_port))
+        async with Server().running() as server:
+            server.sources = None
+            listener = Rig(server, config)
+            engine.publish([stored(PROMPTS[0])])
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(listener.subscribers.run())
+                await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+                task.cancel()
+
+
+async def test_an_endpoint_without_events_is_off() -> None:
+    async with rig(sources={}) as (listener, _):
+        await until(lambda: listener.state == "off")
+        assert not listener.metrics.reasons()
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"0": {"endpoint": "tcp://*:5557", "topic": "x" * 100_000}},
+        {"²": {"endpoint": "tcp://*:5557"}, "1": {"endpoint": [["tcp://*:5557"]]}},
+    ],
+    ids=["more than anybody tells", "of a wrong type"],
+)
+async def test_sources_that_make_no_sense_are_told_of(sources: Mapping[str, Any]) -> None:
+    async with rig(sources=sources) as (listener, _):
+        await until(lambda: "kv-events-failed" in listener.metrics.reasons())
+        assert listener.state == "connecting"
+
+
+async def test_one_that_is_not_there_yet_is_asked_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.events.subscriber._RETRY", (0.01, 0.02))
+    async with rig() as (listener, server):
+        dead = Endpoint("ns/dead", "127.0.0.1:1")
+        listener.pool.replace([dead])
+        await until(lambda: "kv-events-failed" in listener.metrics.reasons())
+        assert listener.shelves.shelf(dead).state == "connecting"
+        async with publisher() as engine:
+            server.sources = engine.sources()
+            listener.pool.replace([listener.endpoint, dead])
+            await until(lambda: listener.state == "live")
+
+
+async def test_an_endpoint_that_leaves_takes_all_with_it() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            listener.pool.replace([])
+            assert listener.shelves.budget.used == 0
+            engine.publish([stored(PROMPTS[1])])
+            await asyncio.sleep(0.02)
+            assert listener.shelves.budget.used == 0
+
+
+async def test_other_shelves_are_filled_from_the_beginning() -> None:
+    async with publisher() as engine:
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            listener.subscribers.use(None)
+            listener.shelves = Shelves(1000)
+            listener.subscribers.use(listener.shelves)
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+
+
+async def test_engines_may_connect_to_us() -> None:
+    context = zmq.asyncio.Context()
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    async with rig(config) as (listener, _):
+        engine = context.socket(zmq.PUB)
+        try:
+            engine.connect(f"tcp://127.0.0.1:{port}")
+            numbers = iter(range(10**6))
+
+            async def say(topic: str, prompt: list[int], known: Callable[[], bool]) -> None:
+                while not known():  # a subscriber that connects late misses what is said
+                    number = next(numbers)
+                    await engine.send_multipart([topic.encode(), number.to_bytes(8, "big"), batch(stored(prompt))])
+                    await asyncio.sleep(0.01)
+
+            async with asyncio.timeout(5):
+                await say("kv@nobody@m", PROMPTS[0], lambda: next(numbers) > 20)
+                await say(f"kv@{listener.endpoint.address}@m", PROMPTS[1], lambda: listener.knows(PROMPTS[1]))
+            assert listener.state == "live"
+        finally:
+            context.destroy(linger=0)
+
+
+async def most_in_a_turn(shelves: Shelves, blocks: int) -> int:
+    """Blocks that were stored between two turns of the event loop at most, until so many are."""
+    most = last = shelves.counts["stored"]
+    async with asyncio.timeout(30):
+        while last < blocks:
+            await asyncio.sleep(0)
+            most, last = max(most, shelves.counts["stored"] - last), shelves.counts["stored"]
+    return most
+
+
+@pytest.mark.parametrize("live", [True, False], ids=["as it is said", "as it is repeated"])
+async def test_a_large_message_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    monkeypatch.setattr("epp.prefix.events.subscriber._TURN", 0.0)
+    ids = list(range(80_000))
+    event = block_stored(ids, range(1, 20_001), 0, 4)
+    async with publisher() as engine:
+        if not live:
+            engine.publish([event])
+        async with rig(sources=engine.sources()) as (listener, _):
+            if live:
+                await until(lambda: listener.state == "live")
+                engine.publish([event])
+            assert await most_in_a_turn(listener.shelves, 20_000) <= 1024
+            await until(lambda: listener.state == "live")
+            assert depth(listener.shelves.shelf(listener.endpoint).engine(0), ids) == 20_000
+
+
+async def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two publishers of one endpoint share what there is of a turn."""
+    monkeypatch.setattr("epp.prefix.events.subscriber._TURN", 0.0)
+    prompts = [list(range(1000 * i, 1000 * i + 400)) for i in range(60)]
+    async with publisher() as first, publisher(rank=1) as second:
+        async with rig(sources={**first.sources(), **second.sources()}) as (listener, _):
+            await until(lambda: listener.state == "live")
+            for ids in prompts:
+                first.publish([stored(ids)])
+                second.publish([stored(ids)])
+            assert await most_in_a_turn(listener.shelves, 2 * 60 * 100) <= 100
+
+
+async def test_what_is_too_large_is_told_of_and_approximate_until_all_is_known_again() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine.send(bytes(1 << 17))
+            await until(lambda: listener.state == "lost")
+            assert listener.knows()
+            assert listener.metrics.degradations == [("kv-events-too-large", "ns/pod")]
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(PROMPTS[1]))
+            assert listener.state == "lost"
+            engine.publish([{"type": "AllBlocksCleared"}])
+            await until(lambda: listener.state == "live")
+            assert listener.knows()
+
+
+async def test_an_engine_of_which_nearly_all_is_known_again_is_live() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            listener.endpoint.load = Load(block_size=4, blocks=8, at=0.0)
+            engine.send(bytes(1 << 17))
+            await until(lambda: listener.state == "lost")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            assert listener.state == "lost"
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live")
+
+
+async def test_a_message_beyond_all_measure_costs_the_connection_and_no_more() -> None:
+    async with publisher() as engine:
+        async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            engine._sent.clear()
+            engine.send(bytes(1 << 20))
+            engine._sent.clear()
+            await until(lambda: "kv-events-restart" in listener.metrics.reasons())
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+
+
+async def test_a_replay_larger_than_there_is_room_for_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.events.subscriber._REPLAY_BYTES", 5000)
+    async with publisher() as engine:
+        prompts = [list(range(1000 * i, 1000 * i + 16)) for i in range(200)]
+        for ids in prompts:
+            engine.publish([stored(ids)])
+        async with rig(sources=engine.sources()) as (listener, _):
+            await until(lambda: listener.state == "live")
+            cache = listener.shelves.shelf(listener.endpoint).engine(0)
+            assert [depth(cache, ids) for ids in prompts] == [4] * 200
+            assert listener.shelves.faults == {"replay": 1}
+
+
+def claimed(number: int, rank: Any, prompt: list[int]) -> list[bytes]:
+    """A message of a rank, if it can be one."""
+    return [number.to_bytes(8, "big"), msgspec.msgpack.encode([1.0, [stored(prompt)], rank])]
+
+
+async def test_ranks_that_messages_claim_are_bounded() -> None:
+    context = zmq.asyncio.Context()
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    async with rig(config) as (listener, _):
+        engine = context.socket(zmq.PUB)
+        engine.setsockopt(zmq.SNDHWM, 0)
+        topic = f"kv@{listener.endpoint.address}@m".encode()
+        try:
+            engine.connect(f"tcp://127.0.0.1:{port}")
+            shelf = listener.shelves.shelf(listener.endpoint)
+            while not listener.knows(PROMPTS[0], rank=7):
+                await engine.send_multipart([topic, *claimed(0, 7, PROMPTS[0])])
+                await asyncio.sleep(0.01)
+            for strange in (b"", b"\xff" * 99, b"kv@" * 400_000, b"kv@\xff\x1b[2J@m", b"@" * 1_000_000):
+                await engine.send_multipart([strange, *claimed(0, 0, PROMPTS[1])])
+            for rank in (-1, 2**63, 1.5, "0", 100_000):
+                await engine.send_multipart([topic, *claimed(0, rank, PROMPTS[1])])
+            for rank in range(20_000):
+                await engine.send_multipart([topic, *claimed(0, 3 * rank, PROMPTS[2])])
+            await engine.send_multipart([topic, *claimed(9, 7, PROMPTS[3])])
+            await until(lambda: listener.knows(PROMPTS[3], rank=7))
+        finally:
+            context.destroy(linger=0)
+        assert len(shelf.engines) == 64
+        faults = listener.shelves.faults
+        assert (faults["malformed"], faults["rank"]) == (2, 3 + 20_000 - 63)
+        details = dict(listener.metrics.degradations)
+        assert details["kv-events-unknown"].isprintable()
+        assert sum(reason == "kv-events-unknown" for reason in listener.metrics.reasons()) == 5
+
+
+async def test_ranks_that_an_endpoint_does_not_name_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epp.prefix.events.subscriber._GONE", 0.01)
+    monkeypatch.setattr("epp.prefix.events.subscriber._RETRY", (0.01, 0.01))
+    async with publisher() as engine:
+        (source,) = engine.sources().values()
+        nobody = dict(source, endpoint="tcp://*:1", replay_endpoint=None)
+        async with rig(sources=engine.sources()) as (listener, server):
+            await until(lambda: listener.state == "live")
+            engine.publish([stored(PROMPTS[0])])
+            await until(lambda: listener.knows(PROMPTS[0]))
+            shelf = listener.shelves.shelf(listener.endpoint)
+            await engine.__aexit__(None, None, None)
+            for turn in range(1, 4):
+                server.sources = {str(100 * turn + i): nobody for i in range(64)}
+                await until(partial(shelf.engines.__contains__, 100 * turn))
+                assert len(shelf.engines) == 64
+            assert listener.shelves.budget.used == 0
+            await engine.__aenter__()
+
+
+def test_what_waits_for_an_endpoint_is_bounded_by_its_bytes() -> None:
+    queue = _Queue()
+    for _ in range(100):
+        queue.put([b"topic", bytes(8), bytes(1 << 20)])
+    for _ in range(10**5):
+        queue.put([])
+    assert queue._bytes <= 64 << 20
+
+
+def test_it_runs_on_the_loop_that_the_process_uses() -> None:
+    uvloop.run(test_what_was_said_before_and_what_is_said_now())
+    uvloop.run(test_a_gap_is_asked_for())

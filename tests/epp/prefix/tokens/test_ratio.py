@@ -1,0 +1,97 @@
+import pytest
+
+from epp.parsing.request import Usage
+from epp.plugin import Endpoint, Load, Request, Response
+from epp.prefix.tokens.ratio import LearnTokens
+from epp.testing import endpoint, request
+
+
+class Seen:
+    """A learner and what it told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+        self.learner = LearnTokens(lambda model, size, tokens: self.told.append((model, size, tokens)))
+
+    def send(self, to: Endpoint, prompt: str, model: str = "m") -> Request:
+        sent = request(prompt, model)
+        self.learner.on_picked(sent, to)
+        return sent
+
+
+def scrape(of: Endpoint, prompt_tokens: int, running: int = 0) -> None:
+    of.load = Load(prompt_tokens=prompt_tokens, at=1.0, running=running)
+
+
+def test_an_answer_tells_exactly() -> None:
+    seen, pod = Seen(), endpoint()
+    sent = seen.send(pod, "x" * 400)
+    seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=80)))
+    assert seen.told == [("m", 400, 80)]
+    assert seen.learner.statistics() == {"from_answers": 1, "from_counters": 0}
+
+
+def test_without_answers_the_engines_counter_tells() -> None:
+    seen, pod = Seen(), endpoint()
+    scrape(pod, 1000)
+    for _ in range(3):
+        seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
+    scrape(pod, 1240)
+    seen.send(pod, "y" * 100)
+    assert seen.told == [("m", 1200, 240)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "running", "second"),
+    [(1240, 9, "m"), (1240, 0, "other"), (1000, 0, "m"), (10, 0, "m")],
+    ids=["foreign traffic", "two models", "nothing counted yet", "the engine restarted"],
+)
+def test_a_window_that_says_nothing(tokens: int, running: int, second: str) -> None:
+    seen, pod = Seen(), endpoint()
+    scrape(pod, 1000)
+    seen.send(pod, "x" * 400)
+    seen.send(pod, "x" * 400, second)
+    scrape(pod, tokens, running=running)
+    seen.send(pod, "x" * 400)
+    assert seen.told == []
+
+
+def test_before_the_first_scrape_nothing_is_known() -> None:
+    seen, pod = Seen(), endpoint()
+    seen.send(pod, "x" * 400)
+    scrape(pod, 100)
+    seen.send(pod, "x" * 400)
+    assert seen.told == []
+
+
+def test_an_endpoint_that_left_is_forgotten_and_its_requests_still_end() -> None:
+    seen, pod = Seen(), endpoint()
+    sent = seen.send(pod, "x" * 400)
+    seen.learner.on_removed(pod)
+    seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=100)))
+    assert seen.told == [("m", 400, 100)]
+
+
+def test_what_was_not_parsed_teaches_nothing() -> None:
+    seen, pod = Seen(), endpoint()
+    scrape(pod, 0)
+    sent = request("", "", api="other")
+    seen.learner.on_picked(sent, pod)
+    seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=9)))
+    scrape(pod, 50)
+    seen.learner.on_finished(seen.send(pod, "x"), pod, Response())
+    assert seen.told == []
+
+
+@pytest.mark.parametrize("response", [Response(status=500), Response(status=400), Response(served="10.0.0.9:80")])
+def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> None:
+    seen, pod = Seen(), endpoint()
+    scrape(pod, 1000)
+    seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
+    seen.learner.on_finished(seen.send(pod, "x" * 4000), pod, response)
+    scrape(pod, 1080)
+    seen.learner.on_finished(seen.send(pod, "y" * 400), pod, Response(status=200))
+    assert seen.told == []
+    scrape(pod, 1160)
+    seen.send(pod, "z" * 400)
+    assert seen.told == [("m", 400, 80)], "and the next window does again"

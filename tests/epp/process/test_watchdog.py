@@ -1,0 +1,43 @@
+import asyncio
+import threading
+import time
+
+import pytest
+
+from epp.process.watchdog import watch
+
+LIMIT = 0.2
+HOLD = 5 * LIMIT
+
+
+def in_module(name: str) -> None:
+    """Stand still in a function of a module of that name."""
+    space = {"__name__": name}
+    exec("def hold(sleep, seconds): sleep(seconds)", space)
+    space["hold"](time.sleep, HOLD)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("module", "ended"), [("my_scorers", [LIMIT]), ("bdb", [])])
+async def test_a_loop_that_stands_still_is_told_of_once_and_a_debugger_may(module: str, ended: list[float]) -> None:
+    told: list[float] = []
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(watch(LIMIT, told.append))
+        await asyncio.sleep(HOLD)
+        assert told == []
+        in_module(module)
+        await asyncio.sleep(0)
+        assert told == ended
+        task.cancel()
+
+
+async def test_its_thread_ends_with_it_and_none_is_made_for_no_limit() -> None:
+    before = {*threading.enumerate()}
+    await watch(0)
+    assert {*threading.enumerate()} <= before
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(watch(LIMIT))
+        await asyncio.sleep(0)
+        [thread] = {*threading.enumerate()} - before
+        task.cancel()
+    await asyncio.to_thread(thread.join, 10)
+    assert not thread.is_alive()

@@ -1,0 +1,251 @@
+"""One endpoint, a simulated one, with each thing wrong that a simulator can have wrong. Real ones: tests/engine."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tooling.doctor.engine import Pod, examine, probe
+from tooling.doctor.finding import Finding
+from tooling.doctor.http import Ask
+from tooling.simulator.engine import LAPTOP
+from tooling.simulator.publisher import KvEventsConfig
+from tooling.simulator.server import SimulatedPod
+
+FREE = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0")
+
+
+def pod(**settings: Any) -> SimulatedPod:
+    return SimulatedPod(**{"kv_events": FREE, "time_scale": 100.0, **settings})
+
+
+async def examined(address: str, model: str | None = None, patience: float = 5.0) -> tuple[Pod, list[Finding]]:
+    found = Pod("pod-a", f"http://{address}", address)
+    async with Ask(5.0) as ask:
+        return found, await examine(found, ask, model=model, seed=7, patience=patience)
+
+
+def checks(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.check, finding.level) for finding in findings]
+
+
+async def test_a_pod_that_is_well_has_no_findings_and_is_known() -> None:
+    async with pod() as simulated:
+        found, findings = await examined(simulated.address, "sim")
+    assert findings == []
+    assert found.reachable
+    assert (found.models, found.block_size) == (["sim"], LAPTOP.block_size)
+    assert set(found.tokens) == {"text", "chat"}
+    ((tokens, _),) = found.hashes.items()
+    assert len(tokens) == LAPTOP.block_size
+
+
+async def test_equal_probes_give_equal_hashes_at_every_pod() -> None:
+    async with pod() as one, pod() as two:
+        assert (await examined(one.address))[0].hashes == (await examined(two.address))[0].hashes
+
+
+async def test_nobody_there() -> None:
+    found, findings = await examined("127.0.0.1:1")
+    assert not found.reachable
+    assert checks(findings) == [("unreachable", "problem")]
+
+
+async def test_another_model() -> None:
+    async with pod(model="llama") as simulated:
+        _, findings = await examined(simulated.address, "qwen")
+    assert checks(findings) == [("model", "problem")]
+    assert (findings[0].found, findings[0].mend) == ("it serves llama; asked for qwen", "--served-model-name qwen")
+
+
+async def test_an_adapter_is_a_model_too() -> None:
+    async with pod(lora=("tuned",)) as simulated:
+        found, findings = await examined(simulated.address, "tuned")
+    assert findings == []
+    assert (set(found.models), found.bases) == ({"sim", "tuned"}, ["sim"])
+
+
+async def test_no_kv_events() -> None:
+    async with pod(kv_events=None) as simulated:
+        _, findings = await examined(simulated.address)
+    assert checks(findings) == [("kv-events", "problem")]
+    assert '"enable_kv_cache_events": true' in findings[0].mend
+    assert '"endpoint": "tcp://*:5557"' in findings[0].mend
+
+
+async def fault(url: str, **faults: Any) -> None:
+    async with aiohttp.ClientSession() as client, client.post(f"{url}/admin/faults", json=faults) as answer:
+        assert answer.status == 200
+
+
+async def test_kv_events_that_do_not_come() -> None:
+    async with pod() as simulated:
+        await fault(simulated.url, mute=True)
+        _, findings = await examined(simulated.address, patience=0.05)
+    assert checks(findings) == [("kv-events-silent", "problem")]
+
+
+@pytest.mark.parametrize("kind", ["off", "binary"])
+async def test_metrics_that_cannot_be_read(kind: str) -> None:
+    async with pod() as simulated:
+        await fault(simulated.url, metrics=kind)
+        found, findings = await examined(simulated.address)
+    assert checks(findings) == [("metrics", "problem")]
+    assert found.block_size is None
+
+
+async def test_a_pod_that_only_errs() -> None:
+    async with pod() as simulated:
+        await fault(simulated.url, status=500)
+        _, findings = await examined(simulated.address)
+    assert checks(findings) == [
+        ("model", "problem"),
+        ("tokenize", "hint"),
+        ("prefix-caching", "problem"),
+        ("kv-events-silent", "problem"),
+    ]
+
+
+@asynccontextmanager
+async def changed(simulated: SimulatedPod, path: str, change: Callable[[Any], Any]) -> AsyncIterator[str]:
+    """The pod behind a door that changes the JSON, or the text, of one path's answers."""
+
+    async def forward(request: web.Request) -> web.Response:
+        url = f"{simulated.url}{request.path}"
+        async with (
+            aiohttp.ClientSession() as client,
+            client.request(request.method, url, data=await request.read()) as answer,
+        ):
+            body = await answer.read()
+            if request.path == path:
+                found = change(body.decode() if path == "/metrics" else json.loads(body))
+                body = found.encode() if isinstance(found, str) else json.dumps(found).encode()
+            return web.Response(status=answer.status, body=body)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", forward)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_answers_that_do_not_tell_cached_tokens() -> None:
+    def silent(answer: Any) -> Any:
+        answer["usage"]["prompt_tokens_details"] = None
+        return answer
+
+    async with pod() as simulated, changed(simulated, "/v1/completions", silent) as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("prompt-token-details", "hint")]
+    assert findings[0].mend == "--enable-prompt-tokens-details"
+
+
+async def test_a_prompt_that_is_never_cached() -> None:
+    def uncached(answer: Any) -> Any:
+        answer["usage"]["prompt_tokens_details"] = {"cached_tokens": 0}
+        return answer
+
+    async with pod() as simulated, changed(simulated, "/v1/completions", uncached) as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("prefix-caching", "problem")]
+    assert findings[0].mend == "--enable-prefix-caching"
+
+
+async def test_prefix_caching_that_metrics_call_off() -> None:
+    async with (
+        pod() as simulated,
+        changed(
+            simulated,
+            "/metrics",
+            lambda page: page.replace('enable_prefix_caching="True"', 'enable_prefix_caching="False"'),
+        ) as address,
+    ):
+        found, findings = await examined(address)
+    assert found.caching is False
+    assert checks(findings) == [("prefix-caching", "problem")]
+
+
+async def test_a_publisher_that_connects_instead_of_listening() -> None:
+    def connects(sources: Any) -> Any:
+        sources["0"]["endpoint"] = "tcp://127.0.0.1:1"
+        return sources
+
+    async with pod() as simulated, changed(simulated, "/kv_event_sources", connects) as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("kv-events-endpoint", "problem")]
+    assert "binds with *, :: or ipc:// only" in findings[0].mend
+
+
+async def test_a_publisher_that_connects_to_another_host() -> None:
+    def elsewhere(sources: Any) -> Any:
+        sources["0"]["endpoint"] = "tcp://10.1.2.3:5557"
+        return sources
+
+    async with pod() as simulated, changed(simulated, "/kv_event_sources", elsewhere) as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("kv-events-endpoint", "problem")]
+    assert "10.1.2.3" in findings[0].found
+
+
+async def test_a_port_that_is_closed_though_the_publisher_listens() -> None:
+    def closed(sources: Any) -> Any:
+        sources["0"]["endpoint"] = "tcp://*:1"
+        return sources
+
+    async with pod() as simulated, changed(simulated, "/kv_event_sources", closed) as address:
+        _, findings = await examined(address)
+    assert (findings[0].check, findings[0].mend) == ("kv-events-endpoint", "open the port to the picker")
+
+
+async def test_events_with_another_block_size_than_the_metrics() -> None:
+    async with (
+        pod(parameters=replace(LAPTOP, block_size=32)) as simulated,
+        changed(simulated, "/metrics", lambda page: page.replace('block_size="32"', 'block_size="16"')) as address,
+    ):
+        _, findings = await examined(address)
+    assert checks(findings) == [("block-size", "problem")]
+
+
+async def test_no_tokenize() -> None:
+    async with pod() as simulated, changed(simulated, "/tokenize", lambda _: "nonsense") as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("tokenize", "hint")]
+    assert "--tokenizer" in findings[0].mend
+
+
+def test_a_probe_is_new_for_each_seed() -> None:
+    assert probe(50, 1) == probe(50, 1)
+    assert probe(50, 1) != probe(50, 2)
+    assert len(probe(50, 1).split()) == 50
+
+
+async def test_another_engine_is_named_and_left_alone() -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="sglang:num_queue_reqs 1.0\nsglang:num_running_reqs 2.0\n")
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found, findings = await examined(f"127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert found.reachable
+    assert checks(findings) == [("metrics", "hint")]
+    assert "those of sglang" in findings[0].found
+    assert findings[0].mend == "its pod's label llm-d.ai/engine-type: sglang"
+    assert asked == ["/metrics"]

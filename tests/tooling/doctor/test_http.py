@@ -1,0 +1,64 @@
+"""Asking over HTTP: good answers, and all others told."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from tooling.doctor.http import MOST, Ask, Trouble
+
+
+@asynccontextmanager
+async def server(response: web.Response) -> AsyncIterator[str]:
+    async def answer(request: web.Request) -> web.Response:
+        return response if request.method == "GET" else web.json_response({"sent": await request.json()})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_get_and_a_post() -> None:
+    async with server(web.json_response({"a": 1})) as url, Ask(5.0) as ask:
+        assert await ask.json(url) == {"a": 1}
+        assert await ask.json(url, {"b": 2}) == {"sent": {"b": 2}}
+
+
+@pytest.mark.parametrize(
+    ("response", "told", "status"),
+    [
+        (web.Response(status=404, text="nobody here"), "status 404: nobody here", 404),
+        (web.Response(status=302, headers={"location": "/elsewhere"}), "status 302", 302),
+        (web.Response(text="[]"), "no JSON object", 200),
+        (web.Response(body=b"\xff"), "no JSON object", 200),
+        (web.Response(body=b" " * (MOST + 1)), f"more than {MOST} bytes", 200),
+    ],
+)
+async def test_other_answers_are_trouble(response: web.Response, told: str, status: int) -> None:
+    async with server(response) as url, Ask(5.0) as ask:
+        with pytest.raises(Trouble, match=told) as trouble:
+            await ask.json(url)
+        assert trouble.value.status == status
+
+
+async def test_nobody_and_nonsense_are_trouble_without_a_status() -> None:
+    async with Ask(5.0) as ask:
+        for url in ("http://127.0.0.1:1", "http://[", "nonsense"):
+            with pytest.raises(Trouble) as trouble:
+                await ask.bytes(url)
+            assert trouble.value.status == 0
+
+
+async def test_silence_is_trouble() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with Ask(0.05) as ask:
+            with pytest.raises(Trouble, match=r"within 0\.05 s"):
+                await ask.bytes(f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -1,0 +1,114 @@
+"""Start and end of the chain; what it does in between is in tests/integration."""
+
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.errors import ResourceError
+from tests.support.chain import MANIFESTS as THREE_POOLS
+from tests.support.family import Family
+from tooling.laptop.chain import MANIFESTS, ChainError, Shape, running_chain
+from tooling.laptop.engines import Simulated
+from tooling.laptop.ports import free_ports
+
+SMALL = Shape(pods=1, port=0)
+
+
+@pytest.fixture
+def family(monkeypatch: pytest.MonkeyPatch) -> Family:
+    made = Family()
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    return made
+
+
+async def refusal(shape: Shape, directory: Path) -> str:
+    with pytest.raises(ChainError) as error:
+        async with running_chain(shape, directory):
+            pass
+    return str(error.value)
+
+
+@pytest.mark.envoy
+async def test_a_chain_answers_and_leaves_nothing_behind(tmp_path: Path, family: Family) -> None:
+    async with running_chain(replace(SMALL, replicas=2), tmp_path) as chain:
+        assert len(family.alive()) == 4
+        async with chain.http.get(f"{chain.url}/v1/models") as answer:
+            assert answer.status == 200
+            assert answer.headers["x-sim-pod"] == "pod-a"
+        [pool], decisions = await chain.seen(5)
+        assert [endpoint["name"] for endpoint in pool["endpoints"]] == ["default/pod-a"]
+        assert len(decisions) == 1
+        assert not await chain.reload()
+    assert family.alive() == {}
+    assert {file.name for file in tmp_path.glob("*.log")} == {"pod-a.log", "epp-1.log", "epp-2.log"}
+    [entry] = yaml.safe_load((tmp_path / "endpoints.yaml").read_text())["endpoints"]
+    assert (entry["name"], entry["port"]) == ("pod-a", chain.pods[0].port)
+
+
+async def test_a_pod_that_does_not_start_is_told_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
+    told = await refusal(replace(SMALL, engine=Simulated(flags=("--blocks", "none"))), tmp_path)
+    assert told.startswith("pod-a ended with status 2: ")
+    assert "'none' is not a valid integer" in told
+    assert family.alive() == {}
+
+
+async def test_a_replica_that_does_not_start_is_told(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: max-score-piker}]\n")
+    told = await refusal(replace(SMALL, picking=("--config", str(wrong))), tmp_path)
+    assert told.startswith("epp-1 ended with status 1: ")
+    assert "max-score-piker" in told
+
+
+async def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", free_ports(1)[0])) as server:
+        port = server.getsockname()[1]
+        told = await refusal(replace(SMALL, port=port), tmp_path)
+    assert told == f"port {port} is in use by another program; choose another with --port"
+    assert list(tmp_path.glob("*.log")) == []
+
+
+async def test_a_port_needs_one_listener(tmp_path: Path) -> None:
+    (tmp_path / "manifests").mkdir()
+    two = "[{name: a, port: 8081, protocol: HTTP}, {name: b, port: 8082, protocol: HTTP}]"
+    text = THREE_POOLS.replace("[{name: http, port: 8080, protocol: HTTP}]", two)
+    (tmp_path / "manifests" / "all.yaml").write_text(text)
+    told = await refusal(replace(SMALL, manifests=tmp_path / "manifests"), tmp_path)
+    assert told == "--port needs manifests with one listener; these have 2"
+
+
+async def test_wrong_manifests_are_told_by_the_gateway(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("kind: Gatway\n")
+    with pytest.raises(ResourceError, match=r"wrong\.yaml.*Gatway is not supported.*did you mean Gateway"):
+        async with running_chain(replace(SMALL, manifests=wrong), tmp_path):
+            pass
+
+
+def test_the_manifests_of_the_laptop_are_there() -> None:
+    assert {file.name for file in MANIFESTS.glob("*.yaml")} == {"gateway.yaml", "pool.yaml", "route.yaml"}
+
+
+async def test_pools_that_no_simulated_pod_is_in_are_refused(tmp_path: Path) -> None:
+    manifests = tmp_path / "manifests"
+    shutil.copytree(MANIFESTS, manifests)
+    pool = manifests / "pool.yaml"
+    pool.write_text(pool.read_text().replace("app: sim", "app: vllm"))
+    with pytest.raises(ChainError, match=r"no InferencePool selects the simulated pods .*expected matchLabels"):
+        async with running_chain(replace(SMALL, manifests=manifests), tmp_path):
+            pass
+
+
+async def test_a_port_for_root_alone_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(port: int) -> bool:
+        raise PermissionError
+
+    monkeypatch.setattr("tooling.laptop.chain.is_free", forbidden)
+    with pytest.raises(ChainError, match="only root may listen on port 80; choose another with --port"):
+        async with running_chain(replace(SMALL, port=80), tmp_path):
+            pass

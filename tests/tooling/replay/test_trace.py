@@ -1,0 +1,119 @@
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.errors import ConfigError
+from epp.prefix.block_hashes import chain_of
+from tooling.replay.trace import MOONCAKE_TICK, Ask, Piece, Trace, read_mooncake
+
+PATHS = st.lists(st.integers(1, 300), min_size=1, max_size=5)
+
+
+def path(lengths: list[int], first: int = 1) -> tuple[Piece, ...]:
+    return tuple(Piece(first + number, length) for number, length in enumerate(lengths))
+
+
+def line(at: int = 0, length: int = 600, output: int = 10, ids: tuple[int, ...] = (0, 1)) -> str:
+    return json.dumps({"timestamp": at, "input_length": length, "output_length": output, "hash_ids": ids})
+
+
+def written(tmp_path: Path, *lines: str, name: str = "trace.jsonl") -> Path:
+    file = tmp_path / name
+    text = "\n".join(lines).encode()
+    file.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return file
+
+
+@given(PATHS)
+def test_bytes_and_chain_are_as_long_as_the_prompt(lengths: list[int]) -> None:
+    ask = Ask(0.0, path(lengths), 5)
+    assert len(ask.bytes()) == 4 * ask.tokens == 4 * sum(lengths)
+    assert len(ask.chain(16)) == ask.tokens // 16
+    assert len(set(ask.chain(16))) == ask.tokens // 16, "each block stands for itself"
+
+
+@given(PATHS, PATHS, PATHS)
+def test_prompts_share_what_their_paths_share_and_no_more(head: list[int], one: list[int], two: list[int]) -> None:
+    shared = path(head)
+    first = Ask(0.0, (*shared, *path(one, 1000)), 5)
+    second = Ask(0.0, (*shared, *path(two, 2000)), 5)
+    common = sum(head) // 16
+    assert first.chain(16)[:common] == second.chain(16)[:common]
+    assert not set(first.chain(16)[common:]) & set(second.chain(16)[common:])
+    same = [a == b for a, b in zip(chain_of(first.bytes(), 0), chain_of(second.bytes(), 0), strict=False)]
+    assert sum(same) == same.index(False) if False in same else all(same)
+    if sum(head) * 4 <= 16 * 1024:
+        assert sum(same) == sum(head) * 4 // 256, "the picker's own blocks see it too"
+
+
+def test_an_answer_is_part_of_the_chain_when_a_later_turn_contains_it() -> None:
+    first = Ask(0.0, (Piece(1, 30),), 34, answer=2)
+    second = Ask(0.0, (Piece(1, 30), Piece(2, 34), Piece(3, 100)), 5)
+    assert first.chain(16) == second.chain(16)[:4]
+    assert Ask(0.0, (Piece(1, 30),), 34).chain(16) == first.chain(16)[:1]
+
+
+def test_scaling_speeds_up_arrivals_and_leaves_pauses() -> None:
+    trace = Trace("t", [Ask(10.0, (Piece(1, 5),), 1), Ask(20.0, (Piece(2, 5),), 1, after=(0,), pause=3.0)])
+    assert [(ask.at, ask.pause) for ask in trace.scaled(2.0).asks] == [(5.0, 0.0), (10.0, 3.0)]
+    assert trace.rate == 0.1
+    assert trace.scaled(2.0).rate == 0.2
+
+
+def test_the_bound_is_what_one_endless_cache_would_hold() -> None:
+    pieces = path([100, 50])
+    trace = Trace("t", [Ask(0.0, pieces, 1), Ask(1.0, pieces, 1), Ask(2.0, (pieces[0], Piece(9, 50)), 1)])
+    assert trace.cached_bound() == pytest.approx((0 + 149 + 100) / 450), "the last token is always computed"
+    assert Trace("t", []).cached_bound() == 0.0
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.jsonl.gz"])
+def test_a_mooncake_trace(tmp_path: Path, name: str) -> None:
+    file = written(tmp_path, line(0), line(1000, 512, 0, (0,)), "", line(500, 513, 3, (0, 7)), name=name)
+    trace = read_mooncake(file)
+    assert trace.name == "trace"
+    assert [ask.at for ask in trace.asks] == [0.0, 0.5, 1.0], "in order of time"
+    assert [ask.prompt for ask in trace.asks] == [((1, 512), (2, 88)), ((1, 512), (8, 1)), ((1, 512),)]
+    assert [ask.output for ask in trace.asks] == [10, 3, 1], "an answer has a token at least"
+    assert len(read_mooncake(file, limit=1).asks) == 1
+
+
+def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
+    file = written(tmp_path, *[line(tick * 3000) for tick in range(5) for _ in range(20)])
+    times = [ask.at for ask in read_mooncake(file, seed=1).asks]
+    assert times == sorted(times)
+    assert len(set(times)) == 100
+    for number, at in enumerate(times):
+        assert 0 <= at - times[0] - (number // 20 - 1) * MOONCAKE_TICK < 2 * MOONCAKE_TICK
+    assert times == [ask.at for ask in read_mooncake(file, seed=1).asks]
+    assert times != [ask.at for ask in read_mooncake(file, seed=2).asks]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{", "trace.jsonl:2: no line of a Mooncake trace"),
+        ('{"a": ' + "[" * 100_000, "trace.jsonl:2: no line of a Mooncake trace"),
+        (line(ids=(1,)), "trace.jsonl:2: expected a hash id for each 512 tokens of input_length, 2 for 600, got 1"),
+        (line(length=0, ids=()), "trace.jsonl:2: expected a hash id"),
+        ('{"timestamp": 1}', "trace.jsonl:2: no line of a Mooncake trace: .*input_length"),
+    ],
+)
+def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read_mooncake(written(tmp_path, line(), text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_mooncake(tmp_path)
+    broken = tmp_path / "broken.gz"
+    broken.write_bytes(b"no gzip")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_mooncake(broken)
+    with pytest.raises(ConfigError, match="at least one request"):
+        read_mooncake(written(tmp_path, "", name="empty.jsonl"))

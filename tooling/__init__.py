@@ -1,0 +1,1 @@
+"""All that is not the picker itself: simulator, replay, other projects' policies, doctor, conformance, laptop."""

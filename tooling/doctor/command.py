@@ -1,0 +1,163 @@
+"""`warmpath doctor`: options in, findings and an exit status out."""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from jinja2 import TemplateError
+from rich.console import Console
+
+from epp.errors import ConfigError
+from epp.plugin import Api, Request
+from epp.pool.apiserver import ApiServer
+from epp.pool.kubernetes import KubePools, Named
+from epp.pool.static import load
+from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.conversation import Unsupported
+from epp.prefix.tokens.prompt import prompt_of
+from epp.prefix.tokens.sandbox import TemplateTooLong
+from epp.prefix.tokens.source import ANY_MODEL, load_tokenizers, tokenizer_files
+from epp.prefix.tokens.tokenizer import ModelTokenizer
+from epp.telemetry.metrics import Metrics
+from tooling.doctor import report
+from tooling.doctor.engine import TRIALS, Pod, examine
+from tooling.doctor.finding import Finding
+from tooling.doctor.fleet import against_files, compare
+from tooling.doctor.http import Ask
+from tooling.doctor.lmcache import examine_coordinator, examine_server, stores_of
+
+WELL: Final = 0
+ILL: Final = 1
+_AT_ONCE: Final = 16
+"""Endpoints that are examined at the same time."""
+_LOADED: Final = 15.0
+"""Seconds for Kubernetes to tell a pool."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to examine. Times in seconds."""
+
+    endpoint: Sequence[str] = ()
+    """URLs, or `ip:port`."""
+    endpoints: Sequence[Path] = ()
+    """Files that say what a pool is."""
+    pool_name: str | None = None
+    pool_namespace: str = "default"
+    kubeconfig: Path | None = None
+    model: str | None = None
+    """What every endpoint is expected to serve."""
+    tokenizer: Sequence[str] = ()
+    tokenizer_args: Sequence[str] = ()
+    coordinator: str | None = None
+    lmcache: Sequence[str] = ()
+    timeout: float = 10.0
+    patience: float = 3.0
+
+
+async def diagnose(options: Options) -> tuple[list[str], list[Finding]]:
+    """Names of all that was examined, and what is wrong. Raises ConfigError for options that name nothing."""
+    tokenizers = load_tokenizers(tokenizer_files(options.tokenizer, options.tokenizer_args), Pieces(1 << 20))
+    pods = [*map(_pod, options.endpoint), *await _of_pools(options)]
+    if not (pods or options.lmcache or options.coordinator):
+        raise ConfigError("", "examine what? expected --endpoint, --endpoints, --pool-name, --lmcache or --coordinator")
+    seed = random.SystemRandom().getrandbits(60)
+    places = asyncio.Semaphore(_AT_ONCE)
+    async with Ask(options.timeout) as ask:
+
+        async def one(pod: Pod) -> list[Finding]:
+            async with places:
+                return await examine(pod, ask, model=options.model, seed=seed, patience=options.patience)
+
+        servers = [*map(_base, options.lmcache)]
+        before = [await stores_of(url, ask) for url in servers]
+        findings = list(chain.from_iterable(await asyncio.gather(*map(one, pods))))
+        shares = bool(options.lmcache or options.coordinator)
+        findings += compare([pod for pod in pods if pod.reachable and pod.engine == "vllm"], shares=shares)
+        for pod in pods:
+            findings += against_files(pod, _ids(pod, options.model, tokenizers))
+        for url, stored in zip(servers, before, strict=True):
+            findings += await examine_server(url, ask, pods, stored)
+        if options.coordinator:
+            findings += await examine_coordinator(_base(options.coordinator), ask, servers, pods, options.patience)
+    names = [*(pod.name for pod in pods), *servers]
+    return [*names, *([_base(options.coordinator)] if options.coordinator else [])], findings
+
+
+def main(options: Options, *, as_json: bool) -> int:
+    """The same on a terminal. The exit status: 1 if there is a problem; hints alone are 0."""
+    console = Console()
+    examined, findings = asyncio.run(diagnose(options))
+    if as_json:
+        console.out(report.as_json(examined, findings), highlight=False)
+    else:
+        console.print(report.table(examined, findings))
+    return ILL if any(finding.level == "problem" for finding in findings) else WELL
+
+
+def _ids(pod: Pod, model: str | None, tokenizers: Mapping[str, ModelTokenizer]) -> dict[str, Sequence[int]]:
+    """What the files given make of the trials."""
+    asked = model or (pod.models[0] if pod.models else "")
+    tokenizer = tokenizers.get(asked) or tokenizers.get(ANY_MODEL)
+    if tokenizer is None:
+        return {}
+    made: dict[str, Sequence[int]] = {}
+    for name in pod.tokens:
+        api: Api = "chat" if name == "chat" else "completions"
+        request = Request(id="", model=asked, api=api, body=msgspec.json.encode(TRIALS[name]))
+        with suppress(Unsupported, TemplateError, TemplateTooLong):  # files of a model without chats
+            made[name] = tokenizer.ids(prompt_of(request), 60.0)
+    return made
+
+
+def _base(url: str) -> str:
+    """A server's URL without a path; `http://` where only an address was given. Raises ConfigError."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        well = parts.scheme in ("http", "https") and parts.hostname and parts.port
+    except ValueError:
+        well = False
+    if not well:
+        raise ConfigError("", f"expected http://HOST:PORT, got {url[:100]!r}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _pod(url: str) -> Pod:
+    base = _base(url)
+    address = base.partition("://")[2]
+    return Pod(address, base, address)
+
+
+async def _of_pools(options: Options) -> list[Pod]:
+    if options.endpoints:
+        states = load(options.endpoints, options.pool_name)
+        found = [(endpoint.name, endpoint.address) for state in states for endpoint in state.endpoints]
+    elif options.pool_name:
+        found = await _of_kubernetes(options, options.pool_name)
+    else:
+        return []
+    return [Pod(name, f"http://{address}", address) for name, address in found]
+
+
+async def _of_kubernetes(options: Options, name: str) -> list[tuple[str, str]]:
+    api, metrics = ApiServer(options.kubeconfig), Metrics(time.monotonic)
+    pools = KubePools(Named((name,)), options.pool_namespace, api, metrics, random.Random())
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(pools.watch())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOADED):
+                while not all(pool.ready for pool in pools.pools):
+                    await asyncio.sleep(0.05)
+        watching.cancel()
+    if not all(pool.ready for pool in pools.pools):
+        where = f"{options.pool_namespace}/{name}"
+        raise ConfigError("--pool-name", f"{where} was not told within {_LOADED:g} s")
+    return [(endpoint.name, endpoint.address) for pool in pools.pools for endpoint in pool.endpoints]

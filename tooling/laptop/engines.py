@@ -1,0 +1,346 @@
+"""What serves the model in a chain: simulated pods, or real vLLM with LMCache tiers; as commands to run.
+
+An engine lays out its pods: their ports, the command of each, and the services that have to run before them.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import yaml
+
+from epp.configuration.schema import parse
+from epp.documents.strict import read
+from tooling.laptop.models import SIZES, cached_model
+from tooling.laptop.ports import free_ports
+
+SOURCE: Final = Path(__file__).parents[2]
+ENGINE_PYTHON: Final = SOURCE / ".venv-engine" / "bin" / "python"
+"""Made by `hack/install engine`."""
+REDIS_MEGABYTES: Final = 1024
+_QUIET: Final = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+}
+_LOOPBACK: Final = "127.0.0.1"
+_EVENTS: Final = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}
+"""Every pod publishes what becomes of its cache; a strategy that has no use for it does not listen."""
+
+
+class EngineError(Exception):
+    """The engine cannot be had on this machine. `str()` is one sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A model server of the chain."""
+
+    name: str
+    port: int
+    node: str = ""
+    """The machine it is said to run on, where it shares that machine's KV memory."""
+
+    @property
+    def address(self) -> str:
+        return f"{_LOOPBACK}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process of the chain: how it is started, and the sign that it is ready."""
+
+    name: str
+    command: Sequence[str]
+    ready: str
+    """`http://...`, which answers 200 then; or `tcp://ip:port`, which accepts then."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    children: bool = False
+    """Whether it starts processes of its own."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What an engine runs: services first, each after the one before, then the pods, all at once."""
+
+    pods: Sequence[Pod]
+    programs: Mapping[str, Program]
+    """By pod."""
+    services: Sequence[Program] = ()
+    caches: Sequence[str] = ()
+    """URLs that empty the caches beside the pods' own, by POST."""
+    coordinator: str = ""
+    """URL of LMCache's coordinator, if there is one."""
+    tidy: Callable[[], None] = lambda: None
+    """Removes what the processes leave behind; to be called when they have ended."""
+
+
+class Engine(Protocol):
+    """What a chain needs to know of its engine."""
+
+    @property
+    def what(self) -> str:
+        """A pod of it, in words."""
+
+    @property
+    def model(self) -> str:
+        """What clients ask for."""
+
+    @property
+    def ready_seconds(self) -> float:
+        """For a pod to answer, on a machine that has other things to do."""
+
+    @property
+    def picker_flags(self) -> Sequence[str]:
+        """What `warmpath serve` has to be told of it."""
+
+    def lay_out(self, names: Sequence[str]) -> Layout:
+        """Pods of these names on free ports. EngineError if the engine cannot be had here."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """`tooling.simulator.server`: a vLLM pod as a model; needs nothing."""
+
+    seed: int = 1
+    flags: Sequence[str] = ()
+
+    what = "simulated pod"
+    model = "sim"
+    ready_seconds = 60.0
+    picker_flags = ()
+
+    def lay_out(self, names: Sequence[str]) -> Layout:
+        pods = [Pod(name, port) for name, port in zip(names, free_ports(len(names)), strict=True)]
+        return Layout(pods, {pod.name: self._program(pod) for pod in pods})
+
+    def _program(self, pod: Pod) -> Program:
+        own = ["--port", str(pod.port), "--name", pod.name, "--seed", str(self.seed)]
+        own += ["--kv-events-config", json.dumps(_EVENTS)]
+        return Program(
+            pod.name, [sys.executable, "-m", "tooling.simulator.server", *own, *self.flags], f"{pod.url}/health"
+        )
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """LMCache beside the pods: a server each, as if each pod were a node; a coordinator, and Redis for all."""
+
+    l1_gigabytes: float = 0.5
+    l2: bool = True
+    """Whether there is a Redis that the nodes share."""
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Real vLLM on CPUs, one thread each.
+
+    `size` names a model of `tooling.laptop.models`, which is made when it is not there. `block` is vLLM's block and
+    LMCache's chunk: equal, and hashed alike (sha256_cbor), a block has one name in the device, in L1 and in L2.
+    """
+
+    python: Path
+    size: str = "small"
+    block: int = 32
+    blocks: int | None = None
+    """KV blocks on the device; None: what 1 GiB holds."""
+    context: int = 8192
+    """Longest prompt with its answer, in tokens."""
+    tiers: Tiers | None = None
+    flags: Sequence[str] = ()
+    """For vLLM."""
+
+    what = "vLLM pod"
+    ready_seconds = 600.0
+
+    @property
+    def model(self) -> str:
+        return self.size
+
+    @property
+    def picker_flags(self) -> Sequence[str]:
+        return ("--tokenizer", f"{self.model}={cached_model(self.size)}")
+
+    def lay_out(self, names: Sequence[str]) -> Layout:
+        model = _made(self.python, self.size)
+        count = len(names)
+        redis, coordinator, *free = free_ports(2 + 3 * count)
+        servers, doors = free[:count], free[count : 2 * count]
+        tiers = self.tiers
+        pods = [
+            Pod(name, port, f"node-{name}" if tiers else "")
+            for name, port in zip(names, free[2 * count :], strict=True)
+        ]
+        services: list[Program] = []
+        if tiers is not None:
+            if tiers.l2:
+                services.append(_redis(redis))
+            services.append(self._coordinator(coordinator))
+            for pod, server, door in zip(pods, servers, doors, strict=True):
+                l2 = redis if tiers.l2 else None
+                services.append(self._node(pod, server, door, coordinator, l2, tiers))
+        programs = {
+            pod.name: self._program(pod, model, server if tiers else None)
+            for pod, server in zip(pods, servers, strict=True)
+        }
+        caches = [f"http://{_LOOPBACK}:{door}/cache/clear" for door in doors] if tiers else []
+        url = f"http://{_LOOPBACK}:{coordinator}" if tiers else ""
+        return Layout(pods, programs, services, caches, url, _free_shared_memory)
+
+    def _program(self, pod: Pod, model: Path, server: int | None) -> Program:
+        command = [
+            *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", str(model), "--served-model-name", self.model),
+            *("--host", _LOOPBACK, "--port", str(pod.port), "--enforce-eager"),
+            *("--max-model-len", str(self.context), "--block-size", str(self.block), "--dtype", number_format()),
+            *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
+            *("--kv-events-config", json.dumps({**_EVENTS, "topic": f"kv@{pod.name}@{self.model}"})),
+        ]
+        if self.blocks is not None:
+            command += ["--num-gpu-blocks-override", str(self.blocks)]
+        if server is not None:
+            command += ["--kv-transfer-config", json.dumps(_connector(server))]
+        environment = {
+            **_QUIET,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_HOST_IP": _LOOPBACK,  # also where the KV events' sockets listen
+            "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+            # The model runs in the engine's process. In one of its own both spin while they wait for the other, and a
+            # second longer: two processors for each pod, of which one computes.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "PYTHONPATH": "",  # its packages are its own
+        }
+        return Program(pod.name, [*command, *self.flags], f"{pod.url}/health", environment, children=True)
+
+    def _coordinator(self, port: int) -> Program:
+        command = [
+            *(str(self.python.parent / "lmcache"), "coordinator", "--host", _LOOPBACK, "--port", str(port)),
+            *("--chunk-size", str(self.block), "--hash-algorithm", "sha256_cbor"),
+            *("--instance-timeout", "15", "--health-check-interval", "3"),
+        ]
+        return Program("coordinator", command, f"http://{_LOOPBACK}:{port}/healthz", _QUIET)
+
+    def _node(self, pod: Pod, port: int, door: int, coordinator: int, redis: int | None, tiers: Tiers) -> Program:
+        command = [
+            *(str(self.python.parent / "lmcache"), "server", "--instance-id", pod.node),
+            *("--host", _LOOPBACK, "--port", str(port), "--http-host", _LOOPBACK, "--http-port", str(door)),
+            *("--chunk-size", str(self.block), "--hash-algorithm", "sha256_cbor"),
+            *("--l1-size-gb", str(tiers.l1_gigabytes), "--eviction-policy", "LRU"),
+            *("--supported-transfer-mode", "auto", "--l2-prefetch-policy", "retain"),
+            *("--coordinator-url", f"http://{_LOOPBACK}:{coordinator}", "--coordinator-advertise-ip", _LOOPBACK),
+            "--coordinator-event-reporting",
+        ]
+        if redis is not None:
+            adapter = {"type": "resp", "host": _LOOPBACK, "port": redis, "num_workers": 2, "max_capacity_gb": 1}
+            command += ["--l2-adapter", json.dumps({**adapter, "shared": True})]
+        return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{door}/healthcheck", _QUIET)
+
+
+def _connector(port: int) -> Mapping[str, Any]:
+    """vLLM's side of LMCache. `lmcache_driven`: only then are L1's blocks announced with their tokens."""
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": f"tcp://{_LOOPBACK}",
+            "lmcache.mp.port": port,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            "lmcache.mp.hash_algorithm": "sha256_cbor",
+            "lmcache.mp.heartbeat_interval": 3,
+        },
+    }
+
+
+def _redis(port: int) -> Program:
+    found = shutil.which("redis-server")
+    if found is None:
+        raise EngineError("redis-server was not found: install it (Debian and Ubuntu: apt-get install redis-server)")
+    memory = ["--maxmemory", f"{REDIS_MEGABYTES}mb", "--maxmemory-policy", "allkeys-lru"]
+    command = [found, "--port", str(port), "--bind", _LOOPBACK, "--save", "", "--appendonly", "no", *memory]
+    return Program("redis", command, f"tcp://{_LOOPBACK}:{port}")
+
+
+def knowing_tiers(config: str, layout: Layout) -> str:
+    """An EndpointPickerConfig whose precise producer, if it has one, knows `layout`'s LMCache, if there is one.
+
+    Raises ConfigError for what is no such configuration.
+    """
+    parse(config)
+    content = read(config)
+    for plugin in content["plugins"]:
+        if layout.coordinator and plugin.get("type") == "precise-prefix-cache-producer":
+            lmcache = {"coordinator": layout.coordinator, "hashAlgorithm": "sha256_cbor"}
+            plugin["parameters"] = {"lmcache": lmcache, **(plugin.get("parameters") or {})}
+            return str(yaml.safe_dump(content, sort_keys=False))
+    return config
+
+
+def engine_python() -> Path:
+    """The Python that has vLLM: ours, or the one of `hack/install engine`. EngineError if neither is there."""
+    if find_spec("vllm") is not None:
+        return Path(sys.executable)
+    if (ENGINE_PYTHON.parents[1] / "installed").is_file():
+        return ENGINE_PYTHON
+    raise EngineError(
+        "vLLM is not installed: run `hack/install engine` in a checkout (Linux on x86-64, no GPU needed), or "
+        "install the extra, pip install 'warmpath[vllm]'"
+    )
+
+
+def number_format(cpu: Path = Path("/proc/cpuinfo")) -> str:
+    """vLLM's `--dtype` for this machine: `float32` where its 16 bits are slower, else `auto`, what the model is in.
+
+    Without AVX-512 PyTorch multiplies bfloat16 one by one: a prompt takes four to six times as long (vLLM 0.32, on a
+    processor with AVX2).
+    """
+    try:
+        lines = cpu.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "auto"
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return "float32" if "avx2" in flags and "avx512f" not in flags else "auto"
+
+
+def has_lmcache(python: Path) -> bool:
+    return (python.parent / "lmcache").is_file()
+
+
+def _free_shared_memory(directory: Path = Path("/dev/shm")) -> None:
+    """LMCache's connector puts vLLM's KV memory there, under its worker's process id, and leaves it when that ends."""
+    for file in directory.glob("lmcache_kv_*"):
+        pid = file.name.split("_")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            with suppress(OSError):
+                file.unlink()
+
+
+def _made(python: Path, size: str) -> Path:
+    """The directory of the model of that size, made by the engine's Python if it is not there."""
+    if size not in SIZES:
+        raise EngineError(f"no model {size!r}; there are {', '.join(SIZES)}")
+    directory = cached_model(size)
+    if not (directory / "config.json").is_file():
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        command = [str(python), "-m", "tooling.laptop.models", size, str(directory)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise EngineError(
+                f"the model could not be made: {(done.stderr.strip() or 'it said nothing').splitlines()[-1]}"
+            )
+    return directory

@@ -1,0 +1,1 @@
+"""`warmpath render`: a few values to the manifests of a whole stack."""

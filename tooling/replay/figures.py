@@ -1,0 +1,153 @@
+"""What a replay is judged by: figures of one run, and of several together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, floor
+from statistics import fmean, stdev
+from typing import Final
+
+from tooling.replay.replay import Play, Served
+
+_CURVE: Final = 100
+_SLICES: Final = 60
+
+
+@dataclass(frozen=True)
+class Slo:
+    """When a request was served well. Seconds."""
+
+    ttft: float = 2.0
+    tpot: float = 0.05
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One run of one policy, foreign traffic left out. Times are seconds, shares 0..1."""
+
+    policy: str
+    seed: int
+    requests: int
+    failed: int
+    """Requests that never got a whole answer."""
+    retried: int
+    """Attempts beyond the first."""
+    seconds: float
+    """From the first request to the end of the last."""
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p90: float
+    ttft_p99: float
+    tpot_mean: float
+    """Seconds per generated token after the first, a mean over requests."""
+    tpot_p90: float
+    tokens_per_second: float
+    """Generated tokens, over `seconds`."""
+    prompt_tokens_per_second: float
+    goodput: float
+    """Share of the requests that were answered within the SLO."""
+    hit_rate: float
+    """Share of prompt tokens that the pod did not compute: found in its own cache, or loaded from lower tiers."""
+    hit_bound: float
+    """The same in one cache without end."""
+    imbalance: float
+    """Busy time of the busiest pod over the mean."""
+    preemptions: int
+    cost: float
+    """Dollars per 1,000 generated tokens: all pods, for `seconds`."""
+    curve: tuple[float, ...]
+    """TTFT at 0 %, 1 % ... 100 % of the requests."""
+    timeline: tuple[float, ...]
+    """P90 of TTFT of the requests sent in each sixtieth of the run; -1 where there were none."""
+    shares: tuple[float, ...]
+    """Of the requests, by pod."""
+    hits: Mapping[str, float]
+    """`hit_rate` by tier: device, l1, l2; empty where no tiers are simulated."""
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Of values in order, linear between neighbours; 0 of none."""
+    if not ordered:
+        return 0.0
+    at = share * (len(ordered) - 1)
+    low, high = floor(at), ceil(at)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def figures(policy: str, seed: int, play: Play, slo: Slo) -> Figures:
+    """The figures of a finished run."""
+    ours = [(ask, served) for ask, served in zip(play.trace.asks, play.served, strict=True) if not served.foreign]
+    good = [(ask, served) for ask, served in ours if not served.failed]
+    ttfts = sorted(served.first - served.sent for _, served in good)
+    tpots = sorted((served.ended - served.first) / (ask.output - 1) for ask, served in good if ask.output > 1)
+    begin = min((served.sent for _, served in ours), default=0.0)
+    seconds = max((served.ended for _, served in ours), default=0.0) - begin
+    generated = sum(ask.output for ask, _ in good)
+    prompts = sum(ask.tokens for ask, _ in good)
+    busy = [pod.busy for pod in play.pods]
+    price = sum(pod.kind.price for pod in play.pods)
+    within = sum(
+        served.first - served.sent <= slo.ttft
+        and (ask.output < 2 or (served.ended - served.first) / (ask.output - 1) <= slo.tpot)
+        for ask, served in good
+    )
+    return Figures(
+        policy=policy,
+        seed=seed,
+        requests=len(ours),
+        failed=len(ours) - len(good),
+        retried=sum(served.attempts - 1 for _, served in ours),
+        seconds=seconds,
+        ttft_mean=fmean(ttfts) if ttfts else 0.0,
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p90=percentile(ttfts, 0.9),
+        ttft_p99=percentile(ttfts, 0.99),
+        tpot_mean=fmean(tpots) if tpots else 0.0,
+        tpot_p90=percentile(tpots, 0.9),
+        tokens_per_second=generated / seconds if seconds else 0.0,
+        prompt_tokens_per_second=prompts / seconds if seconds else 0.0,
+        goodput=within / len(ours) if ours else 0.0,
+        hit_rate=sum(served.cached for _, served in good) / prompts if prompts else 0.0,
+        hit_bound=play.trace.cached_bound(),
+        imbalance=max(busy) / fmean(busy) if any(busy) else 1.0,
+        preemptions=sum(pod.preemptions for pod in play.pods),
+        cost=price * seconds / 3600 / generated * 1000 if generated else 0.0,
+        curve=tuple(percentile(ttfts, share / _CURVE) for share in range(_CURVE + 1)),
+        timeline=_timeline([served for _, served in good], begin),
+        shares=tuple(
+            sum(served.pod == number for _, served in ours) / (len(ours) or 1) for number in range(len(play.pods))
+        ),
+        hits=_hits([served for _, served in good], prompts) if play.tiered else {},
+    )
+
+
+def _hits(served: Sequence[Served], prompts: int) -> dict[str, float]:
+    l1, l2 = sum(one.l1 for one in served), sum(one.l2 for one in served)
+    found = {"device": sum(one.cached for one in served) - l1 - l2, "l1": l1, "l2": l2}
+    return {tier: tokens / prompts if prompts else 0.0 for tier, tokens in found.items()}
+
+
+def _timeline(served: Sequence[Served], begin: float) -> tuple[float, ...]:
+    slices: list[list[float]] = [[] for _ in range(_SLICES)]
+    width = (max((one.sent for one in served), default=0.0) - begin) / _SLICES or 1.0
+    for one in served:
+        slices[min(_SLICES - 1, int((one.sent - begin) / width))].append(one.first - one.sent)
+    return tuple(percentile(sorted(each), 0.9) if each else -1.0 for each in slices)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over several runs."""
+
+    mean: float
+    deviation: float
+    """Standard deviation; 0 of one run."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0)
+
+
+def regret(runs: Sequence[Figures], oracle: Sequence[Figures]) -> Spread:
+    """How much longer a policy's mean TTFT is than the oracle's on the same seeds: 0.1 is ten percent."""
+    best = {one.seed: one.ttft_mean for one in oracle}
+    return spread([one.ttft_mean / best[one.seed] - 1 if best[one.seed] else 0.0 for one in runs])

@@ -1,0 +1,294 @@
+"""Workloads for those who have no trace: seeded requests of the shapes that decide which policy wins.
+
+Times are drawn for one new conversation a second; the replay scales them to the rate that is wanted. Sizes are tokens.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate, count
+from math import exp
+from random import Random
+from typing import Final, Literal
+
+from tooling.replay.trace import Ask, Piece, Trace
+from tooling.simulator import tokenizer as tokens
+from tooling.simulator.workloads import demo as demo_sessions
+
+Arrivals = Literal["poisson", "steady", "bursty"]
+ARRIVALS: Final[tuple[Arrivals, ...]] = ("poisson", "steady", "bursty")
+_BURST: Final = 10
+"""Mean number of arrivals of a bursty process that come together."""
+
+
+class _Maker:
+    """A workload in the making: numbers for pieces, times for arrivals, requests as they are added."""
+
+    def __init__(self, name: str, seed: int, arrivals: Arrivals) -> None:
+        self.name = name
+        self.chance = Random(f"{name} {seed}")
+        self.asks: list[Ask] = []
+        self._arrivals = arrivals
+        self._pieces = count(1)
+        self._now = 0.0
+
+    def piece(self, tokens: int) -> Piece:
+        """A text that nothing else contains."""
+        return Piece(next(self._pieces), max(1, tokens))
+
+    def drawn(self, median: float, spread: float = 0.5, most: float = 4.0) -> int:
+        """Tokens, log-normal: lengths of prompts and answers are, in every published trace."""
+        return max(1, round(median * min(most, exp(self.chance.gauss(0.0, spread)))))
+
+    def arrival(self) -> float:
+        """When the next one comes, one a second in the mean."""
+        if self._arrivals == "steady":
+            self._now += 1.0
+        elif self._arrivals == "poisson":
+            self._now += self.chance.expovariate(1.0)
+        elif self.chance.random() < 1 / _BURST:
+            self._now += self.chance.expovariate(1 / _BURST)
+        return self._now
+
+    def begun(self, requests: int) -> Iterator[tuple[int, float]]:
+        """(number, when it comes) of conversations or the like, until they have made so many requests."""
+        for number in count():
+            if len(self.asks) >= requests:
+                return
+            yield number, self.arrival()
+
+    def ask(
+        self,
+        at: float,
+        prompt: tuple[Piece, ...],
+        output: int,
+        *,
+        answered: bool = False,
+        after: tuple[int, ...] = (),
+        pause: float = 0.0,
+        session: str = "",
+    ) -> int:
+        """Add a request; returns its number. `answered`: a later prompt contains the answer."""
+        answer = next(self._pieces) if answered else 0
+        self.asks.append(Ask(at, prompt, output, answer, after, pause, session))
+        return len(self.asks) - 1
+
+    def done(self, number: int) -> tuple[Piece, ...]:
+        """Prompt and answer of a request: what the next turn of its conversation begins with."""
+        ask = self.asks[number]
+        return (*ask.prompt, Piece(ask.answer, ask.output))
+
+    def trace(self) -> Trace:
+        return Trace(self.name, self.asks)
+
+
+def chats(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Conversations of about six turns on five shared system prompts of 600 tokens; about 20 s between turns."""
+    make = _Maker("chats", seed, arrivals)
+    systems = [make.piece(make.drawn(600)) for _ in range(5)]
+    for session, at in make.begun(requests):
+        told: tuple[Piece, ...] = (make.chance.choice(systems),)
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(20, int(make.chance.expovariate(1 / 6)))):
+            pause = make.chance.expovariate(1 / 20) if last else 0.0
+            prompt = (*told, make.piece(make.drawn(120, 0.9)))
+            number = make.ask(
+                at, prompt, make.drawn(250, 0.6), answered=True, after=last, pause=pause, session=f"chat-{session}"
+            )
+            told, last = make.done(number), (number,)
+    return make.trace()
+
+
+def documents(
+    seed: int,
+    requests: int,
+    arrivals: Arrivals,
+    *,
+    length: int,
+    fresh: float = 1 / 16,
+    skew: float = 0.9,
+    answer: int = 200,
+) -> Trace:
+    """Questions about shared documents of `length` tokens.
+
+    A question is about a new document with chance `fresh`, else about an old one, the k-th latest with weight
+    1 / k ** skew (Zipf): so the share of cold prompts stays the same from beginning to end.
+    """
+    make = _Maker(f"documents-{length >> 10}k", seed, arrivals)
+    texts: list[Piece] = []
+    weights = list(accumulate((rank + 1) ** -skew for rank in range(requests)))
+    for _ in range(requests):
+        if not texts or make.chance.random() < fresh:
+            texts.append(make.piece(length))
+            text = texts[-1]
+        else:
+            text = texts[-1 - bisect_left(weights, make.chance.random() * weights[len(texts) - 1])]
+        make.ask(make.arrival(), (text, make.piece(make.drawn(60))), make.drawn(answer))
+    return make.trace()
+
+
+def documents_8k(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Questions about documents of 8,192 tokens; each is asked about sixteen times in the mean."""
+    return documents(seed, requests, arrivals, length=8192)
+
+
+def documents_64k(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Questions about documents of 65,536 tokens; each is asked about sixteen times in the mean."""
+    return documents(seed, requests, arrivals, length=65536)
+
+
+def agents(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Code agents: a shared prompt of tools, a growing context, seconds of tool use, sub-agents side by side."""
+    make = _Maker("agents", seed, arrivals)
+    tools, helper = make.piece(6000), make.piece(3000)
+    for task, at in make.begun(requests):
+        session = f"agent-{task}"
+        after: tuple[int, ...] = ()
+        told: tuple[Piece, ...] = (tools, make.piece(make.drawn(4000, 0.8)))
+        for _ in range(make.chance.randint(5, 25)):
+            number = make.ask(
+                at, told, make.drawn(180, 0.8), answered=True, after=after, pause=_tool(make, after), session=session
+            )
+            helpers = make.chance.randint(2, 4) if make.chance.random() < 0.1 else 0
+            after = tuple(_helper(make, helper, number, f"{session}-{n}") for n in range(helpers)) or (number,)
+            told = (*make.done(number), make.piece(make.drawn(800, 0.9)))
+    return make.trace()
+
+
+def _helper(make: _Maker, system: Piece, caller: int, session: str) -> int:
+    """A sub-agent's few steps; the number of its last."""
+    at = make.asks[caller].at
+    told: tuple[Piece, ...] = (system, make.piece(make.drawn(600)))
+    last = caller
+    for _ in range(make.chance.randint(2, 6)):
+        last = make.ask(
+            at, told, make.drawn(150, 0.8), answered=True, after=(last,), pause=_tool(make, (last,)), session=session
+        )
+        told = (*make.done(last), make.piece(make.drawn(800, 0.9)))
+    return last
+
+
+def _tool(make: _Maker, after: tuple[int, ...]) -> float:
+    """Seconds that running a tool takes."""
+    return make.drawn(200, 1.0, most=30.0) / 100 if after else 0.0
+
+
+def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Assistants on forty shared prompts of tools, about 4,500 tokens, the k-th with weight 1 / k ** 1.1; few turns."""
+    make = _Maker("tools", seed, arrivals)
+    prompts = [make.piece(make.drawn(4500, 0.7)) for _ in range(40)]
+    weights = list(accumulate((rank + 1) ** -1.1 for rank in range(len(prompts))))
+    for session, at in make.begun(requests):
+        told: tuple[Piece, ...] = tuple(make.chance.choices(prompts, cum_weights=weights))
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(10, int(make.chance.expovariate(1.0)))):
+            prompt = (*told, make.piece(make.drawn(1200, 1.0, most=20.0)))
+            number = make.ask(
+                at,
+                prompt,
+                make.drawn(110, 1.0, most=15.0),
+                answered=True,
+                after=last,
+                pause=make.chance.expovariate(1 / 20) if last else 0.0,
+                session=f"tool-{session}",
+            )
+            told, last = make.done(number), (number,)
+    return make.trace()
+
+
+def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Every ninth arrival brings a document of about 14,000 tokens, and 4 to 19 questions once it is summarised.
+
+    They come within a minute or so, and it is never asked about again; the other arrivals share nothing.
+    """
+    make = _Maker("batches", seed, arrivals)
+    for number, at in make.begun(requests):
+        if make.chance.random() >= 1 / 9:
+            make.ask(at, (make.piece(make.drawn(800, 0.8)),), make.drawn(200, 0.8))
+            continue
+        text, session = make.piece(make.drawn(14_000, 0.8, most=7.0)), f"batch-{number}"
+        first = make.ask(at, (text, make.piece(make.drawn(60))), make.drawn(400), session=session)
+        for _ in range(make.chance.randint(4, 19)):
+            question, pause = make.piece(make.drawn(200, 0.8)), make.chance.expovariate(1 / 20)
+            make.ask(at, (text, question), make.drawn(200, 0.8), after=(first,), pause=pause, session=session)
+    return make.trace()
+
+
+def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Short prompts, answers of about 1,500 tokens, of which the next turn has the last part alone."""
+    make = _Maker("reasoning", seed, arrivals)
+    system = make.piece(2000)
+    for session, at in make.begun(requests):
+        told: tuple[Piece, ...] = (system,)
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(12, int(make.chance.expovariate(1 / 2)))):
+            pause = make.chance.expovariate(1 / 30) if last else 0.0
+            told = (*told, make.piece(make.drawn(500, 1.0, most=15.0)))
+            output = make.drawn(1500, 0.9, most=8.0)
+            last = (make.ask(at, told, output, after=last, pause=pause, session=f"reasoning-{session}"),)
+            # Chat templates leave out what a model thought before it answered.
+            told = (*told, make.piece(min(output, make.drawn(300))))
+    return make.trace()
+
+
+def bursts(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Every thirtieth arrival is the same cold prompt of 6,000 tokens 24 times at once; the others share nothing."""
+    make = _Maker("bursts", seed, arrivals)
+    for _, at in make.begun(requests):
+        if make.chance.random() < 1 / 30:
+            cold = make.piece(6000)
+            for _ in range(24):
+                make.ask(at, (cold, make.piece(make.drawn(40))), make.drawn(150))
+        else:
+            make.ask(at, (make.piece(make.drawn(1500, 0.8)),), make.drawn(200))
+    return make.trace()
+
+
+def independent(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Prompts of about 1,500 tokens that share nothing."""
+    make = _Maker("independent", seed, arrivals)
+    for _ in range(requests):
+        make.ask(make.arrival(), (make.piece(make.drawn(1500, 0.8)),), make.drawn(200))
+    return make.trace()
+
+
+def demo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """The laptop demo's own 107 requests, whatever number and arrivals are asked for; best on three `laptop` pods."""
+    make = _Maker("demo", seed, arrivals)
+    known: dict[str, Piece] = {}
+    for session in demo_sessions(seed):
+        said: list[str] = []
+        told: tuple[Piece, ...] = ()
+        last: tuple[int, ...] = ()
+        for turn in session.turns:
+            length = tokens.count(tokens.render_chat(session.messages(said)))
+            if not told and session.system:
+                system = tokens.count(tokens.render_chat(session.messages(said)[:1], answer=False))
+                told = (known.setdefault(session.system, make.piece(system)),)
+            told = (*told, make.piece(length - sum(piece.tokens for piece in told)))
+            number = make.ask(
+                session.starts_at,
+                told,
+                turn.max_tokens,
+                answered=True,
+                after=last,
+                pause=turn.pause,
+                session=session.id,
+            )
+            told, last = make.done(number), (number,)
+            said.append("word " * turn.max_tokens)
+    return make.trace()
+
+
+WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
+    "chats": chats,
+    "documents-8k": documents_8k,
+    "documents-64k": documents_64k,
+    "agents": agents,
+    "tools": tools,
+    "batches": batches,
+    "reasoning": reasoning,
+    "bursts": bursts,
+    "independent": independent,
+    "demo": demo,
+}
+"""Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

@@ -1,0 +1,86 @@
+"""`--policy`: a strategy's name, an EndpointPickerConfig file, `my_scorers.py:Mine`, or `oracle`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from epp.configuration.loader import Pipeline, load_text, read_file, strategies, strategy_text
+from epp.configuration.registry import find_class
+from epp.documents.strict import nearest, short
+from epp.errors import ConfigError
+from epp.plugin import Filter, Picker, Scorer
+
+ORACLE = "oracle"
+_HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to pick, as text, so that it can be sent to another process."""
+
+    name: str
+    """As it stands in tables."""
+    text: str
+    """EndpointPickerConfig YAML."""
+    directory: str = ""
+    """Where its modules are."""
+    plugins_from: tuple[str, ...] | None = None
+    """Modules whose classes it may name, besides our own; None: any."""
+
+    def build(self, clock: Callable[[], float], random: Random) -> Pipeline:
+        """The pipeline. Raises ConfigError."""
+        if self.plugins_from != ():
+            _importable(self.directory)
+        return load_text(self.text, clock=clock, random=random, where=self.name, plugins_from=self.plugins_from)
+
+
+def policy(spec: str, plugins_from: tuple[str, ...] | None = None) -> Policy:
+    """What `--policy` names, tried once. Raises ConfigError."""
+    found = replace(_policy(spec, plugins_from), plugins_from=plugins_from)
+    found.build(lambda: 0.0, Random(0))
+    return found
+
+
+def _policy(spec: str, plugins_from: Sequence[str] | None) -> Policy:
+    if spec == ORACLE:
+        return Policy(ORACLE, _chain("tooling.replay.oracle.Oracle"))
+    if spec in strategies():
+        return Policy(spec, strategy_text(spec))
+    file, colon, name = spec.rpartition(":")
+    path = Path(file if colon else spec)
+    if not colon and path.suffix in (".yaml", ".yml", ".json"):
+        return Policy(path.stem, read_file(path).decode("utf-8", "replace"), str(path.absolute().parent))
+    if path.suffix != ".py" or not name.isidentifier():
+        near = nearest(spec, [*strategies(), ORACLE])
+        raise ConfigError(
+            "policy", f"expected a strategy, {ORACLE}, FILE.yaml or FILE.py:CLASS, got {short(spec)}{near}"
+        )
+    if not path.is_file():
+        raise ConfigError(str(path), "there is no such file")
+    directory = str(path.absolute().parent)
+    return Policy(f"{path.name}:{name}", _around(f"{path.stem}.{name}", directory, spec, plugins_from), directory)
+
+
+def _around(type_: str, directory: str, spec: str, plugins_from: Sequence[str] | None) -> str:
+    """A configuration in which a user's class decides: alone if it can, else with the default scorer."""
+    _importable(directory)
+    cls = find_class(type_, spec, plugins_from)
+    if issubclass(cls, Scorer):
+        return _chain(type_)
+    if issubclass(cls, (Filter, Picker)):
+        return _chain(type_, "expected-ttft", picker="" if issubclass(cls, Picker) else "max-score-picker")
+    raise ConfigError(spec, f"expected a Scorer, Cost, Filter or Picker, got {cls.__qualname__}; use a FILE.yaml")
+
+
+def _chain(*types: str, picker: str = "max-score-picker") -> str:
+    names = [*types, picker] if picker else types
+    plugins = "".join(f"- type: {name}\n" for name in names)
+    references = "".join(f"  - pluginRef: {name}\n" for name in names)
+    return f"{_HEAD}plugins:\n{plugins}schedulingProfiles:\n- name: default\n  plugins:\n{references}"
+
+
+def _importable(directory: str) -> None:
+    if directory and directory not in sys.path:
+        sys.path.insert(0, directory)

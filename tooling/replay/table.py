@@ -1,0 +1,89 @@
+"""The comparison as a table for a terminal."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from epp.telemetry.text import printable
+from tooling.replay.figures import Figures, Spread, regret, spread
+from tooling.replay.policies import ORACLE
+from tooling.replay.runs import Plan, Results
+
+Column = tuple[str, Callable[[Figures], float], str]
+"""Heading, figure, format."""
+COLUMNS: Final[Sequence[Column]] = (
+    ("TTFT\np50 s", lambda f: f.ttft_p50, ".3f"),
+    ("\np90 s", lambda f: f.ttft_p90, ".2f"),
+    ("\np99 s", lambda f: f.ttft_p99, ".2f"),
+    ("TPOT\nms", lambda f: f.tpot_mean * 1000, ".1f"),
+    ("tokens\n/s", lambda f: f.tokens_per_second, ",.0f"),
+    ("good\n%", lambda f: f.goodput * 100, ".1f"),
+    ("hits\n%", lambda f: f.hit_rate * 100, ".1f"),
+    ("of\nbound %", lambda f: 100 * f.hit_rate / f.hit_bound if f.hit_bound else 0.0, ".0f"),
+    ("imba-\nlance", lambda f: f.imbalance, ".2f"),
+    ("pre-\nempted", lambda f: f.preemptions, ".0f"),
+    ("\nfailed", lambda f: f.failed, ".0f"),
+    ("$ per 1k\ntokens", lambda f: f.cost, ".4f"),
+)
+OF_TIERS: Final[Sequence[Column]] = (
+    ("hits:\ndevice %", lambda f: 100 * f.hits["device"], ".1f"),
+    ("\nL1 %", lambda f: 100 * f.hits["l1"], ".1f"),
+    ("\nL2 %", lambda f: 100 * f.hits["l2"], ".1f"),
+)
+"""Those that stand behind the hits where tiers are simulated."""
+_BEHIND: Final = 8
+
+
+def columns(results: Results) -> Sequence[Column]:
+    """Those of a comparison."""
+    return (*COLUMNS[:_BEHIND], *OF_TIERS, *COLUMNS[_BEHIND:]) if results.runs[0].hits else COLUMNS
+
+
+def by_policy(results: Results) -> dict[str, list[Figures]]:
+    """The runs of each policy."""
+    found: dict[str, list[Figures]] = {}
+    for run in results.runs:
+        found.setdefault(run.policy, []).append(run)
+    return found
+
+
+def title(plan: Plan, results: Results) -> str:
+    """What was replayed, in a line."""
+    kinds = {name: results.pods.count(name) for name in results.pods}
+    rate = f"{results.rate:.2f}/s"
+    if results.saturation:
+        rate += f" ({100 * results.rate / results.saturation:.0f} % of {results.saturation:.2f}/s)"
+    runs = f", {len(plan.seeds)} runs (± standard deviation)" if len(plan.seeds) > 1 else ""
+    pods = " + ".join(f"{count} {name}" for name, count in kinds.items())
+    requests = results.runs[0].requests
+    return f"{results.trace}: {requests:,} requests, {rate}, on {pods}, seed {plan.seeds[0]}{runs}"
+
+
+def table(plan: Plan, results: Results) -> Table:
+    """A row for each policy."""
+    made = Table(
+        title=Text(printable(title(plan, results))), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    made.add_column("policy", no_wrap=True)
+    shown = columns(results)
+    for heading, _, _ in shown:
+        made.add_column(heading, justify="right")
+    runs = by_policy(results)
+    oracle = runs.get(ORACLE)
+    if oracle:
+        made.add_column("regret\n%", justify="right")
+    for name, own in runs.items():
+        cells = [_cell(spread([figure(run) for run in own]), form) for _, figure, form in shown]
+        if oracle:
+            lost = regret(own, oracle)
+            cells.append(_cell(Spread(lost.mean * 100, lost.deviation * 100), ".0f") if name != ORACLE else "")
+        made.add_row(Text(printable(name)), *cells)
+    return made
+
+
+def _cell(value: Spread, form: str) -> str:
+    text = f"{value.mean:{form}}"
+    return f"{text} ±{value.deviation:{form}}" if value.deviation else text
