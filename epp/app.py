@@ -26,9 +26,9 @@ from epp.configuration.describe import describe
 from epp.configuration.loader import Pipeline, load_strategy, load_text
 from epp.configuration.reload import ConfigFile
 from epp.errors import ConfigError
-from epp.extproc.conformance_routing import Steered
-from epp.extproc.server import AGE, Door
-from epp.extproc.server import Settings as DoorSettings
+from epp.extproc.conformance_routing import ConformanceRouter
+from epp.extproc.server import AGE, ExtProcServer
+from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
@@ -42,13 +42,13 @@ from epp.pool.store import Pool, PoolState
 from epp.prefix.events.subscriber import Subscribers
 from epp.prefix.lmcache.tiers import TierReader
 from epp.prefix.precise import PrecisePrefixCache
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.ratio import LearnTokens
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
-from epp.route import Router, Witness
+from epp.route import RequestObserver, Router
 from epp.scheduling.chain import Chain
 from epp.scheduling.failures import FailureShares
 from epp.scheduling.scheduler import Scheduler
@@ -60,7 +60,7 @@ from epp.telemetry.series import KvEventFigures
 
 log = logging.getLogger("warmpath")
 
-_PIECES = 256 << 20
+_TOKEN_CACHE = 256 << 20
 """Bytes for the tokens of texts seen before."""
 
 
@@ -90,11 +90,11 @@ class Settings:
     fallbacks: int = 0
     host: str = "127.0.0.1"
     metrics_endpoint_auth: bool | None = None
-    """Whether readers of the second door need a token; None: with pools of Kubernetes, as at the reference picker."""
+    """Whether readers of the second server need a token; None: with pools of Kubernetes, as at the reference picker."""
     metrics_allowed_host: Sequence[str] = ()
     """Names by which readers without a token may call it, beside IP addresses and those of loopback."""
     metrics_cert_dir: Path | None = None
-    """TLS on the second door: directory of tls.crt and tls.key."""
+    """TLS on the second server: directory of tls.crt and tls.key."""
     metrics_client_ca_file: Path | None = None
     """Whose certificates its readers must have."""
     tracing: bool = False
@@ -147,8 +147,10 @@ class Shared:
         self.failing: set[str] = set()
         """Names of the pools of which endpoints are suspended, because they fail."""
         self.tokens = TokenRatio()
-        self.pieces = Pieces(_PIECES)
-        self.tokenizers = load_tokenizers(tokenizer_files(settings.tokenizer, settings.tokenizer_args), self.pieces)
+        self.token_cache = TokenCache(_TOKEN_CACHE)
+        self.tokenizers = load_tokenizers(
+            tokenizer_files(settings.tokenizer, settings.tokenizer_args), self.token_cache
+        )
 
     @cached_property
     def api(self) -> ApiServer:
@@ -171,7 +173,7 @@ class NoObjectives:
         return 0
 
 
-class Served:
+class ServedPool:
     """One pool with everything that picks from it."""
 
     def __init__(self, pool: Pool, port: int, shared: Shared) -> None:
@@ -200,7 +202,7 @@ class Served:
             )
         else:
             self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
-        witness: Witness = Recorder(
+        observer: RequestObserver = Recorder(
             pool.name,
             shared.metrics,
             shared.decisions,
@@ -210,21 +212,21 @@ class Served:
             wall_clock=wall_clock,
         )
         if shared.tracing is not None:
-            witness = Traces(witness, shared.tracing, shared.clock, wall_clock)
+            observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
         rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
             Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
             Admission(self.pipeline.detector),
             self._scheduler(),
-            witness,
+            observer,
             shared.clock,
             honour_subset=not settings.disable_endpoint_subset_filter,
         )
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
-        self._prompts = Tokens(shared.tokenizers, shared.pieces, remote=Remote(lambda: pool.endpoints))
+        self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
         self.subscribers = Subscribers(pool, shared.metrics, shared.clock, wall_clock)
         self.tiers = TierReader(shared.metrics.degraded)
         self._precise: PrecisePrefixCache | None = None
@@ -261,7 +263,7 @@ class Served:
         precise = next((each for each in self.pipeline.producers if isinstance(each, PrecisePrefixCache)), None)
         if precise is not None:
             precise.source, precise.degraded = self._prompts, self._shared.metrics.degraded
-            self.subscribers.use(precise.shelves, precise.kv_events_config)
+            self.subscribers.use(precise.kv_index, precise.kv_events_config)
         else:
             self.subscribers.use(None)
         self.tiers.use(precise.tiers if precise is not None else None)
@@ -380,10 +382,10 @@ async def serve(settings: Settings) -> int:
     shared = Shared(settings)
     pools = _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
-    served = [Served(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
+    served = [ServedPool(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
     _tell_idle(served[0].pipeline)  # all have the same
-    memory = Memory(DoorSettings.max_held, settings.max_streams)
-    doors = [_door(one, settings, shared, memory, first=one is served[0]) for one in served]
+    memory = Memory(ServerSettings.max_held, settings.max_streams)
+    servers = [_server(one, settings, shared, memory, first=one is served[0]) for one in served]
 
     def unready() -> list[str]:
         reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
@@ -403,12 +405,12 @@ async def serve(settings: Settings) -> int:
         tls=None if shared.certificate is None else shared.certificate.context,
         clock=shared.clock,
     )
-    async with _open(doors), admin:  # outside of the group, which would wrap the error of a port in use
+    async with _open(servers), admin:  # outside of the group, which would wrap the error of a port in use
         async with asyncio.TaskGroup() as tasks:
             work = [
                 watch(settings.stall_limit),
                 pools.watch(),
-                _tell_health(doors, served),
+                _tell_health(servers, served),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
                 *(one.subscribers.run() for one in served),
@@ -417,12 +419,12 @@ async def serve(settings: Settings) -> int:
                 *([shared.certificate.watch()] if shared.certificate else []),
             ]
             running = [tasks.create_task(each) for each in work]
-            addresses = (_at(settings.host, door.ports[0]) for door in doors)
+            addresses = (_at(settings.host, server.ports[0]) for server in servers)
             told = zip(served, addresses, strict=True)
             log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
             await stop.wait()
             log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
-            await _drain(doors, settings, stop_now)
+            await _drain(servers, settings, stop_now)
             for task in running:
                 task.cancel()
     if shared.tracing is not None:
@@ -431,22 +433,22 @@ async def serve(settings: Settings) -> int:
 
 
 @asynccontextmanager
-async def _open(doors: Sequence[Door]) -> AsyncIterator[None]:
-    """All doors listen, not ready yet; they are shut when the block ends, however it ends."""
+async def _open(servers: Sequence[ExtProcServer]) -> AsyncIterator[None]:
+    """All servers listen, not ready yet; they are shut when the block ends, however it ends."""
     try:
-        for door in doors:
-            await door.start()
+        for server in servers:
+            await server.start()
         yield
     finally:
-        await asyncio.gather(*(door.drain(0) for door in doors))
+        await asyncio.gather(*(server.drain(0) for server in servers))
 
 
-async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Event) -> None:
+async def _drain(servers: Sequence[ExtProcServer], settings: Settings, stop_now: asyncio.Event) -> None:
     """Let open streams end, within the drain timeout; or not, once `stop_now` is set."""
     linger = min(settings.drain_linger, settings.drain_timeout)
     grace = settings.drain_timeout - linger
     async with asyncio.TaskGroup() as tasks:
-        drains = [tasks.create_task(door.drain(grace, linger)) for door in doors]
+        drains = [tasks.create_task(server.drain(grace, linger)) for server in servers]
         hurry = tasks.create_task(stop_now.wait())
         hurry.add_done_callback(lambda _: [drain.cancel() for drain in drains])
         await asyncio.wait(drains)
@@ -454,7 +456,7 @@ async def _drain(doors: Sequence[Door], settings: Settings, stop_now: asyncio.Ev
 
 
 def _access(settings: Settings, shared: Shared) -> Access | None:
-    """Who may read the second door; None: whoever reaches it."""
+    """Who may read the second server; None: whoever reaches it."""
     asked = not settings.endpoints if settings.metrics_endpoint_auth is None else settings.metrics_endpoint_auth
     return Access(shared.api, shared.metrics, shared.clock) if asked else None
 
@@ -483,12 +485,12 @@ def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
-async def _tell_health(doors: Sequence[Door], served: Sequence[Served]) -> None:
+async def _tell_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
     """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
     while True:
         ready = all(one.pool.ready for one in served)
-        for door in doors:
-            door.set_ready(ready)
+        for server in servers:
+            server.set_ready(ready)
         await asyncio.sleep(0.1)
 
 
@@ -512,12 +514,12 @@ def _at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _door(one: Served, settings: Settings, shared: Shared, memory: Memory, *, first: bool) -> Door:
-    """The pool's ext_proc port. Health has one port for the process, at the first door."""
-    return Door(
-        Steered(one.router).route if settings.conformance_testing else one.router.route,
+def _server(one: ServedPool, settings: Settings, shared: Shared, memory: Memory, *, first: bool) -> ExtProcServer:
+    """The pool's ext_proc port. Health has one port for the process, at the first server."""
+    return ExtProcServer(
+        ConformanceRouter(one.router).route if settings.conformance_testing else one.router.route,
         shared.metrics,
-        DoorSettings(
+        ServerSettings(
             listen=(_at(settings.host, one.port),),
             credentials=shared.credentials,
             health=(_at(settings.host, settings.grpc_health_port),) if first else (),

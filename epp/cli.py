@@ -337,11 +337,11 @@ def render(file: Path) -> None:
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Directory to leave all logs in.")
 def up(**flags: Any) -> None:
     """Run the whole chain on this machine: pods, endpoint picker, Envoy, a live table."""
-    from tooling.laptop.up import Options, UpError, run
+    from tooling.laptop.up import UpError, UpOptions, run
 
     flags["strategy"] = _one_of(flags["strategy"], flags["config"])
     try:
-        sys.exit(asyncio.run(run(Options(**flags))))
+        sys.exit(asyncio.run(run(UpOptions(**flags))))
     except UpError as error:
         raise click.ClickException(printable_lines(str(error))) from None
     except KeyboardInterrupt:
@@ -437,10 +437,10 @@ def doctor(as_json: bool, **flags: Any) -> None:
     Sends each endpoint at most four prompts, of some 400 tokens or four blocks, whichever is more. Exits 1 if there is
     a problem, 0 if not.
     """
-    from tooling.doctor.command import Options, main
+    from tooling.doctor.command import DoctorOptions, main
 
     try:
-        sys.exit(main(Options(**flags), as_json=as_json))
+        sys.exit(main(DoctorOptions(**flags), as_json=as_json))
     except ConfigError as error:
         raise click.UsageError(printable_lines(str(error))) from None
 

@@ -17,7 +17,7 @@ NEW_POOL_SECONDS: Final = 5.0
 well asks anybody (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
 
 
-class Witness(Protocol):
+class RequestObserver(Protocol):
     """Who writes down what becomes of each request: either `decided` and later `finished`, or `failed`."""
 
     def decided(self, decision: Decision, complete_at: float) -> None:
@@ -30,7 +30,7 @@ class Witness(Protocol):
         """The client is told `error` instead."""
 
 
-class Routed:
+class RoutedRequest:
     """A request on its way. The door reports here what it sees of the answer; leaving `route` ends the accounting."""
 
     __slots__ = ("_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "response")
@@ -102,7 +102,7 @@ class Router:
         parser: Parser,
         admission: Admission,
         scheduler: Scheduler,
-        witness: Witness,
+        observer: RequestObserver,
         clock: Callable[[], float],
         *,
         honour_subset: bool = True,
@@ -113,18 +113,18 @@ class Router:
         self.parser = parser
         self.admission = admission
         self.scheduler = scheduler
-        self.witness = witness
+        self.observer = observer
         self.clock = clock
 
-    def route(self, raw: RawRequest) -> "Way":
+    def route(self, raw: RawRequest) -> "RequestScope":
         """The life of one request; leaving the block, however it is left, ends it exactly once.
 
         Raises EppError: what the client is to be told instead of an answer.
         """
-        return Way(self, raw)
+        return RequestScope(self, raw)
 
 
-class Way:
+class RequestScope:
     """`Router.route`: a class, which takes fewer steps than a generator made a context manager."""
 
     __slots__ = ("_raw", "_routed", "_router", "_scheduler")
@@ -134,7 +134,7 @@ class Way:
         self._raw = raw
         self._scheduler = router.scheduler  # a reload swaps it for the next request, never under this one
 
-    async def __aenter__(self) -> Routed:
+    async def __aenter__(self) -> RoutedRequest:
         router, raw, scheduler = self._router, self._raw, self._scheduler
         complete_at = router.clock()
         try:
@@ -150,12 +150,12 @@ class Way:
             router.admission.admit(request, endpoints)
             decision = scheduler.choose(request, endpoints)
         except EppError as error:
-            router.witness.failed(raw, error)
+            router.observer.failed(raw, error)
             raise
         del self._raw  # it may be large and the answer long
-        self._routed = Routed(decision, body, scheduler, router.pool, router.clock)
+        self._routed = RoutedRequest(decision, body, scheduler, router.pool, router.clock)
         try:
-            router.witness.decided(decision, complete_at)
+            router.observer.decided(decision, complete_at)
             request.sent()
         except BaseException:
             self._end()
@@ -167,4 +167,4 @@ class Way:
 
     def _end(self) -> None:
         self._scheduler.finished(self._routed.decision, self._routed.response)
-        self._router.witness.finished(self._routed.decision, self._routed.response)
+        self._router.observer.finished(self._routed.decision, self._routed.response)

@@ -17,7 +17,7 @@ from epp import protocol
 from gateway.clusters import pool_name
 from gateway.load import Resources, load
 from gateway.resources import InferencePool
-from gateway.translate import Options, translate
+from gateway.translate import TranslateOptions, translate
 from gateway.xds import Json
 
 ADMIN_PORT: Final = 9901
@@ -29,7 +29,7 @@ _DNS_REFRESH: Final = "1s"
 def sidecar(resources: Resources) -> Json:
     """The bootstrap of an Envoy whose picker listens on loopback, at the port its pool's endpointPickerRef says."""
     pickers = {pool.metadata.id: [f"127.0.0.1:{_port(pool)}"] for pool in resources.pools}
-    rendering = translate(resources, pickers, Options(bind=_EVERYWHERE))
+    rendering = translate(resources, pickers, TranslateOptions(bind=_EVERYWHERE))
     clusters, endpoints = dict(rendering.clusters), dict(rendering.endpoints)
     for pool in resources.pools:
         name = pool_name(pool.metadata.id)

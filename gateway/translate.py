@@ -46,7 +46,7 @@ HEADERS_TIMEOUT: Final = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
-class Options:
+class TranslateOptions:
     """What no Gateway resource says."""
 
     bind: str = "127.0.0.1"
@@ -56,13 +56,15 @@ class Options:
     """Bytes of a request kept for a retry, and the largest body where the wiring is not full duplex."""
 
 
-def translate(resources: Resources, pickers: Mapping[str, Sequence[str]], options: Options | None = None) -> Rendering:
+def translate(
+    resources: Resources, pickers: Mapping[str, Sequence[str]], options: TranslateOptions | None = None
+) -> Rendering:
     """The Envoy configuration of `resources`.
 
     `pickers`: `ip:port` of each pool's endpoint picker replicas, by `namespace/name` of the pool. GatewayError if a
     pool has none there, or there is nothing to listen on or nowhere to go.
     """
-    options = options or Options()
+    options = options or TranslateOptions()
     if not resources.gateways:
         raise GatewayError("there is no Gateway, so nothing to listen on; expected a document of kind Gateway")
     if not resources.routes:
@@ -115,7 +117,7 @@ def _table(
     return RouteConfiguration(name=table_name(port), virtual_hosts=hosts, ignore_port_in_host_matching=True)
 
 
-def _listener(port: int, options: Options) -> Listener:
+def _listener(port: int, options: TranslateOptions) -> Listener:
     manager = Filter(
         name="envoy.filters.network.http_connection_manager", typed_config=Packed.pack(_manager(port, options))
     )
@@ -128,7 +130,7 @@ def _listener(port: int, options: Options) -> Listener:
     )
 
 
-def _manager(port: int, options: Options) -> HttpConnectionManager:
+def _manager(port: int, options: TranslateOptions) -> HttpConnectionManager:
     name = table_name(port)
     forged = EarlyHeaderMutation(mutations=[HeaderMutation(remove=header) for header in FORGED])
     router = Packed.pack(Router(suppress_envoy_headers=True))

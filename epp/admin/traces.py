@@ -15,7 +15,7 @@ from typing import Any, Final
 from epp import __version__, protocol
 from epp.errors import ConfigError, EppError
 from epp.parsing.request import RawRequest, Response
-from epp.route import Witness
+from epp.route import RequestObserver
 from epp.scheduling.decision import Decision
 
 SHARE: Final = 0.1
@@ -80,13 +80,13 @@ def _exporter(lost: Callable[[], object]) -> Any:
 
 
 class Traces:
-    """A witness that makes a span of each request and tells `inner` all it hears.
+    """A observer that makes a span of each request and tells `inner` all it hears.
 
     `clock`: seconds, monotonic, the router's. `wall_clock`: seconds since the epoch.
     """
 
     def __init__(
-        self, inner: Witness, tracing: Tracing, clock: Callable[[], float], wall_clock: Callable[[], float]
+        self, inner: RequestObserver, tracing: Tracing, clock: Callable[[], float], wall_clock: Callable[[], float]
     ) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

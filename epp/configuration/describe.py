@@ -29,7 +29,7 @@ def describe(pipeline: Pipeline) -> str:
     for profile in (*pipeline.profiles.values(), *([shadow.profile] if shadow else ())):
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
-    lines += [_line("not used", "plugin", pipeline.parts[name].plugin, pipeline) for name in pipeline.unused]
+    lines += [_line("not used", "plugin", pipeline.registry[name].plugin, pipeline) for name in pipeline.unused]
     lines += [("no effect", setting) for setting in pipeline.idle]
     lines += [("runs code", f"of the module {module}: {', '.join(names)}") for module, names in _foreign(pipeline)]
     lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]
@@ -40,9 +40,9 @@ def describe(pipeline: Pipeline) -> str:
 def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:
     """Modules besides our own that the configuration has imported, with its plugins of each."""
     found: dict[str, list[str]] = {}
-    for part in pipeline.parts.values():
-        if (module := type(part.plugin).__module__).partition(".")[0] != OWN:
-            found.setdefault(module, []).append(part.name)
+    for entry in pipeline.registry.values():
+        if (module := type(entry.plugin).__module__).partition(".")[0] != OWN:
+            found.setdefault(module, []).append(entry.name)
     return sorted(found.items())
 
 
@@ -53,13 +53,13 @@ def _profile(profile: Profile, where: str, pipeline: Pipeline) -> list[tuple[str
 
 
 def _line(place: str, role: str, plugin: Plugin, pipeline: Pipeline) -> tuple[str, str]:
-    part = pipeline.parts[plugin.name]
-    text = f"{role} {part.name}"
-    if part.type != part.name:
-        text += f" ({part.type})"
+    entry = pipeline.registry[plugin.name]
+    text = f"{role} {entry.name}"
+    if entry.type != entry.name:
+        text += f" ({entry.type})"
     if names := parameters_of(type(plugin)):
         text += " " + ", ".join(f"{name}={_shown(getattr(plugin, field.name))}" for name, field in names.items())
-    return place, text + (f"  [added: {part.added}]" if part.added else "")
+    return place, text + (f"  [added: {entry.added}]" if entry.added else "")
 
 
 def _shown(value: Any) -> str:

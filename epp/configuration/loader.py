@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Final
 
 from epp.configuration.builtin import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
-from epp.configuration.registry import Part, Parts
+from epp.configuration.registry import PluginEntry, PluginRegistry
 from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
@@ -38,7 +38,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Shadow:
+class ShadowProfile:
     """A profile that picks beside the others, for a `sample` (share) of the requests; `cost` prices its picks."""
 
     profile: Profile
@@ -51,17 +51,17 @@ class Pipeline:
     """A configuration as objects, ready to run."""
 
     plugins: tuple[Plugin, ...]
-    """All that take part, each once, for their hooks."""
+    """All that take entry, each once, for their hooks."""
     producers: tuple[Producer[Any], ...]
     """In the order to run them: whoever needs a signal comes after who finds it."""
     profiles: Mapping[str, Profile]
     handler: ProfileHandler
     detector: Detector
-    shadow: Shadow | None
-    parts: Mapping[str, Part]
+    shadow: ShadowProfile | None
+    registry: Mapping[str, PluginEntry]
     """Every plugin of the configuration and every one added, by name."""
     unused: tuple[str, ...]
-    """Names of plugins that are declared and referred to by nothing; they take no part."""
+    """Names of plugins that are declared and referred to by nothing; they take no entry."""
     idle: tuple[str, ...] = ()
     """Settings of the configuration that are accepted and change nothing: path and why."""
 
@@ -101,8 +101,8 @@ def load_text(
     pipeline = None
     if (config := salvaged(text, problems)) is not None:
         with problems.collect():
-            parts = Parts(clock, random, previous.parts if previous else {}, plugins_from)
-            pipeline = _load(config, parts, problems)
+            registry = PluginRegistry(clock, random, previous.registry if previous else {}, plugins_from)
+            pipeline = _load(config, registry, problems)
     if pipeline is None:
         raise placed(ConfigErrors(problems.errors), where)
     return pipeline
@@ -131,73 +131,81 @@ def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous
     forgets neither caches nor requests in flight, except those of the plugins it changes.
     """
     problems = Problems()
-    pipeline = _load(config, Parts(clock, random, previous.parts if previous else {}), problems)
+    pipeline = _load(config, PluginRegistry(clock, random, previous.registry if previous else {}), problems)
     problems.check()
     assert pipeline is not None
     return pipeline
 
 
-def _load(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> Pipeline | None:
+def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> Pipeline | None:
     """The same; what is wrong goes to `problems`, except what follows from an error told already. None: wrong."""
-    parts.nameless = any(error.path == "plugins" for error in problems.errors)
-    if not config.plugins and not parts.nameless:
+    registry.nameless = any(error.path == "plugins" for error in problems.errors)
+    if not config.plugins and not registry.nameless:
         problems.add("plugins", "expected at least one plugin, got none")
-    parts.declare(config.plugins, problems)
-    _check_built_in(config, parts, problems)
-    detector = _detector(config, parts, problems)
-    profiles = _profiles(config, parts, problems)
+    registry.declare(config.plugins, problems)
+    _check_built_in(config, registry, problems)
+    detector = _detector(config, registry, problems)
+    profiles = _profiles(config, registry, problems)
     shadow = None
     with problems.collect():
-        shadow = _shadow(config, profiles, parts)
-    if parts.incomplete or any(error.path.startswith(("shadow", "schedulingProfiles")) for error in problems.errors):
+        shadow = _shadow(config, profiles, registry)
+    if registry.incomplete or any(error.path.startswith(("shadow", "schedulingProfiles")) for error in problems.errors):
         return None  # whether the rest fits together, nobody can say
     with problems.collect():
-        handler = _handler(profiles, parts)
-        unused = _unused(parts, profiles.values(), shadow, handler, detector)
-        producers = _producers(parts, unused)
+        handler = _handler(profiles, registry)
+        unused = _unused(registry, profiles.values(), shadow, handler, detector)
+        producers = _producers(registry, unused)
     if problems.errors:
         return None
-    plugins = tuple(part.plugin for part in parts.by_name.values() if part.name not in unused)
+    plugins = tuple(entry.plugin for entry in registry.by_name.values() if entry.name not in unused)
     return Pipeline(
-        plugins, producers, profiles, handler, detector, shadow, parts.by_name, tuple(unused), _idle(config, parts)
+        plugins,
+        producers,
+        profiles,
+        handler,
+        detector,
+        shadow,
+        registry.by_name,
+        tuple(unused),
+        _idle(config, registry),
     )
 
 
-def _check_built_in(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> None:
+def _check_built_in(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> None:
     """Parsers and data sources that sections name: a declared plugin, or the type itself."""
     for path, name in config.built_in:
-        if name in parts.built_in or ALIASES.get(name, name) in BUILT_IN or parts.told(name):
+        if name in registry.built_in or ALIASES.get(name, name) in BUILT_IN or registry.told(name):
             continue
-        if name in parts.by_name and parts.by_name[name].type in LISTENERS:
+        if name in registry.by_name and registry.by_name[name].type in LISTENERS:
             continue
-        if name in parts.by_name:
+        if name in registry.by_name:
             problems.add(path, f"{short(name)} is no parser, data source or extractor")
         elif name in MISSING:
             problems.add(path, f"{name} is not there yet: {MISSING[name]}")
         else:
-            problems.add(path, f"no plugin is called {short(name)}{nearest(name, [*parts.built_in, *BUILT_IN])}")
+            problems.add(path, f"no plugin is called {short(name)}{nearest(name, [*registry.built_in, *BUILT_IN])}")
 
 
-def _detector(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> Detector:
+def _detector(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> Detector:
     path, name = config.detector
-    part = parts.by_name.get(name)
-    if part is not None:
-        if isinstance(part.plugin, Detector):
-            return part.plugin
+    entry = registry.by_name.get(name)
+    if entry is not None:
+        if isinstance(entry.plugin, Detector):
+            return entry.plugin
         problems.add(path, f"{short(name)} is no saturation detector")
-    elif name not in ("", "utilization-detector", "concurrency-detector") and not parts.told(name):
-        problems.add(path, _no_plugin(name, parts))
+    elif name not in ("", "utilization-detector", "concurrency-detector") and not registry.told(name):
+        problems.add(path, _no_plugin(name, registry))
     elif name == "concurrency-detector":
-        return parts.stock(name, Detector, f"named by {path}")
-    return parts.stock("utilization-detector", Detector, "the default")
+        return registry.builtin(name, Detector, f"named by {path}")
+    return registry.builtin("utilization-detector", Detector, "the default")
 
 
 # --- profiles -------------------------------------------------------------------------------------------------------
 
 
-def _profiles(config: EndpointPickerConfig, parts: Parts, problems: Problems) -> dict[str, Profile]:
+def _profiles(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> dict[str, Profile]:
     profiles: dict[str, Profile] = {}
-    specs = config.scheduling_profiles or [_default_profile(parts)]
+    specs = config.scheduling_profiles or [_default_profile(registry)]
     for i, spec in enumerate(specs):
         path = f"schedulingProfiles[{i}]"
         if spec.name in profiles and not isinstance(spec.name, Wrong):
@@ -206,28 +214,28 @@ def _profiles(config: EndpointPickerConfig, parts: Parts, problems: Problems) ->
             )
         with problems.collect():
             shadow = config.shadow is not None and config.shadow.profile == spec.name
-            profiles[spec.name] = _profile(spec, path, shadow, parts, problems)
+            profiles[spec.name] = _profile(spec, path, shadow, registry, problems)
     return profiles
 
 
-def _default_profile(parts: Parts) -> SchedulingProfile:
+def _default_profile(registry: PluginRegistry) -> SchedulingProfile:
     """Every filter, scorer and picker. A detector is left out, though it can filter: it was declared to detect."""
     names = [
-        part.name
-        for part in parts.by_name.values()
-        if isinstance(part.plugin, (Filter, Scorer, Picker)) and not isinstance(part.plugin, Detector)
+        entry.name
+        for entry in registry.by_name.values()
+        if isinstance(entry.plugin, (Filter, Scorer, Picker)) and not isinstance(entry.plugin, Detector)
     ]
     return SchedulingProfile("default", [ProfilePlugin(name) for name in names])
 
 
-def _picker(profile: str, shadow: bool, parts: Parts) -> Picker:
+def _picker(profile: str, shadow: bool, registry: PluginRegistry) -> Picker:
     reason = f"profile {profile} has no picker"
     if not shadow:
-        return parts.stock("max-score-picker", Picker, reason)
-    return parts.own("max-score-picker", f"{profile}-picker", Picker, reason)
+        return registry.builtin("max-score-picker", Picker, reason)
+    return registry.own("max-score-picker", f"{profile}-picker", Picker, reason)
 
 
-def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts, problems: Problems) -> Profile:
+def _profile(spec: SchedulingProfile, path: str, shadow: bool, registry: PluginRegistry, problems: Problems) -> Profile:
     filters: list[Filter] = []
     scorers: list[tuple[Scorer, float]] = []
     pickers: list[Picker] = []
@@ -235,7 +243,7 @@ def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts, pro
     for j, reference in enumerate(spec.plugins):
         where = f"{path}.plugins[{j}]"
         with problems.collect():
-            plugin = _in_profile(reference, where, parts, seen)
+            plugin = _in_profile(reference, where, registry, seen)
             if isinstance(plugin, Filter):
                 filters.append(plugin)
             if isinstance(plugin, Scorer):
@@ -244,47 +252,49 @@ def _profile(spec: SchedulingProfile, path: str, shadow: bool, parts: Parts, pro
                 pickers.append(plugin)
                 if len(pickers) > 1:
                     problems.add(f"{where}.pluginRef", f"{plugin.name} is a second picker; expected one for a profile")
-    picker = pickers[0] if pickers else _picker(spec.name, shadow, parts)
+    picker = pickers[0] if pickers else _picker(spec.name, shadow, registry)
     return Profile(spec.name, tuple(filters), tuple(scorers), picker)
 
 
-def _in_profile(reference: ProfilePlugin, path: str, parts: Parts, seen: set[str]) -> Plugin | None:
+def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, seen: set[str]) -> Plugin | None:
     name, weight = reference.plugin_ref, reference.weight
-    if parts.told(name):
+    if registry.told(name):
         return None
     if name in seen:
         raise ConfigError(f"{path}.pluginRef", f"{short(name)} is in this profile already; expected it once")
     seen.add(name)
-    part = parts.by_name.get(name)
-    if part is None:
-        raise ConfigError(f"{path}.pluginRef", _no_plugin(name, parts))
-    if not isinstance(part.plugin, (Filter, Scorer, Picker)):
-        raise ConfigError(f"{path}.pluginRef", f"expected a filter, scorer or picker; {short(name)} is {_kind(part)}")
-    if weight is not None and not isinstance(part.plugin, Scorer):
-        raise ConfigError(f"{path}.weight", f"expected on scorers only; {short(name)} is {_kind(part)}")
+    entry = registry.by_name.get(name)
+    if entry is None:
+        raise ConfigError(f"{path}.pluginRef", _no_plugin(name, registry))
+    if not isinstance(entry.plugin, (Filter, Scorer, Picker)):
+        raise ConfigError(f"{path}.pluginRef", f"expected a filter, scorer or picker; {short(name)} is {_kind(entry)}")
+    if weight is not None and not isinstance(entry.plugin, Scorer):
+        raise ConfigError(f"{path}.weight", f"expected on scorers only; {short(name)} is {_kind(entry)}")
     if weight is not None and weight < 0.0:
         raise ConfigError(f"{path}.weight", f"expected 0 or more, got {short(weight)}")
-    return part.plugin
+    return entry.plugin
 
 
-def _no_plugin(name: str, parts: Parts) -> str:
-    if name in parts.built_in:
+def _no_plugin(name: str, registry: PluginRegistry) -> str:
+    if name in registry.built_in:
         return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
-    named = [part.name for part in parts.by_name.values() if not part.added]
-    if same := next((part for part in parts.by_name.values() if part.type == name), None):
+    named = [entry.name for entry in registry.by_name.values() if not entry.added]
+    if same := next((entry for entry in registry.by_name.values() if entry.type == name), None):
         return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
     return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
 
 
-def _kind(part: Part) -> str:
+def _kind(entry: PluginEntry) -> str:
     kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
     kinds[Detector] = "saturation detector"
     return "a " + next(
-        (word for kind, word in kinds.items() if isinstance(part.plugin, kind)), "plugin of no such kind"
+        (word for kind, word in kinds.items() if isinstance(entry.plugin, kind)), "plugin of no such kind"
     )
 
 
-def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: Parts) -> Shadow | None:
+def _shadow(
+    config: EndpointPickerConfig, profiles: dict[str, Profile], registry: PluginRegistry
+) -> ShadowProfile | None:
     """Take the shadow's profile out of `profiles`, and see to what it needs."""
     if config.shadow is None:
         return None
@@ -302,37 +312,43 @@ def _shadow(config: EndpointPickerConfig, profiles: dict[str, Profile], parts: P
             raise ConfigError(
                 path, f"{short(name)} has the same picker as profile {other.name}; expected one of its own"
             )
-    costs = [part.plugin for part in parts.by_name.values() if part.type == "expected-ttft"]
-    cost = costs[0] if costs else parts.stock("expected-ttft", Cost, "shadow: says what its picks would cost")
+    costs = [entry.plugin for entry in registry.by_name.values() if entry.type == "expected-ttft"]
+    cost = costs[0] if costs else registry.builtin("expected-ttft", Cost, "shadow: says what its picks would cost")
     assert isinstance(cost, Cost)
-    return Shadow(profile, config.shadow.sample, cost)
+    return ShadowProfile(profile, config.shadow.sample, cost)
 
 
-def _idle(config: EndpointPickerConfig, parts: Parts) -> tuple[str, ...]:
+def _idle(config: EndpointPickerConfig, registry: PluginRegistry) -> tuple[str, ...]:
     found = list(config.idle)
-    found += [(path, f"{short(name)} is built in and always on") for name, path in parts.built_in.items()]
-    for part in parts.by_name.values():
-        for key, idle in IDLE.get(ALIASES.get(part.type, part.type), {}).items():
-            if (value := value_at(part.parameters, key)) is not None and value != idle.usual:
-                found.append((f"{part.path}.parameters.{key}", idle.why))
+    found += [(path, f"{short(name)} is built in and always on") for name, path in registry.built_in.items()]
+    for entry in registry.by_name.values():
+        for key, idle in IDLE.get(ALIASES.get(entry.type, entry.type), {}).items():
+            if (value := value_at(entry.parameters, key)) is not None and value != idle.usual:
+                found.append((f"{entry.path}.parameters.{key}", idle.why))
     return tuple(f"{path}: {why}" for path, why in found)
 
 
 # --- what holds them together ---------------------------------------------------------------------------------------
 
 
-def _handler(profiles: Mapping[str, Profile], parts: Parts) -> ProfileHandler:
-    found = [part for part in parts.by_name.values() if isinstance(part.plugin, ProfileHandler)]
+def _handler(profiles: Mapping[str, Profile], registry: PluginRegistry) -> ProfileHandler:
+    found = [entry for entry in registry.by_name.values() if isinstance(entry.plugin, ProfileHandler)]
     if len(found) > 1:
         raise ConfigError(found[1].path, f"{found[1].name} is a second profile handler; expected one")
     if len(profiles) > 1 and (not found or found[0].type == "single-profile-handler"):
         names = ", ".join(profiles)
         raise ConfigError("schedulingProfiles", f"{names}: several need a profile handler that chooses among them")
-    return parts.stock(found[0].name if found else "single-profile-handler", ProfileHandler, "there is one profile")
+    return registry.builtin(
+        found[0].name if found else "single-profile-handler", ProfileHandler, "there is one profile"
+    )
 
 
 def _unused(
-    parts: Parts, profiles: Iterable[Profile], shadow: Shadow | None, handler: ProfileHandler, detector: Detector
+    registry: PluginRegistry,
+    profiles: Iterable[Profile],
+    shadow: ShadowProfile | None,
+    handler: ProfileHandler,
+    detector: Detector,
 ) -> list[str]:
     used: set[int] = {id(handler), id(detector)}
     if shadow is not None:
@@ -342,39 +358,39 @@ def _unused(
         members = (*profile.filters, *(scorer for scorer, _ in profile.scorers), profile.picker)
         used.update(id(plugin) for plugin in members)
     chosen = (Filter, Scorer, Picker, Detector)  # any other kind works by being declared
-    return [p.name for p in parts.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
+    return [p.name for p in registry.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
 
 
-def _producers(parts: Parts, unused: list[str]) -> tuple[Producer[Any], ...]:
+def _producers(registry: PluginRegistry, unused: list[str]) -> tuple[Producer[Any], ...]:
     """Add the producers that are needed, refuse two of one signal, and order them all."""
     problems = Problems()
-    todo = [part for part in parts.by_name.values() if part.name not in unused]
+    todo = [entry for entry in registry.by_name.values() if entry.name not in unused]
     done: set[str] = set()
     while todo:  # an added producer may need more signals, so look again until nothing new came in
-        for part in todo:
-            done.add(part.name)
-            for signal in part.plugin.needs:
+        for entry in todo:
+            done.add(entry.name)
+            for signal in entry.plugin.needs:
                 with problems.collect():
-                    parts.producer(signal, part.name, part.path)
-        todo = [part for part in parts.by_name.values() if part.name not in done and part.name not in unused]
-    by_signal: dict[type[Any], Part] = {}
-    for part in parts.by_name.values():
-        if isinstance(part.plugin, Producer):
-            first = by_signal.setdefault(part.plugin.produces, part)
-            if first is not part:
-                what = part.plugin.produces.__qualname__
-                problems.add(part.path, f"{part.name} and {first.name} both produce {what}; expected one of them")
+                    registry.producer(signal, entry.name, entry.path)
+        todo = [entry for entry in registry.by_name.values() if entry.name not in done and entry.name not in unused]
+    by_signal: dict[type[Any], PluginEntry] = {}
+    for entry in registry.by_name.values():
+        if isinstance(entry.plugin, Producer):
+            first = by_signal.setdefault(entry.plugin.produces, entry)
+            if first is not entry:
+                what = entry.plugin.produces.__qualname__
+                problems.add(entry.path, f"{entry.name} and {first.name} both produce {what}; expected one of them")
     problems.check()
     return _in_order(by_signal)
 
 
-def _in_order(by_signal: Mapping[type[Any], Part]) -> tuple[Producer[Any], ...]:
+def _in_order(by_signal: Mapping[type[Any], PluginEntry]) -> tuple[Producer[Any], ...]:
     ordered: dict[type[Any], Producer[Any]] = {}
     waiting = dict(by_signal)
     while waiting:
-        ready = [signal for signal, part in waiting.items() if all(need in ordered for need in part.plugin.needs)]
+        ready = [signal for signal, entry in waiting.items() if all(need in ordered for need in entry.plugin.needs)]
         if not ready:
-            names = ", ".join(part.name for part in waiting.values())
+            names = ", ".join(entry.name for entry in waiting.values())
             raise ConfigError(next(iter(waiting.values())).path, f"these need each other's signals: {names}")
         for signal in ready:
             plugin = waiting.pop(signal).plugin

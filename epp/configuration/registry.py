@@ -31,7 +31,7 @@ _PRODUCERS: Final[Mapping[type[Any], str]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class PluginEntry:
     """One plugin and how it came in: as written at `path`, or `added` (the reason)."""
 
     name: str
@@ -42,20 +42,20 @@ class Part:
     added: str = ""
 
 
-class Parts:
+class PluginRegistry:
     """The plugins of one configuration, by name.
 
-    A part of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
+    A entry of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
     """
 
     def __init__(
         self,
         clock: Callable[[], float],
         random: Random,
-        previous: Mapping[str, Part],
+        previous: Mapping[str, PluginEntry],
         plugins_from: Sequence[str] | None = None,
     ) -> None:
-        self.by_name: dict[str, Part] = {}
+        self.by_name: dict[str, PluginEntry] = {}
         self.built_in: dict[str, str] = {}
         """Names of plugins whose job is done without a plugin object -> their paths."""
         self.failed: set[str] = set()
@@ -108,33 +108,35 @@ class Parts:
             if len(problems.errors) > before:
                 self.failed.add(spec.name or spec.type)
 
-    def stock(self, type_: str, kind: type[P], reason: str) -> P:
-        """The part that has this stock type's name, or a new one with default parameters."""
-        part = self.by_name.get(type_)
-        plugin = part.plugin if part else self._make(find_class(type_, type_), PluginSpec(type_), type_, reason)
+    def builtin(self, type_: str, kind: type[P], reason: str) -> P:
+        """The entry that has this stock type's name, or a new one with default parameters."""
+        entry = self.by_name.get(type_)
+        plugin = entry.plugin if entry else self._make(find_class(type_, type_), PluginSpec(type_), type_, reason)
         if not isinstance(plugin, kind):
             raise ConfigError(
-                part.path if part else type_, f"{short(type_)} is another plugin's name; expected its own"
+                entry.path if entry else type_, f"{short(type_)} is another plugin's name; expected its own"
             )
         return plugin
 
     def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
-        """A new part of this stock type under a name of its own, with default parameters."""
+        """A new entry of this stock type under a name of its own, with default parameters."""
         if name in self.by_name:
-            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of a part that is added")
+            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of a entry that is added")
         plugin = self._make(find_class(type_, type_), PluginSpec(type_, name), type_, reason)
         assert isinstance(plugin, kind)
         return plugin
 
     def producer(self, signal: type[Any], wanted_by: str, path: str) -> None:
         """See to it that somebody produces the signal."""
-        if any(isinstance(part.plugin, Producer) and part.plugin.produces is signal for part in self.by_name.values()):
+        if any(
+            isinstance(entry.plugin, Producer) and entry.plugin.produces is signal for entry in self.by_name.values()
+        ):
             return
         if signal not in _PRODUCERS and self.incomplete:
             return  # one of those that failed may be who does
         if signal not in _PRODUCERS:
             raise ConfigError(path, f"needs the signal {signal.__qualname__}, and no plugin produces it")
-        self.stock(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")
+        self.builtin(_PRODUCERS[signal], Producer, f"{wanted_by} needs {signal.__qualname__}")
 
     def _class(self, spec: PluginSpec, path: str) -> type[Plugin] | None:
         """The class a type names; None for what is built in."""
@@ -163,20 +165,20 @@ class Parts:
             raise ConfigError(
                 path, f"{cls.__qualname__} does not let name, clock and random be set: {error}"
             ) from error
-        self.by_name[name] = Part(name, spec.type, plugin, parameters, path, added)
+        self.by_name[name] = PluginEntry(name, spec.type, plugin, parameters, path, added)
         return plugin
 
     def _kept(self, owner: Plugin | None) -> bool:
-        return owner is None or any(part.plugin is owner for part in self._previous.values())
+        return owner is None or any(entry.plugin is owner for entry in self._previous.values())
 
     def _companion(self, cls: Any, name: str, path: str) -> Plugin:
         """The active plugin that `cls` is the other half of; added if nobody does its job."""
         wanted: type[Plugin] = cls.companion_of
         if issubclass(wanted, Producer):
             self.producer(wanted.produces, name, path)
-        for part in self.by_name.values():
-            if isinstance(part.plugin, wanted):
-                return part.plugin
+        for entry in self.by_name.values():
+            if isinstance(entry.plugin, wanted):
+                return entry.plugin
         raise ConfigError(
             path, f"{cls.__qualname__} works only with {wanted.__qualname__}, which is not among the plugins"
         )
@@ -213,7 +215,7 @@ def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None)
             raise ConfigError(path, _no_type(type_, points))
         where = points[type_]
     module, _, name = where.rpartition(".")
-    if not all(part.isidentifier() for part in where.split(".")):
+    if not all(entry.isidentifier() for entry in where.split(".")):
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
     if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
         allowed = ", ".join(plugins_from) or "none"

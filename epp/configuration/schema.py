@@ -139,11 +139,11 @@ class RequestHandler:
 
 
 @dataclass(frozen=True)
-class Shadow:
+class ShadowSpec:
     """Ours, in no schema: a profile that picks for live requests beside the one whose picks count."""
 
     profile: str
-    """One of `schedulingProfiles`; it takes no other part."""
+    """One of `schedulingProfiles`; it takes no other entry."""
     sample: float = 0.1
     """Share of the requests it picks for, above 0 and at most 1: the bound on what it costs."""
 
@@ -154,7 +154,7 @@ class Shadow:
 
 @dataclass(frozen=True)
 class EndpointPickerConfig:
-    """A file, decoded; refer to the sources above for the meaning of each field, and to `Shadow` for ours."""
+    """A file, decoded; refer to the sources above for the meaning of each field, and to `ShadowSpec` for ours."""
 
     api_version: Any = None
     kind: Any = None
@@ -166,7 +166,7 @@ class EndpointPickerConfig:
     flow_control: FlowControl | None = None
     request_handler: RequestHandler | None = None
     parser: PluginRef | None = None
-    shadow: Shadow | None = None
+    shadow: ShadowSpec | None = None
 
     @property
     def detector(self) -> tuple[str, str]:

@@ -12,12 +12,12 @@ import msgspec
 
 from epp import protocol
 from epp.parsing.request import RawRequest
-from epp.route import Routed, Router, Way
+from epp.route import RequestScope, RoutedRequest, Router
 
 NOT_TOLD: Final = "fail: missing destination endpoint served metadata"
 
 
-class Steered:
+class ConformanceRouter:
     """A router's `route`, but the header `test-epp-endpoint-selection` (`ip` or `ip:port`, separated by commas) goes
     before the gateway's subset, and answers say in headers where they come from and where they were sent.
     """
@@ -25,18 +25,18 @@ class Steered:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def route(self, raw: RawRequest) -> AbstractAsyncContextManager["SteeredAnswer"]:
+    def route(self, raw: RawRequest) -> AbstractAsyncContextManager["ConformanceRequest"]:
         named = tuple(
             each for text in raw.headers.get(protocol.TEST_SELECTION, "").split(",") if (each := text.strip())
         )
         pool = f"{self._router.pool.namespace}/{self._router.pool.name}"
-        return _Way(self._router.route(msgspec.structs.replace(raw, subset=named) if named else raw), pool)
+        return _Scope(self._router.route(msgspec.structs.replace(raw, subset=named) if named else raw), pool)
 
 
-class SteeredAnswer:
-    """A request on its way, as `Routed`, with more headers on its answer."""
+class ConformanceRequest:
+    """A request on its scope, as `RoutedRequest`, with more headers on its answer."""
 
-    def __init__(self, routed: Routed, pool: str) -> None:
+    def __init__(self, routed: RoutedRequest, pool: str) -> None:
         self._routed = routed
         self._told = {
             protocol.TEST_SELECTED: routed.destination.partition(",")[0],
@@ -54,13 +54,13 @@ class SteeredAnswer:
         return {**headers, **self._told, protocol.TEST_SERVED: served or NOT_TOLD}
 
 
-class _Way:
-    def __init__(self, way: Way, pool: str) -> None:
-        self._way = way
+class _Scope:
+    def __init__(self, scope: RequestScope, pool: str) -> None:
+        self._scope = scope
         self._pool = pool
 
-    async def __aenter__(self) -> SteeredAnswer:
-        return SteeredAnswer(await self._way.__aenter__(), self._pool)
+    async def __aenter__(self) -> ConformanceRequest:
+        return ConformanceRequest(await self._scope.__aenter__(), self._pool)
 
     async def __aexit__(self, *error: object) -> None:
-        await self._way.__aexit__(*error)
+        await self._scope.__aexit__(*error)

@@ -5,7 +5,7 @@ import asyncio
 Task = asyncio.Task[object]
 
 
-class Patience:
+class Deadlines:
     """Cancels each task that does not `stop` within `seconds` of its `start` (None = never), and all at `end`.
 
     One timer for all: they wait equally long, so they come due in the order they came. `asyncio.timeout` would make,

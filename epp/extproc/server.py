@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
-from epp.extproc.deadlines import Patience
+from epp.extproc.deadlines import Deadlines
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.telemetry.metrics import Metrics
@@ -79,7 +79,7 @@ class Settings:
     """The same of one connection, as HTTP/2's SETTINGS tell it to the gateway. Envoy opens another one then."""
 
 
-class Door:
+class ExtProcServer:
     """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
 
     def __init__(self, route: Route, metrics: Metrics, settings: Settings, memory: Memory | None = None) -> None:
@@ -96,11 +96,11 @@ class Door:
         self._draining = False
         self._leaving = False
         """Draining, and no gateway is waited for any more."""
-        self._incomplete = Patience(settings.incomplete)
-        self._undecided = Patience(settings.deadline)
-        self._untaken = Patience(settings.incomplete)
+        self._incomplete = Deadlines(settings.incomplete)
+        self._undecided = Deadlines(settings.deadline)
+        self._untaken = Deadlines(settings.incomplete)
         """With streams whose gateways do not read what was sent to them."""
-        self._unneeded = Patience()
+        self._unneeded = Deadlines()
         """With streams that only wait for the answer's end: their gateways can do without us from now on."""
         self._patiences = (self._incomplete, self._undecided, self._untaken, self._unneeded)
         self._server = aio.server(options=_options(settings))
@@ -224,8 +224,8 @@ class Door:
             _log_bug("a request failed", bug)
             return InternalError("internal error")
         finally:
-            for patience in self._patiences:
-                patience.stop(task)
+            for deadlines in self._patiences:
+                deadlines.stop(task)
         return None
 
     async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:

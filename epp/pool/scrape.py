@@ -47,7 +47,7 @@ class Scraper:
 
     async def run(self) -> None:
         """Scrape for ever, following the pool as it changes."""
-        await self._pool.tend("scrape", self._follow, self._stale.discard)
+        await self._pool.run_for_each("scrape", self._follow, self._stale.discard)
 
     async def _follow(self, endpoint: Endpoint) -> None:
         since = self._clock()

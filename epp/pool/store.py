@@ -105,7 +105,7 @@ class Pool:
             for listener in self.on_added:
                 listener(added)
 
-    async def tend(
+    async def run_for_each(
         self, what: str, work: Callable[[Endpoint], Coroutine[Any, Any, None]], left: Callable[[Endpoint], None]
     ) -> None:
         """For ever: a task called `what` does the `work` of each endpoint in the pool; `left` is told who goes."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response
 from epp.prefix.block_hashes import SHORT, bytes_at, chain_of, seed_of
 from epp.prefix.index import PrefixIndex
-from epp.prefix.shadow_cache import Pin, Shadow
+from epp.prefix.shadow_cache import Pin, ShadowCache
 
 _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""
@@ -63,7 +63,7 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
     early. Covers 250 endpoints of the default capacity when all prompts are short."""
 
     index: PrefixIndex = field(init=False)
-    shadows: dict[Endpoint, Shadow] = field(default_factory=dict, init=False)
+    shadows: dict[Endpoint, ShadowCache] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -102,12 +102,12 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
                 matches[endpoint] = match
         return matches
 
-    def shadow(self, endpoint: Endpoint) -> Shadow:
+    def shadow(self, endpoint: Endpoint) -> ShadowCache:
         """The shadow of `endpoint`, as large as its metrics say now."""
         shadow = self.shadows.get(endpoint)
         if shadow is None:
             capacity = self.lru_capacity_per_server * self.block_size_tokens
-            shadow = self.shadows[endpoint] = Shadow(endpoint, self.index, capacity, self.block_size_tokens)
+            shadow = self.shadows[endpoint] = ShadowCache(endpoint, self.index, capacity, self.block_size_tokens)
         if shadow.load is not (load := endpoint.load):
             shadow.load = load
             size = load.block_size * load.blocks, load.block_size

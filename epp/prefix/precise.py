@@ -1,8 +1,9 @@
 """Prefix knowledge from the engines themselves: their KV events, and what is on its way to them.
 
 Events tell what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
-burst that is a second too late. Hence two books: what engines said (`enginecache`), and what is in flight (`Shadow`s
-without room, which hold what is pinned and nothing else). An endpoint holds of a prompt what the longer of both says.
+burst that is a second too late. Hence two books: what engines said (`enginecache`), and what is in flight
+(`ShadowCache`s without room, which hold what is pinned and nothing else). An endpoint holds of a prompt what the longer
+of both says.
 
 Where an endpoint is not heard, or a prompt's tokens are not known in time, the approximate producer answers, which this
 one is beside all else: it sees every pick, so it knows what it would know alone.
@@ -16,18 +17,18 @@ from typing import Any, Final, Protocol
 
 from epp.plugin import Endpoint, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.prefix.events.engine_cache import Shelf, Shelves
+from epp.prefix.events.engine_cache import EndpointKvState, KvEventIndex
 from epp.prefix.events.sources import KvEvents
 from epp.prefix.index import PrefixIndex
 from epp.prefix.lmcache.directory import Held
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
-from epp.prefix.shadow_cache import Pin, Shadow
+from epp.prefix.shadow_cache import Pin, ShadowCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from epp.prefix.tokens.source import NoTokens
 from epp.prefix.trust import Trust
 from epp.telemetry.series import KvEventFigures
 
-_PATIENCE: Final = 5.0
+_SILENCE: Final = 5.0
 """Seconds an engine that computed something may say nothing. Steps end every few milliseconds; connectors' events and
 clearings were seen to wait 1.6 s on an idle engine."""
 
@@ -121,7 +122,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
     lmcache: Lmcache = field(default_factory=Lmcache)
     """LMCache's tiers behind the engines."""
 
-    shelves: Shelves = field(init=False)
+    kv_index: KvEventIndex = field(init=False)
     tiers: Tiers | None = field(default=None, init=False)
     source: TokenSource | None = field(default=None, init=False)
     """Set by the process."""
@@ -132,12 +133,12 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         super().__post_init__()
         if self.max_event_blocks < 1:
             raise ValueError(f"max_event_blocks: {self.max_event_blocks}, expected at least 1")
-        self.shelves = Shelves(self.max_event_blocks)
-        self.shelves.on_emptied = self._emptied
+        self.kv_index = KvEventIndex(self.max_event_blocks)
+        self.kv_index.on_emptied = self._emptied
         if self.lmcache.coordinator:
             self.tiers = Tiers(self.lmcache, lambda: self.clock())
         self._in_flight = PrefixIndex(self.max_blocks)
-        self._pinned: dict[Endpoint, Shadow] = {}
+        self._pinned: dict[Endpoint, ShadowCache] = {}
         self._lingering: deque[tuple[float, Endpoint, Pin]] = deque()
         """Of answered requests: until when, where, what."""
         self._trust: dict[Endpoint, Trust] = {}
@@ -148,7 +149,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         reason = "" if request.api != "other" else "unsupported"
         if self.source is None:
             reason = "no-tokenizer"
-        elif not reason and self.shelves.heard:
+        elif not reason and self.kv_index.heard:
             try:
                 ids = await self.source.of(request)
             except NoTokens as none:
@@ -157,8 +158,8 @@ class PrecisePrefixCache(ApproximatePrefixCache):
                 reason = "failed"
             else:
                 request.counted(len(ids))
-                adapter = request.model if request.model in self.shelves.adapters else ""
-                read = request.notes[self.shelves] = _Read(ids, self._longest, adapter, request.salt)
+                adapter = request.model if request.model in self.kv_index.adapters else ""
+                read = request.notes[self.kv_index] = _Read(ids, self._longest, adapter, request.salt)
                 if self.tiers is not None:
                     read.chunks = await self.tiers.names(read.ids, request.salt)
         if reason:
@@ -167,9 +168,9 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
         self._let_go()
-        read: _Read | None = request.notes.get(self.shelves)
+        read: _Read | None = request.notes.get(self.kv_index)
         if read is None:
-            if not self.shelves.heard:
+            if not self.kv_index.heard:
                 self.degraded("approximate-events", "no endpoint's events are heard")
             return super().produce(request, endpoints)
         sizes, unheard = self._sizes(endpoints)
@@ -202,14 +203,14 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         """Endpoints by block size; and those whose events are not heard, or whose block size nobody told."""
         sizes: dict[int, list[Endpoint]] = {}
         unheard: list[Endpoint] = []
-        now, shelf_of = self.clock(), self.shelves.shelf
+        now, shelf_of = self.clock(), self.kv_index.state_of
         for endpoint in endpoints:
-            shelf = shelf_of(endpoint)
-            stale = shelf.awaited is not None and now - shelf.awaited > _PATIENCE
-            size = shelf.size or endpoint.load.block_size
-            if shelf.state != "live" or stale or size < 1:
+            kv_state = shelf_of(endpoint)
+            stale = kv_state.awaited is not None and now - kv_state.awaited > _SILENCE
+            size = kv_state.size or endpoint.load.block_size
+            if kv_state.state != "live" or stale or size < 1:
                 unheard.append(endpoint)
-                self.degraded(f"approximate-{_why(shelf, stale)}", endpoint.name)
+                self.degraded(f"approximate-{_why(kv_state, stale)}", endpoint.name)
             else:
                 sizes.setdefault(size, []).append(endpoint)
         return sizes, unheard
@@ -220,7 +221,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         matches.update(dict.fromkeys(heard, PrefixMatch(0, 0, total)))
         found = [
             (depth, mask, index)
-            for index in (self.shelves.indexes["device"], self._in_flight)
+            for index in (self.kv_index.indexes["device"], self._in_flight)
             for depth, mask in index.match(chain)
         ]
         found.sort(key=lambda each: each[0])  # the deepest that an endpoint is in comes last, and stays
@@ -256,11 +257,11 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def _tiers(self, read: _Read) -> Sequence[Mapping[Endpoint, int]]:
         """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if nobody has tiers."""
-        indexes = self.shelves.indexes["l1"], self.shelves.indexes["storage"]
+        indexes = self.kv_index.indexes["l1"], self.kv_index.indexes["storage"]
         if not (len(indexes[0]) or len(indexes[1])):
             return ()
         ends: list[dict[Endpoint, int]] = []
-        for index, sizes in zip(indexes, (self.shelves.sizes["l1"], self.shelves.sizes["storage"]), strict=True):
+        for index, sizes in zip(indexes, (self.kv_index.sizes["l1"], self.kv_index.sizes["storage"]), strict=True):
             end: dict[Endpoint, int] = {}
             for size in sizes:
                 for depth, mask in index.match(read.reusable(size)):
@@ -271,10 +272,10 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         super().on_picked(request, endpoint)
-        read: _Read | None = request.notes.get(self.shelves)
+        read: _Read | None = request.notes.get(self.kv_index)
         if read is None or endpoint in read.pins:
             return
-        size = self.shelves.shelf(endpoint).size or endpoint.load.block_size
+        size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
         match = request.signals.get(PrefixMatch, {}).get(endpoint)
         predicted = -1
         if match is not None and endpoint not in read.unheard:
@@ -283,7 +284,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         if size > 0:
             shadow = self._pinned.get(endpoint)
             if shadow is None:  # without room: it holds what is pinned, and nothing else
-                shadow = self._pinned[endpoint] = Shadow(endpoint, self._in_flight, 0, 1)
+                shadow = self._pinned[endpoint] = ShadowCache(endpoint, self._in_flight, 0, 1)
             pin = shadow.pin(read.chain(size), 0, 1.0)
         read.pins[endpoint] = _Sent(pin, predicted, size)
         if self.tiers is not None:
@@ -293,7 +294,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         super().on_finished(request, endpoint, response)
-        read: _Read | None = request.notes.get(self.shelves)
+        read: _Read | None = request.notes.get(self.kv_index)
         sent = read.pins.pop(endpoint, None) if read is not None else None
         if read is None or sent is None:
             return
@@ -315,19 +316,19 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             return
         now = self.clock()
         self._lingering.append((now + self.speculative_ttl.total_seconds(), endpoint, sent.pin))
-        shelf = self.shelves.shelf(endpoint)
-        if shelf.awaited is None and not self._said(shelf, read.chain(sent.size)):
-            shelf.awaited = now
+        kv_state = self.kv_index.state_of(endpoint)
+        if kv_state.awaited is None and not self._said(kv_state, read.chain(sent.size)):
+            kv_state.awaited = now
 
-    def _said(self, shelf: Shelf, chain: list[int]) -> bool:
+    def _said(self, kv_state: EndpointKvState, chain: list[int]) -> bool:
         """Whether an endpoint's events speak of a whole chain already."""
-        index = self.shelves.indexes["device"]
-        tiers = [engine.tiers["device"] for engine in shelf.engines.values() if "device" in engine.tiers]
+        index = self.kv_index.indexes["device"]
+        tiers = [engine.tiers["device"] for engine in kv_state.engines.values() if "device" in engine.tiers]
         return any(index.depth(chain, tier.bit) == len(chain) for tier in tiers) or not chain
 
     def on_removed(self, endpoint: Endpoint) -> None:
         super().on_removed(endpoint)
-        self.shelves.leave(endpoint)
+        self.kv_index.leave(endpoint)
         self._trust.pop(endpoint, None)
         self._doubted.pop(endpoint, None)
         if (shadow := self._pinned.pop(endpoint, None)) is not None:
@@ -363,10 +364,10 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         self._let_go()
         return {
             **super().statistics(),
-            "event_blocks": self.shelves.budget.used,
-            "event_blocks_waiting": self.shelves.waiting,
-            "event_bytes": self.shelves.bytes,
-            "event_blocks_evicted": self.shelves.budget.evicted,
+            "event_blocks": self.kv_index.budget.used,
+            "event_blocks_waiting": self.kv_index.waiting,
+            "event_bytes": self.kv_index.bytes,
+            "event_blocks_evicted": self.kv_index.budget.evicted,
             "in_flight_blocks": self._in_flight.holdings,
             **(self.tiers.statistics() if self.tiers is not None else {}),
         }
@@ -375,17 +376,17 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         """How well each of `endpoints` is heard and how far it is believed, and what events came."""
         rows = []
         for endpoint in endpoints:
-            shelf, trust = self.shelves.shelf(endpoint), self._trust.get(endpoint)
-            lag = shelf.lag if shelf.heard_at is not None else None
-            rows.append((endpoint.name, shelf.state, lag, trust.value if trust is not None else 1.0))
-        return KvEventFigures(rows, dict(self.shelves.counts))
+            kv_state, trust = self.kv_index.state_of(endpoint), self._trust.get(endpoint)
+            lag = kv_state.lag if kv_state.heard_at is not None else None
+            rows.append((endpoint.name, kv_state.state, lag, trust.value if trust is not None else 1.0))
+        return KvEventFigures(rows, dict(self.kv_index.counts))
 
 
 def _untold(reason: str, detail: str) -> None:
     """Where no process listens, in tests and replays."""
 
 
-def _why(shelf: Shelf, stale: bool) -> str:
-    if shelf.state == "live":
+def _why(kv_state: EndpointKvState, stale: bool) -> str:
+    if kv_state.state == "live":
         return "events-silent" if stale else "block-size"
-    return {"off": "events-off", "connecting": "events-never"}.get(shelf.state, "events-stale")
+    return {"off": "events-off", "connecting": "events-never"}.get(kv_state.state, "events-stale")

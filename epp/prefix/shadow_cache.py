@@ -1,4 +1,4 @@
-"""`Shadow`: a model of one endpoint's paged prefix cache, kept without asking it.
+"""`ShadowCache`: a model of one endpoint's paged prefix cache, kept without asking it.
 
 It repeats what vLLM v1 does with KV memory (`v1/core/block_pool.py`, `kv_cache_manager.py`, 0.32):
 
@@ -67,7 +67,7 @@ class Pin:
         self.prompt = prompt
 
 
-class Shadow:
+class ShadowCache:
     """The cache of one endpoint: segments by their first block, and the idle ones in the order they became idle."""
 
     def __init__(self, endpoint: Endpoint, index: PrefixIndex, capacity: int, page: int) -> None:

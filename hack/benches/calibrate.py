@@ -24,14 +24,14 @@ import yaml
 
 from epp.errors import ConfigError
 from epp.pool.engines import ENGINES, parse
-from hack.benches.rig.asking import Answered, Door, client, play, text
+from hack.benches.rig.asking import Answered, EngineClient, client, play, text
 from hack.benches.rig.fit import FitError, Fitted, Timing, fit, prefill
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import mixed, talked
 from tooling.laptop.engines import EngineError, Vllm, engine_python
 from tooling.laptop.processes import Processes
 from tooling.replay.policies import policy
-from tooling.replay.replay import Conditions, Play
+from tooling.replay.replay import Conditions, Replay
 from tooling.replay.runs import saturation
 from tooling.replay.trace import Trace
 from tooling.simulator.engine import EngineParameters
@@ -84,8 +84,8 @@ def noise(rounds: Sequence[Sequence[float]]) -> float:
 class Design:
     """The requests that tell what a step costs. `budget` is the engine's tokens a step."""
 
-    def __init__(self, door: Door, budget: int, seed: int) -> None:
-        self._door = door
+    def __init__(self, engine: EngineClient, budget: int, seed: int) -> None:
+        self._engine = engine
         self._budget = budget
         self._seed = seed
         self._asked = 0
@@ -107,16 +107,18 @@ class Design:
         """Time to first token of a prompt on an idle engine, behind `cached` tokens that it has seen."""
         beginning = text(f"{self._seed} beginning", cached)
         if cached:
-            await self._door.ask(beginning, 1)
-        answered = await self._door.ask([*beginning, *self._fresh(tokens)], 1)
+            await self._engine.ask(beginning, 1)
+        answered = await self._engine.ask([*beginning, *self._fresh(tokens)], 1)
         fresh, pairs = prefill(fresh=answered.prompt - answered.cached, cached=answered.cached)
-        return Timing(seconds=answered.ttft, steps=-(-int(fresh) // self._budget), prefill=fresh, pairs=pairs, doors=1)
+        return Timing(
+            seconds=answered.ttft, steps=-(-int(fresh) // self._budget), prefill=fresh, pairs=pairs, requests=1
+        )
 
     async def decoding(self, streams: int, context: int) -> Timing:
         """Time per step while `streams` answers are generated behind prompts of `context` tokens."""
         prompts = [text(f"{self._seed} stream {number}", context) for number in range(streams)]
         for output in (2 * STEPS, 12 * STEPS):  # where prompts take longer to arrive than short answers to end
-            answers = await asyncio.gather(*(self._door.ask(prompt, output) for prompt in prompts))
+            answers = await asyncio.gather(*(self._engine.ask(prompt, output) for prompt in prompts))
             if overlap(answers) >= STEPS:
                 break
         return step_time(answers)
@@ -128,13 +130,13 @@ class Design:
         async with asyncio.TaskGroup() as group:
             others = [
                 group.create_task(
-                    self._door.ask(text(f"{self._seed} stream {number}", context), 40 * STEPS, on_first=event.set)
+                    self._engine.ask(text(f"{self._seed} stream {number}", context), 40 * STEPS, on_first=event.set)
                 )
                 for number, event in enumerate(begun)
             ]
             for event in begun:
                 await event.wait()
-            answered = await self._door.ask(self._fresh(tokens), 1)
+            answered = await self._engine.ask(self._fresh(tokens), 1)
             for other in others:
                 other.cancel()
         await asyncio.sleep(0.3)  # until the engine has let go of them
@@ -147,7 +149,7 @@ class Design:
             context=steps * streams * (context + STEPS),
             prefill=fresh,
             pairs=pairs,
-            doors=1,
+            requests=1,
         )
 
     def _fresh(self, tokens: int) -> list[int]:
@@ -195,7 +197,7 @@ def _camel(name: str) -> str:
 
 def kind_of(fitted: Fitted, size: EngineParameters, name: str, price: float) -> PodKind:
     """The fitted speeds with the size of the engine they are of."""
-    speeds = {key: value for key, value in asdict(fitted).items() if key != "door"}
+    speeds = {key: value for key, value in asdict(fitted).items() if key != "overhead"}
     return PodKind(name, replace(size, **speeds), price)
 
 
@@ -207,12 +209,12 @@ def at_load(trace: Trace, kind: PodKind, load: float, seed: int) -> Trace:
 
 def compared(trace: Trace, plays: Sequence[Sequence[Answered]], kind: PodKind, fitted: Fitted, seed: int) -> list[str]:
     """The replay beside the medians of what each request felt when the engine was asked; lines of a report."""
-    served = Play(trace, [kind], policy("round-robin").build, Conditions(), seed).run()
+    served = Replay(trace, [kind], policy("round-robin").build, Conditions(), seed).run()
     ttfts = [[each.ttft for each in play] for play in plays]
     tpots = [[each.tpot for each in play] for play in plays]
     ttft = errors(
         [median(same) for same in zip(*ttfts, strict=True)],
-        [each.first - each.sent + fitted.door for each in served],
+        [each.first - each.sent + fitted.overhead for each in served],
     )
     tpot = errors(
         [median(same) for same in zip(*tpots, strict=True)],
@@ -294,20 +296,22 @@ async def _ready(processes: Processes, http: aiohttp.ClientSession, url: str, se
 async def run(options: argparse.Namespace) -> None:
     print("starting the engine" if not options.url else f"asking {options.url}", flush=True)
     async with an_engine(options) as url, client() as http:
-        door = Door(http, url, options.model)
+        engine = EngineClient(http, url, options.model)
         size = await size_of(url, options.max_batched_tokens, options.max_running)
         for warming in (1, 2):
-            await door.ask(text(f"warm {warming}", 300), 8)
-        kind, report = await calibrated(door, size, options)
+            await engine.ask(text(f"warm {warming}", 300), 8)
+        kind, report = await calibrated(engine, size, options)
     written = pod_file(kind, "\n".join(["Made by hack/bench calibrate.", *report]))
     Path(options.out).write_text(written, encoding="utf-8")
     print(written)
 
 
-async def calibrated(door: Door, size: EngineParameters, options: argparse.Namespace) -> tuple[PodKind, list[str]]:
+async def calibrated(
+    engine: EngineClient, size: EngineParameters, options: argparse.Namespace
+) -> tuple[PodKind, list[str]]:
     """The engine as a pod kind, and a report. Design and unseen workloads take turns: the machine's speed drifts."""
     name, seed = Path(options.out).stem, options.seed
-    design = Design(door, size.max_batched_tokens, seed)
+    design = Design(engine, size.max_batched_tokens, seed)
     traces = [make(seed + 1, options.requests) for make in (mixed, talked)]
     rounds: list[list[Timing]] = []
     plays: list[list[list[Answered]]] = [[] for _ in traces]
@@ -317,16 +321,16 @@ async def calibrated(door: Door, size: EngineParameters, options: argparse.Names
             first = kind_of(fit(rounds[0]), size, name, options.price)
             traces = [at_load(trace, first, options.load, seed) for trace in traces]
         for trace, own in zip(traces, plays, strict=True):
-            own.append(await play(trace, door, f"{seed} {number} {trace.name}"))
+            own.append(await play(trace, engine, f"{seed} {number} {trace.name}"))
         print(f"round {number + 1} of {options.rounds}", flush=True)
     timings = typical(rounds)
     fitted = fit(timings)
     kind = kind_of(fitted, size, name, options.price)
     off = errors([1.0] * len(timings), [1 + error for error in fitted.errors(timings)])
     report = [
-        f"vLLM, {door.model}, on {machine()}",
+        f"vLLM, {engine.model}, on {machine()}",
         f"the fit's own {len(timings)} timings: {off}",
-        f"outside the engine: {fitted.door * 1e3:.1f} ms a request, in TTFT below, in no step",
+        f"outside the engine: {fitted.overhead * 1e3:.1f} ms a request, in TTFT below, in no step",
     ]
     for trace, own in zip(traces, plays, strict=True):
         report += compared(trace, own, kind, fitted, seed)

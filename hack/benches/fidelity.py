@@ -18,13 +18,13 @@ from statistics import fmean, median
 from typing import Final
 
 from epp.errors import ConfigError
-from hack.benches.rig.asking import Answered, Door, client, play
+from hack.benches.rig.asking import Answered, EngineClient, client, play
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import asked, talked
 from tooling.laptop.chain import SOURCE, Chain, ChainError, Shape, running_chain
 from tooling.laptop.engines import EngineError, Vllm, engine_python
 from tooling.replay.policies import Policy, policy
-from tooling.replay.replay import Conditions, Play
+from tooling.replay.replay import Conditions, Replay
 from tooling.replay.runs import saturation
 from tooling.replay.trace import Trace
 from tooling.simulator.presets import PodKind, preset
@@ -94,7 +94,7 @@ def felt(plays: Sequence[Sequence[Answered]]) -> Felt:
 
 def replayed(trace: Trace, kind: PodKind, each: Policy, seed: int) -> Felt:
     """What the replay says of it."""
-    served = Play(trace, [kind] * PODS, each.build, Conditions(scrape=SCRAPE), seed).run()
+    served = Replay(trace, [kind] * PODS, each.build, Conditions(scrape=SCRAPE), seed).run()
     hits = sum(one.cached for one in served) / sum(ask.tokens for ask in trace.asks)
     return Felt([one.first - one.sent for one in served], hits)
 
@@ -114,8 +114,8 @@ async def measure(
                     await chain.reconfigure(config, each.text)
                 await asyncio.sleep(2 * SCRAPE)
                 async with client() as http:
-                    door = Door(http, chain.url, chain.shape.engine.model)
-                    plays[each.name].append(await play(trace, door, f"{number} {workload} {each.name}"))
+                    engine = EngineClient(http, chain.url, chain.shape.engine.model)
+                    plays[each.name].append(await play(trace, engine, f"{number} {workload} {each.name}"))
         real = {name: felt(own) for name, own in plays.items()}
         said = {each.name: replayed(trace, kind, each, seed) for each in policies}
         for line in [*table(workload, real, said), "", f"{workload}: {verdict(real, said)}", ""]:

@@ -16,7 +16,7 @@ import msgspec
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
-from epp.prefix.events.engine_cache import EngineCache, Shelves
+from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.wire import decode
 from epp.prefix.index import PrefixIndex
 from epp.prefix.precise import PrecisePrefixCache
@@ -157,7 +157,7 @@ def precise() -> None:
         cache.source = Ids(ids)
         names = [draw.getrandbits(64) for _ in range(512)]
         for number, endpoint in enumerate(endpoints):
-            shelf = cache.shelves.shelf(endpoint)
+            shelf = cache.kv_index.state_of(endpoint)
             shelf.state = "live"
             shelf.engine(0).apply(decode(message(ids, 0, names if number == 3 else names[:256], [])))
         rows: list[tuple[float, ...]] = []
@@ -255,7 +255,7 @@ def events() -> None:
         messages = histories(32_768, each, evict, chats)
 
         def ours(messages: list[bytes] = messages) -> None:
-            cache = EngineCache(pool(1)[0], Shelves(10**7))
+            cache = EngineCache(pool(1)[0], KvEventIndex(10**7))
             for data in messages:
                 cache.apply(decode(data))
 
@@ -275,15 +275,15 @@ def holding() -> None:
     histories_ = [histories(8192, 64, evict=False) for _ in range(16)]
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    shelves = Shelves(10**7)
-    caches = [EngineCache(endpoint, shelves) for endpoint in pool(16)]
+    kv_index = KvEventIndex(10**7)
+    caches = [EngineCache(endpoint, kv_index) for endpoint in pool(16)]
     for cache, messages in zip(caches, histories_, strict=True):
         for data in messages:
             cache.apply(decode(data))
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    print(f"{shelves.budget.used} blocks: {taken / shelves.budget.used:.0f} bytes each measured, ", end="")
-    print(f"{shelves.bytes / shelves.budget.used:.0f} reported")
+    print(f"{kv_index.budget.used} blocks: {taken / kv_index.budget.used:.0f} bytes each measured, ", end="")
+    print(f"{kv_index.bytes / kv_index.budget.used:.0f} reported")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a pick costs: CPU and latency the EPP adds, beside Envoy alone and a door that understands nothing.
+"""What a pick costs: CPU and latency the EPP adds, beside Envoy alone and a server that understands nothing.
 
-Three variants run by turns in one set-up: Envoy alone; Envoy asking a bare door (the EPP's transport and messages, a
+Three variants run by turns in one set-up: Envoy alone; Envoy asking a bare server (the EPP's transport and messages, a
 constant answer); Envoy asking the EPP. Only ratios mean anything: absolute figures are the machine's. The EPP has a
 core for itself, everything else shares another. Prompts are conversations: a quarter of each shared by all, half by
 its conversation, a quarter never seen before.
@@ -87,7 +87,7 @@ SCENARIOS = (
 class Variant(NamedTuple):
     name: str
     port: int
-    door: Program | None
+    server: Program | None
 
 
 class Rig(NamedTuple):
@@ -121,29 +121,31 @@ def rig(epp_command: str, count: int) -> Iterator[Rig]:
         start("upstream", [python, "-m", "hack.benches.rig.upstream", "--port", str(streaming)], streaming, rest)
         start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0], rest)
         bare = [python, "-m", "hack.benches.rig.bare_server", "--port", str(bare_port)]
-        doors = {"bare door": start("bare", [*bare, "--destination", f"127.0.0.1:{pods[0]}"], bare_port, alone)}
+        servers = {"bare server": start("bare", [*bare, "--destination", f"127.0.0.1:{pods[0]}"], bare_port, alone)}
         named = {"grpc_port": epp_port, "health_port": health, "metrics_port": metrics, "python": python}
         command = shlex.split(epp_command.format(endpoints=folder / "endpoints.yaml", **named))
-        doors["epp"] = start("epp", command, epp_port, alone)
+        servers["epp"] = start("epp", command, epp_port, alone)
 
-        ports = {"bare door": bare_port, "epp": epp_port}
+        ports = {"bare server": bare_port, "epp": epp_port}
         listeners = {report.ALONE: envoy.Listener(listening[0])}
         free = iter(listening[1:])
         for wiring in report.WIRINGS:
-            for door in report.DOORS:  # what is compared runs one after the other
-                listeners[report.variant(door, wiring)] = envoy.Listener(next(free), ports[door], wiring)
+            for server in report.SERVERS:  # what is compared runs one after the other
+                listeners[report.variant(server, wiring)] = envoy.Listener(next(free), ports[server], wiring)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
         proxy = start("envoy", [_envoy(), *flags, "--log-level", "error"], listening[0], rest)
 
-        variants = [Variant(name, listener.port, doors.get(name.split(",")[0])) for name, listener in listeners.items()]
+        variants = [
+            Variant(name, listener.port, servers.get(name.split(",")[0])) for name, listener in listeners.items()
+        ]
         prepared = {}
         for scenario in SCENARIOS:
             place = folder / scenario.name.replace(" ", "-")
             bodies.write(place, scenario.size, count, scenario.api)
             prepared[scenario.name] = Bodies(place, count, bodies.PATHS[scenario.api])
         for variant in variants:
-            _wait_for_answer(variant, [proxy, *doors.values()])
+            _wait_for_answer(variant, [proxy, *servers.values()])
         yield Rig(variants, proxy, Wrk(rest), prepared, split is not None)
 
 
@@ -202,19 +204,19 @@ def _sample(rig: Rig, scenario: Scenario, variant: Variant, seconds: float) -> r
 def _measured(
     rig: Rig, scenario: Scenario, variant: Variant, connections: int, seconds: float
 ) -> tuple[float, float, Seen]:
-    """CPU microseconds a request of the door (0 without one) and of Envoy, and what wrk saw."""
-    programs = [program.pid for program in (variant.door, rig.envoy) if program is not None]
+    """CPU microseconds a request of the server (0 without one) and of Envoy, and what wrk saw."""
+    programs = [program.pid for program in (variant.server, rig.envoy) if program is not None]
     before = [cpu_seconds(pid) for pid in programs]
     seen = rig.wrk.burst(variant.port, rig.bodies[scenario.name], connections, seconds)
     spent = [(cpu_seconds(pid) - was) / seen.requests * 1e6 for pid, was in zip(programs, before, strict=True)]
-    return (spent[0] if variant.door is not None else 0.0), spent[-1], seen
+    return (spent[0] if variant.server is not None else 0.0), spent[-1], seen
 
 
-def idle(door: Program, seconds: float) -> float:
-    """Share of a core the door uses while nobody asks."""
-    before = cpu_seconds(door.pid)
+def idle(server: Program, seconds: float) -> float:
+    """Share of a core the server uses while nobody asks."""
+    before = cpu_seconds(server.pid)
     time.sleep(seconds)
-    return (cpu_seconds(door.pid) - before) / seconds
+    return (cpu_seconds(server.pid) - before) / seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -247,9 +249,9 @@ def _run(rig: Rig, rounds: int, seconds: float) -> tuple[report.Summary, float]:
     if not rig.alone_core:
         print("only one core, or no taskset: everything shares it, so latencies say little", file=sys.stderr)
     one_round(rig, 0.15, 0)  # warm: connections, caches, the first of every code path
-    door = next(variant.door for variant in rig.variants if variant.name.startswith("epp"))
-    assert door is not None
-    idling = idle(door, 2.0)
+    server = next(variant.server for variant in rig.variants if variant.name.startswith("epp"))
+    assert server is not None
+    idling = idle(server, 2.0)
     samples = []
     for turn in range(rounds):
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from epp.plugin import Request
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.prompt import prompt_of
 from epp.prefix.tokens.tokenizer import ModelTokenizer
 
@@ -64,8 +64,8 @@ def shape(directory: Path, text: str, document: float) -> None:
     times: dict[str, list[float]] = {"first reading": [], "tenth turn": [], "the same again": []}
     ninth, whole = prompt_of(chat(text, TURNS - 1, document)), chat(text, TURNS, document)
     for _ in range(5):
-        pieces = Pieces(1 << 28)
-        tokenizer, fresh = (ModelTokenizer.load(directory, each) for each in (pieces, Pieces(1 << 28)))
+        pieces = TokenCache(1 << 28)
+        tokenizer, fresh = (ModelTokenizer.load(directory, each) for each in (pieces, TokenCache(1 << 28)))
         tokenizer.ids(ninth, 60.0)
         before = pieces.encoded
         for name, reader in (("tenth turn", tokenizer), ("first reading", fresh), ("the same again", tokenizer)):
@@ -87,7 +87,7 @@ def main() -> None:
     texts = [path.read_text("utf-8") for kind in ("epp/**/*.py", "tests/**/*.py", "*.md") for path in ROOT.glob(kind)]
     directory = trained(texts)
     everything = "\n".join(texts)[:1_000_000]
-    tokens = len(read(ModelTokenizer.load(directory, Pieces(1 << 28)), chat(everything, TURNS, 0.0)))
+    tokens = len(read(ModelTokenizer.load(directory, TokenCache(1 << 28)), chat(everything, TURNS, 0.0)))
     text = everything[: TOKENS * len(everything) // tokens]
     for document in (0.9, 0.0):
         shape(directory, text, document)

@@ -16,7 +16,7 @@ from tests.support.control_plane import ControlPlane
 from tooling.conformance.case import Case
 from tooling.conformance.report import summary
 from tooling.conformance.suite import CASES, Result, run
-from tooling.conformance.target import Options
+from tooling.conformance.target import ConformanceOptions
 from tooling.conformance.verdict import Unreachable
 from tooling.laptop.ports import free_ports
 
@@ -43,14 +43,14 @@ def running(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 async def results(ext_proc: int, health: int, *, tls: bool) -> list[Result]:
     """Once it serves: every case."""
-    options = Options(f"127.0.0.1:{ext_proc}", tls, endpoints(), health=f"127.0.0.1:{health}")
+    options = ConformanceOptions(f"127.0.0.1:{ext_proc}", tls, endpoints(), health=f"127.0.0.1:{health}")
     ready = [case for case in CASES if case.group == "health"]
     while not await _holds(options, ready):
         await asyncio.sleep(0.2)
     return await run(options)
 
 
-async def _holds(options: Options, cases: Sequence[Case]) -> bool:
+async def _holds(options: ConformanceOptions, cases: Sequence[Case]) -> bool:
     try:
         return all(result.outcome == "pass" for result in await run(options, cases))
     except Unreachable:

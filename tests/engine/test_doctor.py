@@ -12,9 +12,9 @@ import pytest_asyncio
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually, mended
-from tooling.doctor.command import Options, diagnose
+from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.doctor.finding import Finding
-from tooling.laptop.engines import Pod, Program, Tiers, Vllm
+from tooling.laptop.engines import LaptopPod, Program, Tiers, Vllm
 from tooling.laptop.ports import free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -31,7 +31,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 class Ward:
     """Who is ill: pods, LMCache servers, and the Redis behind these."""
 
-    pods: dict[str, Pod]
+    pods: dict[str, LaptopPod]
     lmcache: dict[str, str]
     """URLs by the pod that each was laid out for."""
     redis: Program
@@ -124,7 +124,7 @@ def servers_of(fleet: Laptop) -> dict[str, Any]:
 
 
 async def found(patience: float = 20.0, timeout: float = 120.0, **options: Any) -> list[Finding]:
-    return (await diagnose(Options(timeout=timeout, patience=patience, **options)))[1]
+    return (await diagnose(DoctorOptions(timeout=timeout, patience=patience, **options)))[1]
 
 
 def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:

@@ -17,7 +17,7 @@ import pytest_asyncio
 from jinja2 import TemplateError
 
 from epp.plugin import Request
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import prompt_of
 from epp.prefix.tokens.tokenizer import ModelTokenizer
@@ -86,7 +86,7 @@ async def renderers(python: Path, tmp_path_factory: pytest.TempPathFactory) -> A
             (directory / "config.json").write_text(json.dumps(MODEL))
             flags = ("--served-model-name", style, "--host", "127.0.0.1", "--port", str(port))
             await processes.start(style, [str(python), "-c", RENDER, str(directory), *flags], quiet, children=True)
-            found[style] = f"http://127.0.0.1:{port}", ModelTokenizer.load(directory, Pieces(1 << 24))
+            found[style] = f"http://127.0.0.1:{port}", ModelTokenizer.load(directory, TokenCache(1 << 24))
         async with asyncio.timeout(START_SECONDS):
             for url, _ in found.values():
                 while not await answers(http, url):

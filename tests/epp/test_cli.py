@@ -47,11 +47,11 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[epp.app.Settings]:
 
 
 @pytest.fixture
-def options(monkeypatch: pytest.MonkeyPatch) -> list[tooling.laptop.up.Options]:
+def options(monkeypatch: pytest.MonkeyPatch) -> list[tooling.laptop.up.UpOptions]:
     """What `up` would run with; it ends with status 7."""
-    seen: list[tooling.laptop.up.Options] = []
+    seen: list[tooling.laptop.up.UpOptions] = []
 
-    async def run(options: tooling.laptop.up.Options) -> int:
+    async def run(options: tooling.laptop.up.UpOptions) -> int:
         seen.append(options)
         return 7
 
@@ -228,18 +228,18 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, monkeypatch: pytest
 # --- up -------------------------------------------------------------------------------------------------------------
 
 
-def test_up_passes_its_flags_and_its_status(config: Path, options: list[tooling.laptop.up.Options]) -> None:
+def test_up_passes_its_flags_and_its_status(config: Path, options: list[tooling.laptop.up.UpOptions]) -> None:
     told = call("up", "--once", "--pods", 2, "--replicas", 2, "--port", 8081, "--seed", 5, "--strategy", "session")
     assert told.exit_code == 7
-    wanted = tooling.laptop.up.Options(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
+    wanted = tooling.laptop.up.UpOptions(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
     assert options == [wanted]
     assert wanted.picking == ("--strategy", "session")
-    assert tooling.laptop.up.Options(config=config).picking == ("--config", str(config))
-    assert tooling.laptop.up.Options(plugins_from=()).picking[2:] == ("--plugins-from", "none")
-    assert tooling.laptop.up.Options(plugins_from=("a", "b.c")).picking[2:] == ("--plugins-from", "a,b.c")
+    assert tooling.laptop.up.UpOptions(config=config).picking == ("--config", str(config))
+    assert tooling.laptop.up.UpOptions(plugins_from=()).picking[2:] == ("--plugins-from", "none")
+    assert tooling.laptop.up.UpOptions(plugins_from=("a", "b.c")).picking[2:] == ("--plugins-from", "a,b.c")
 
 
-def test_up_refuses_what_makes_no_sense(config: Path, options: list[tooling.laptop.up.Options]) -> None:
+def test_up_refuses_what_makes_no_sense(config: Path, options: list[tooling.laptop.up.UpOptions]) -> None:
     for flags in (("--pods", 0), ("--port", 0), ("--replicas", 9), ("--strategy", "session", "--config", config)):
         assert call("up", *flags).exit_code == 2
     assert options == []

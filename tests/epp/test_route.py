@@ -26,7 +26,7 @@ CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
 
 @dataclass
 class Diary:
-    """Witness, and of each hook too."""
+    """RequestObserver, and of each hook too."""
 
     lines: list[str] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)

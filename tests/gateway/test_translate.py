@@ -15,7 +15,7 @@ import pytest
 from gateway.envoy import validate
 from gateway.errors import GatewayError
 from gateway.load import Resources, load
-from gateway.translate import Options, translate
+from gateway.translate import TranslateOptions, translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
 from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
@@ -27,7 +27,7 @@ NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))
 def rendered(name: str, wiring: Wiring = "lean") -> Rendering:
     resources = load([GOLDEN / f"{name}.yaml"])
     pickers = {pool.metadata.id: ["127.0.0.1:9002", "127.0.0.1:9012"] for pool in resources.pools}
-    return translate(resources, pickers, Options(wiring=wiring))
+    return translate(resources, pickers, TranslateOptions(wiring=wiring))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,5 +69,5 @@ def test_a_pool_needs_its_picker_and_a_gateway_must_be(tmp_path: Path) -> None:
 
 def test_the_address_to_listen_on_is_an_option(tmp_path: Path) -> None:
     resources = load([write(tmp_path, GATEWAY, ROUTE, POOL)])
-    [listener] = translate(resources, {"default/sim": ["[::1]:9002"]}, Options(bind="0.0.0.0")).listeners
+    [listener] = translate(resources, {"default/sim": ["[::1]:9002"]}, TranslateOptions(bind="0.0.0.0")).listeners
     assert listener["address"]["socket_address"] == {"address": "0.0.0.0", "port_value": 80}

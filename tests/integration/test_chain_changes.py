@@ -18,7 +18,7 @@ import yaml
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
 from tests.support.fleet import following, mended
-from tooling.laptop.engines import Pod, Simulated
+from tooling.laptop.engines import LaptopPod, Simulated
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -133,7 +133,7 @@ async def _endpoints(chain: Laptop) -> set[str]:
     return {endpoint["name"] for endpoint in await chain.endpoints()}
 
 
-async def _envoy_knows(chain: Laptop, pod: Pod) -> bool:
+async def _envoy_knows(chain: Laptop, pod: LaptopPod) -> bool:
     return pod.address in await chain.chain.envoy.admin("/clusters")
 
 

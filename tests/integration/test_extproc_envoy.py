@@ -33,7 +33,7 @@ NAMED_EVENTS = b'data: {"model":"tuned","choices":[]}\n\n' * 20 + b"data: [DONE]
 
 @dataclass
 class Stack:
-    """Door, upstreams and Envoy."""
+    """ExtProcServer, upstreams and Envoy."""
 
     ports: Mapping[str, int]
     route: Route

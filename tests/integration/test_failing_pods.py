@@ -14,7 +14,7 @@ import pytest_asyncio
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
 from tests.support.fleet import following
-from tooling.laptop.engines import Pod
+from tooling.laptop.engines import LaptopPod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,7 +35,7 @@ async def chain(running: Laptop) -> AsyncIterator[Laptop]:
     await well(running, *running.chain.pods)
 
 
-async def well(chain: Laptop, *pods: Pod) -> None:
+async def well(chain: Laptop, *pods: LaptopPod) -> None:
     """Return when these pods are well and each has its share again."""
     for pod in pods:
         async with chain.http.delete(f"{pod.url}/admin/faults") as answer:
@@ -66,7 +66,7 @@ async def answers(chain: Laptop, count: int, stream: bool = True) -> "Counter[st
     return Counter(await asyncio.gather(*asked))
 
 
-async def trouble(chain: Laptop, ill: Pod, stream: bool = True) -> None:
+async def trouble(chain: Laptop, ill: LaptopPod, stream: bool = True) -> None:
     """`ill` answers errors for a while, then no more."""
     await answers(chain, RATE)
     await chain.faults(ill, status=500)
@@ -103,7 +103,7 @@ async def test_who_is_answered_for_by_another_is_found_out_and_nobody_notices(
     assert await asked(chain, ill) - before <= 20
 
 
-async def asked(chain: Laptop, pod: Pod) -> int:
+async def asked(chain: Laptop, pod: LaptopPod) -> int:
     """Requests the picker has given to a pod."""
     [told] = [each for each in await chain.endpoints() if each["name"].endswith(pod.name)]
     return int(told["decisions"])

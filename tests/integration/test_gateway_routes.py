@@ -11,7 +11,7 @@ import pytest
 
 from epp import protocol
 from epp.errors import Rejected
-from gateway.translate import FORGED, Options
+from gateway.translate import FORGED, TranslateOptions
 from gateway.wiring import Wiring
 from tests.support.gateway_rig import Rig, rig, to
 from tests.support.waiting import until
@@ -226,7 +226,7 @@ async def test_an_endpoint_that_fails_is_left_by_envoy_itself_but_not_where_the_
 
 @pytest.mark.parametrize("wiring", get_args(Wiring))
 async def test_every_wiring_carries_requests(tmp_path: Path, wiring: Wiring) -> None:
-    async with rig(tmp_path, ALL_TO_A, options=Options(wiring=wiring)) as chain:
+    async with rig(tmp_path, ALL_TO_A, options=TranslateOptions(wiring=wiring)) as chain:
         chain.pickers["a"].destination = chain.upstreams["a-1"].address
         for size in (1, 30, 100_000, 3_000_000):
             status, _, said = await chain.ask(data=BytesIO(b"x" * size))

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.translate import Options
+from gateway.translate import TranslateOptions
 from gateway.wiring import Wiring
 from tests.support.gateway_rig import FIRST_EVENT, GATEWAY, LAST_EVENT, Upstream, rig, to
 from tests.support.h2_server import h2_server
@@ -31,7 +31,7 @@ async def test_a_time_limit_is_the_endpoints(tmp_path: Path, wiring: Wiring) -> 
         {"matches": [{"path": {"value": f"/{pool}"}}], "backendRefs": to(pool), "timeouts": {"request": "150ms"}}
         for pool in "ab"
     ]
-    async with rig(tmp_path, limited, options=Options(wiring=wiring)) as chain:
+    async with rig(tmp_path, limited, options=TranslateOptions(wiring=wiring)) as chain:
         slow, end = chain.upstreams["a-0"], asyncio.Event()
         slow.silent = end
         status, headers, said = await chain.ask("/a")

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
-from tooling.laptop.engines import Pod
+from tooling.laptop.engines import LaptopPod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -55,7 +55,7 @@ async def predicted(chain: Laptop, content: str) -> tuple[str, int, int]:
     return answer.headers["x-sim-pod"], found["predicted_cached_tokens"], details.get("cached_tokens", 0)
 
 
-async def past_us(chain: Laptop, pod: Pod, content: str) -> None:
+async def past_us(chain: Laptop, pod: LaptopPod, content: str) -> None:
     """Ask a pod directly, and wait until its events have come."""
     before = await count(chain, "stored")
     body = {"model": "sim", "messages": [{"role": "user", "content": content}], "max_tokens": 4}

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from epp.extproc.server import AGE, Door, Settings
+from epp.extproc.server import AGE, ExtProcServer, Settings
 from epp.telemetry.metrics import Metrics
 from tests.support import envoy
 from tests.support.ext_proc_door import LOOPBACK, Route
@@ -70,9 +70,11 @@ async def upstream() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def replaced(service: Service, old: Door | None, route: Route, drains: asyncio.TaskGroup) -> Door:
+async def replaced(
+    service: Service, old: ExtProcServer | None, route: Route, drains: asyncio.TaskGroup
+) -> ExtProcServer:
     """A new picker that new connections lead to; the old one, if there is one, is told to go."""
-    new = Door(route, Metrics(), Settings(listen=LOOPBACK, health=LOOPBACK, connection_age=AGE * LINGER))
+    new = ExtProcServer(route, Metrics(), Settings(listen=LOOPBACK, health=LOOPBACK, connection_age=AGE * LINGER))
     await new.start()
     new.set_ready(True)
     service.to = new.ports[0]

@@ -1,4 +1,4 @@
-"""Readers of the second door, on a real API server: accounts with and without the right, and no API server at all."""
+"""Readers of the second port, on a real API server: accounts with and without the right, and no API server at all."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,8 +20,8 @@ from tests.support.degradations import RecordedMetrics
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 
-class Door:
-    """A second door whose own rights are those of our manifests."""
+class AdminPort:
+    """A second port whose own rights are those of our manifests."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -62,36 +62,36 @@ def accounts(cluster: Cluster) -> Cluster:
 
 
 @asynccontextmanager
-async def opened(cluster: Cluster) -> AsyncIterator[Door]:
-    door = Door(cluster)
-    async with door.server:
-        yield door
+async def opened(cluster: Cluster) -> AsyncIterator[AdminPort]:
+    port = AdminPort(cluster)
+    async with port.server:
+        yield port
 
 
 async def test_who_has_the_right_reads_and_nobody_else(accounts: Cluster) -> None:
-    async with opened(accounts) as door:
-        reader, guest = door.token("warmpath-metrics-reader"), door.token("guest")
-        status, text = await door.get("/metrics", reader)
+    async with opened(accounts) as port:
+        reader, guest = port.token("warmpath-metrics-reader"), port.token("guest")
+        status, text = await port.get("/metrics", reader)
         assert (status, "warmpath_info" in text) == (200, True)
-        assert await door.status("/metrics") == 401
-        assert await door.status("/metrics", "forged") == 401
-        assert await door.status("/metrics", reader[:-4] + "AAAA") == 401
-        status, text = await door.get("/metrics", guest)
+        assert await port.status("/metrics") == 401
+        assert await port.status("/metrics", "forged") == 401
+        assert await port.status("/metrics", reader[:-4] + "AAAA") == 401
+        status, text = await port.get("/metrics", guest)
         assert status == 403
         assert f"system:serviceaccount:{accounts.namespace}:guest may not get /metrics" in text
         for path in ("/", "/endpoints", "/decisions", "/decisions/x", "/config"):
-            assert await door.status(path, reader) == 403, path
+            assert await port.status(path, reader) == 403, path
         for path in ("/ready", "/healthz"):
-            assert await door.status(path) == 200
+            assert await port.status(path) == 200
         asked = accounts.plane.requests_of(f"system:serviceaccount:{accounts.namespace}:warmpath")
         assert {(verb, what) for verb, what, _ in asked} == {
             ("create", "tokenreviews.authentication.k8s.io"),
             ("create", "subjectaccessreviews.authorization.k8s.io"),
         }
         before = len(asked)
-        assert [await door.status("/metrics", token) for token in (reader, guest)] == [200, 403]
+        assert [await port.status("/metrics", token) for token in (reader, guest)] == [200, 403]
         assert len(accounts.plane.requests_of(f"system:serviceaccount:{accounts.namespace}:warmpath")) == before
-        assert door.metrics.degradations == []
+        assert port.metrics.degradations == []
 
 
 async def test_an_operator_may_be_given_every_page(accounts: Cluster) -> None:
@@ -103,51 +103,51 @@ async def test_an_operator_may_be_given_every_page(accounts: Cluster) -> None:
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     body = {"metadata": {"name": name}, "subjects": [subject], "roleRef": role}
     plane.call("POST", f"{rbac}/clusterrolebindings", body)
-    async with opened(accounts) as door:
-        guest = door.token("guest")
+    async with opened(accounts) as port:
+        guest = port.token("guest")
         for path in ("/", "/endpoints", "/decisions", "/config", "/metrics"):
-            assert await door.status(path, guest) == 200, path
-        assert await door.status("/decisions/x", guest) == 404
+            assert await port.status(path, guest) == 200, path
+        assert await port.status("/decisions/x", guest) == 404
 
 
 async def test_without_the_right_to_ask_nobody_is_let_in(accounts: Cluster) -> None:
-    async with opened(accounts) as door:
+    async with opened(accounts) as port:
         name = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/warmpath-metrics-auth"
         accounts.plane.call("PATCH", name, {"subjects": []})
         try:
-            status, text = await _until_503(door)
+            status, text = await _until_503(port)
             assert "cannot create resource" in text
             assert status == 503
-            assert set(door.metrics.reasons()) == {"access-not-checked"}
+            assert set(port.metrics.reasons()) == {"access-not-checked"}
         finally:
             accounts.plane.call("DELETE", name)
 
 
 async def test_without_an_api_server_only_those_it_knew_are_let_in(accounts: Cluster) -> None:
-    async with opened(accounts) as door:
-        reader, late = door.token("warmpath-metrics-reader"), door.token("warmpath-metrics-reader")
-        assert await door.status("/metrics", reader) == 200
+    async with opened(accounts) as port:
+        reader, late = port.token("warmpath-metrics-reader"), port.token("warmpath-metrics-reader")
+        assert await port.status("/metrics", reader) == 200
         accounts.plane.stop_api()
         try:
-            assert await door.status("/metrics", reader) == 200
-            status, text = await door.get("/metrics", late)
+            assert await port.status("/metrics", reader) == 200
+            status, text = await port.get("/metrics", late)
             assert status == 503
             assert "cannot ask the Kubernetes API server whether you may read this" in text
-            assert door.metrics.going_on() == {"access-not-checked"}
-            assert await door.status("/ready") == 200
+            assert port.metrics.going_on() == {"access-not-checked"}
+            assert await port.status("/ready") == 200
         finally:
             await asyncio.to_thread(accounts.plane.start_api)
-        assert await door.status("/metrics", late) == 200
-        assert door.metrics.going_on() == set()
+        assert await port.status("/metrics", late) == 200
+        assert port.metrics.going_on() == set()
 
 
-async def _until_503(door: Door) -> tuple[int, str]:
+async def _until_503(port: AdminPort) -> tuple[int, str]:
     """The API server takes a moment to know of rights that were withdrawn; what we believe is old by then."""
-    reader = door.token("warmpath-metrics-reader")
+    reader = port.token("warmpath-metrics-reader")
     async with asyncio.timeout(20):
         while True:
-            door.now += 100
-            status, text = await door.get("/metrics", reader)
+            port.now += 100
+            status, text = await port.get("/metrics", reader)
             if status == 503:
                 return status, text
             await asyncio.sleep(0.05)

@@ -4,7 +4,7 @@ import pytest
 
 from epp.errors import ConfigError
 from tests.support.cluster import Cluster
-from tooling.doctor.command import Options, diagnose
+from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.laptop.ports import free_ports
 from tooling.simulator.publisher import KvEventsConfig
 from tooling.simulator.server import SimulatedPod
@@ -20,7 +20,7 @@ async def test_a_pool_s_pods_are_examined(cluster: Cluster) -> None:
         SimulatedPod(host="127.1.0.7", port=port, time_scale=100.0, kv_events=FREE),
         SimulatedPod(host="127.1.0.8", port=port, time_scale=100.0),
     ):
-        examined, findings = await diagnose(Options(pool_name="p", pool_namespace=cluster.namespace))
+        examined, findings = await diagnose(DoctorOptions(pool_name="p", pool_namespace=cluster.namespace))
     assert sorted(examined) == [f"{cluster.namespace}/a", f"{cluster.namespace}/b"]
     assert [(finding.subject, finding.check) for finding in findings] == [(f"{cluster.namespace}/b", "kv-events")]
 
@@ -28,4 +28,4 @@ async def test_a_pool_s_pods_are_examined(cluster: Cluster) -> None:
 async def test_a_pool_that_is_not_there_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tooling.doctor.command._LOADED", 0.5)
     with pytest.raises(ConfigError, match=r"--pool-name: .*/nowhere was not told within 0\.5 s"):
-        await diagnose(Options(pool_name="nowhere", pool_namespace=cluster.namespace))
+        await diagnose(DoctorOptions(pool_name="nowhere", pool_namespace=cluster.namespace))

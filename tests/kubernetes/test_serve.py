@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.configuration.loader import strategy_text
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
-from gateway.translate import Options, translate
+from gateway.translate import TranslateOptions, translate
 from tests.support.charts import CHARTS
 from tests.support.cluster import POOL_GROUP, Cluster
 from tooling.laptop.ports import free_ports
@@ -115,7 +115,7 @@ async def serving(cluster: Cluster, folder: Path, target: int) -> AsyncIterator[
     command += ["--secure-serving=false", "--grpc-port", str(grpc), "--grpc-health-port", str(health)]
     command += ["--metrics-port", str(metrics), "--drain-linger", "0", "--metrics-endpoint-auth=false"]
     (folder / "gateway.yaml").write_text(GATEWAY.format(port=port, target=target))
-    rendering = translate(load([folder / "gateway.yaml"]), {"default/p": [f"127.0.0.1:{grpc}"]}, Options())
+    rendering = translate(load([folder / "gateway.yaml"]), {"default/p": [f"127.0.0.1:{grpc}"]}, TranslateOptions())
     async with AsyncExitStack() as stack:
         for number, name in enumerate("ab", 1):
             await stack.enter_async_context(SimulatedPod(host=f"127.1.0.{number}", port=target, name=name))

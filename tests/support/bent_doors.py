@@ -20,7 +20,7 @@ from epp.parsing.request import NO_HEADERS, RawRequest
 from tests.support.ext_proc_door import Gateway, door
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome
-from tooling.conformance.target import Options, Target, host_and_port, reach
+from tooling.conformance.target import ConformanceOptions, Target, host_and_port, reach
 
 Request: TypeAlias = pb.ProcessingRequest
 Reply: TypeAlias = pb.ProcessingResponse
@@ -172,7 +172,7 @@ async def results(bend: type[Bend], cases: frozenset[str] = LIGHT) -> list[Resul
 
     async with bent(bend) as port:
         at = f"127.0.0.1:{port}"
-        async with reach(Options(at, endpoints=ENDPOINTS, health=at, patience=1.5, quiet=0.1)) as target:
+        async with reach(ConformanceOptions(at, endpoints=ENDPOINTS, health=at, patience=1.5, quiet=0.1)) as target:
             return await asyncio.gather(*(result(case, target) for case in CASES if case.id in cases))
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.configuration.loader import strategy_text
 from gateway.wiring import Wiring
 from tooling.laptop.chain import Chain, Shape, running_chain
-from tooling.laptop.engines import Engine, Pod, Simulated
+from tooling.laptop.engines import Engine, LaptopPod, Simulated
 from tooling.laptop.ports import is_free
 from tooling.laptop.watch import watch
 
@@ -131,7 +131,7 @@ class Laptop:
     def http(self) -> aiohttp.ClientSession:
         return self.chain.http
 
-    def pod(self, name: str) -> Pod:
+    def pod(self, name: str) -> LaptopPod:
         return next(pod for pod in self.chain.pods if pod.name == name)
 
     def service(self, name: str) -> str:
@@ -152,7 +152,7 @@ class Laptop:
         await answer.read()
         return answer
 
-    async def faults(self, pod: Pod, **faults: Any) -> None:
+    async def faults(self, pod: LaptopPod, **faults: Any) -> None:
         async with self.http.post(f"{pod.url}/admin/faults", json=faults) as answer:
             assert answer.status == 200, await answer.text()
 

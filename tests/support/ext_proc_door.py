@@ -11,7 +11,7 @@ from grpc import aio
 
 from epp import protocol
 from epp.errors import EppError
-from epp.extproc.server import Door, Settings
+from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.server import Route as AnyRoute
 from epp.extproc.stream import AnswerChunk, Answered
 from epp.parsing.request import RawRequest
@@ -22,7 +22,7 @@ LOOPBACK = ("127.0.0.1:0",)
 
 
 @dataclass
-class Way:
+class Scope:
     """What became of one request."""
 
     raw: RawRequest
@@ -65,10 +65,10 @@ class Route:
         self.wait: asyncio.Event | None = None
         self.entered = 0
         self.left = 0
-        self.ways: list[Way] = []
+        self.ways: list[Scope] = []
 
     @asynccontextmanager
-    async def __call__(self, raw: RawRequest) -> AsyncIterator[Way]:
+    async def __call__(self, raw: RawRequest) -> AsyncIterator[Scope]:
         self.entered += 1
         self._tell()
         try:
@@ -76,7 +76,7 @@ class Route:
                 await self.wait.wait()
             if self.error is not None:
                 raise self.error
-            way = Way(raw, self.destination, self.headers, self.body, self.answer_headers, self.watch, self.renamed)
+            way = Scope(raw, self.destination, self.headers, self.body, self.answer_headers, self.watch, self.renamed)
             self.ways.append(way)
             self._tell()
             try:
@@ -103,7 +103,7 @@ class Route:
         except TimeoutError:
             raise AssertionError(f"{self.entered} entered, {self.left} left") from None
 
-    async def way(self, number: int = 0) -> Way:
+    async def way(self, number: int = 0) -> Scope:
         """The request of this number, once it was routed."""
         await self.until(lambda: len(self.ways) > number)
         return self.ways[number]
@@ -112,8 +112,8 @@ class Route:
 @asynccontextmanager
 async def door(
     route: AnyRoute, settings: Settings | None = None, metrics: Metrics | None = None
-) -> AsyncIterator[Door]:
-    made = Door(route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
+) -> AsyncIterator[ExtProcServer]:
+    made = ExtProcServer(route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
     await made.start()
     made.set_ready(True)
     try:

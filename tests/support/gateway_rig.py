@@ -11,11 +11,11 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from epp.extproc.server import Door, Settings
+from epp.extproc.server import ExtProcServer, Settings
 from gateway.endpoints import join
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
-from gateway.translate import Options, translate
+from gateway.translate import TranslateOptions, translate
 from gateway.xds import Rendering
 from tests.support.ext_proc_door import Route, door
 from tooling.laptop.ports import free_ports
@@ -114,8 +114,8 @@ class Rig:
     port: int
     upstreams: Mapping[str, Upstream]
     pickers: Mapping[str, Route]
-    doors: Mapping[str, Sequence[Door]]
-    options: Options
+    doors: Mapping[str, Sequence[ExtProcServer]]
+    options: TranslateOptions
     failure_mode: str
     app_protocol: str
     host: str
@@ -182,7 +182,7 @@ async def rig(
     folder: Path,
     rules: Sequence[Mapping[str, Any]],
     *,
-    options: Options | None = None,
+    options: TranslateOptions | None = None,
     failure_mode: str = "FailClose",
     app_protocol: str = "http",
     host: str = "127.0.0.1",
@@ -202,7 +202,16 @@ async def rig(
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
         [port] = free_ports(1)
         made = Rig(
-            folder, port, upstreams, pickers, doors, options or Options(), failure_mode, app_protocol, host, session
+            folder,
+            port,
+            upstreams,
+            pickers,
+            doors,
+            options or TranslateOptions(),
+            failure_mode,
+            app_protocol,
+            host,
+            session,
         )
         made.envoy = await stack.enter_async_context(
             running_envoy(render(made, routed(port, rules)), directory=folder / "envoy", concurrency=concurrency)

@@ -12,7 +12,7 @@ from epp.errors import ConfigError
 from epp.telemetry.text import printable
 from tooling.conformance import report
 from tooling.conformance.suite import CASES, Result, run
-from tooling.conformance.target import Options, host_and_port
+from tooling.conformance.target import ConformanceOptions, host_and_port
 from tooling.conformance.verdict import Unreachable
 
 PASSED: Final = 0
@@ -36,7 +36,7 @@ def options(
     headers: Sequence[str],
     health: str | None,
     timeout: float,
-) -> Options:
+) -> ConformanceOptions:
     """The command's options, checked. Raises ConfigError."""
     for flag, address in (("--target", target), ("--health", health)):
         host, _, port = (address or "localhost:1").rpartition(":")
@@ -45,10 +45,10 @@ def options(
     for endpoint in endpoints:
         if host_and_port(endpoint) is None:
             raise ConfigError("--endpoint", f"{endpoint!r} is not IP:PORT (IPv6 in brackets)")
-    return Options(target, tls, tuple(endpoints), model, dict(map(header, headers)), health, timeout)
+    return ConformanceOptions(target, tls, tuple(endpoints), model, dict(map(header, headers)), health, timeout)
 
 
-async def conform(options: Options, *, as_json: bool, console: Console, errors: Console) -> int:
+async def conform(options: ConformanceOptions, *, as_json: bool, console: Console, errors: Console) -> int:
     """Run all cases and report to `console`; progress and trouble go to `errors`. The exit status."""
     try:
         with Progress(
@@ -66,6 +66,6 @@ async def conform(options: Options, *, as_json: bool, console: Console, errors: 
     return PASSED if report.passed(results) else FAILED
 
 
-def main(options: Options, *, as_json: bool) -> int:
+def main(options: ConformanceOptions, *, as_json: bool) -> int:
     """The same on a terminal."""
     return asyncio.run(conform(options, as_json=as_json, console=Console(), errors=Console(stderr=True)))

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from tooling.conformance import answers, bodies, destination, gateways, hardships, health, refusals, subsets
 from tooling.conformance.case import Case, Level
-from tooling.conformance.target import Options, Target, reach
+from tooling.conformance.target import ConformanceOptions, Target, reach
 from tooling.conformance.verdict import Failed, Skipped
 
 GROUPS: Final = (
@@ -42,7 +42,7 @@ def failed(results: Sequence[Result], level: Level) -> list[Result]:
 
 
 async def run(
-    options: Options, cases: Sequence[Case] = CASES, seen: Callable[[Result], None] = lambda _: None
+    options: ConformanceOptions, cases: Sequence[Case] = CASES, seen: Callable[[Result], None] = lambda _: None
 ) -> list[Result]:
     """Every case's result, in order; each is shown to `seen` as it comes. Raises Unreachable."""
     results = []

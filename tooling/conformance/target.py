@@ -13,7 +13,7 @@ from tooling.conformance.verdict import Skipped, Unreachable
 
 
 @dataclass(frozen=True)
-class Options:
+class ConformanceOptions:
     """What the user says. Addresses are `host:port`; `endpoints` are the pool's, as the EPP should name them."""
 
     target: str
@@ -33,7 +33,7 @@ class Options:
 class Target:
     """`options`, a channel to the target, and the owner of tasks that read from it."""
 
-    def __init__(self, options: Options, address: str, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, options: ConformanceOptions, address: str, tasks: asyncio.TaskGroup) -> None:
         self.options = options
         self.tasks = tasks
         self._address = address
@@ -78,7 +78,7 @@ def _channel(address: str, authority: str) -> aio.Channel:
 
 
 @asynccontextmanager
-async def reach(options: Options) -> AsyncIterator[Target]:
+async def reach(options: ConformanceOptions) -> AsyncIterator[Target]:
     """The target, once it answers. Raises Unreachable."""
     async with AsyncExitStack() as stack:
         address = options.target
@@ -97,7 +97,7 @@ async def reach(options: Options) -> AsyncIterator[Target]:
         yield target
 
 
-def _nobody(options: Options) -> str:
+def _nobody(options: ConformanceOptions) -> str:
     how, otherwise = ("over TLS", "without --tls") if options.tls else ("in plain text", "with --tls")
     return (
         f"nothing at {options.target} speaks gRPC {how} within {options.patience:g} s: is the endpoint picker running, "

@@ -20,7 +20,7 @@ from epp.plugin import Api, Request
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Named
 from epp.pool.static import load
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import prompt_of
 from epp.prefix.tokens.sandbox import TemplateTooLong
@@ -28,10 +28,10 @@ from epp.prefix.tokens.source import ANY_MODEL, load_tokenizers, tokenizer_files
 from epp.prefix.tokens.tokenizer import ModelTokenizer
 from epp.telemetry.metrics import Metrics
 from tooling.doctor import report
-from tooling.doctor.engine import TRIALS, Pod, examine
+from tooling.doctor.engine import TRIALS, ProbedEndpoint, examine
 from tooling.doctor.finding import Finding
 from tooling.doctor.fleet import against_files, compare
-from tooling.doctor.http import Ask
+from tooling.doctor.http import HttpClient
 from tooling.doctor.lmcache import examine_coordinator, examine_server, stores_of
 
 WELL: Final = 0
@@ -43,7 +43,7 @@ _LOADED: Final = 15.0
 
 
 @dataclass(frozen=True)
-class Options:
+class DoctorOptions:
     """What to examine. Times in seconds."""
 
     endpoint: Sequence[str] = ()
@@ -63,17 +63,17 @@ class Options:
     patience: float = 3.0
 
 
-async def diagnose(options: Options) -> tuple[list[str], list[Finding]]:
+async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
     """Names of all that was examined, and what is wrong. Raises ConfigError for options that name nothing."""
-    tokenizers = load_tokenizers(tokenizer_files(options.tokenizer, options.tokenizer_args), Pieces(1 << 20))
+    tokenizers = load_tokenizers(tokenizer_files(options.tokenizer, options.tokenizer_args), TokenCache(1 << 20))
     pods = [*map(_pod, options.endpoint), *await _of_pools(options)]
     if not (pods or options.lmcache or options.coordinator):
         raise ConfigError("", "examine what? expected --endpoint, --endpoints, --pool-name, --lmcache or --coordinator")
     seed = random.SystemRandom().getrandbits(60)
     places = asyncio.Semaphore(_AT_ONCE)
-    async with Ask(options.timeout) as ask:
+    async with HttpClient(options.timeout) as ask:
 
-        async def one(pod: Pod) -> list[Finding]:
+        async def one(pod: ProbedEndpoint) -> list[Finding]:
             async with places:
                 return await examine(pod, ask, model=options.model, seed=seed, patience=options.patience)
 
@@ -92,7 +92,7 @@ async def diagnose(options: Options) -> tuple[list[str], list[Finding]]:
     return [*names, *([_base(options.coordinator)] if options.coordinator else [])], findings
 
 
-def main(options: Options, *, as_json: bool) -> int:
+def main(options: DoctorOptions, *, as_json: bool) -> int:
     """The same on a terminal. The exit status: 1 if there is a problem; hints alone are 0."""
     console = Console()
     examined, findings = asyncio.run(diagnose(options))
@@ -103,7 +103,7 @@ def main(options: Options, *, as_json: bool) -> int:
     return ILL if any(finding.level == "problem" for finding in findings) else WELL
 
 
-def _ids(pod: Pod, model: str | None, tokenizers: Mapping[str, ModelTokenizer]) -> dict[str, Sequence[int]]:
+def _ids(pod: ProbedEndpoint, model: str | None, tokenizers: Mapping[str, ModelTokenizer]) -> dict[str, Sequence[int]]:
     """What the files given make of the trials."""
     asked = model or (pod.models[0] if pod.models else "")
     tokenizer = tokenizers.get(asked) or tokenizers.get(ANY_MODEL)
@@ -130,13 +130,13 @@ def _base(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _pod(url: str) -> Pod:
+def _pod(url: str) -> ProbedEndpoint:
     base = _base(url)
     address = base.partition("://")[2]
-    return Pod(address, base, address)
+    return ProbedEndpoint(address, base, address)
 
 
-async def _of_pools(options: Options) -> list[Pod]:
+async def _of_pools(options: DoctorOptions) -> list[ProbedEndpoint]:
     if options.endpoints:
         states = load(options.endpoints, options.pool_name)
         found = [(endpoint.name, endpoint.address) for state in states for endpoint in state.endpoints]
@@ -144,10 +144,10 @@ async def _of_pools(options: Options) -> list[Pod]:
         found = await _of_kubernetes(options, options.pool_name)
     else:
         return []
-    return [Pod(name, f"http://{address}", address) for name, address in found]
+    return [ProbedEndpoint(name, f"http://{address}", address) for name, address in found]
 
 
-async def _of_kubernetes(options: Options, name: str) -> list[tuple[str, str]]:
+async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, str]]:
     api, metrics = ApiServer(options.kubeconfig), Metrics(time.monotonic)
     pools = KubePools(Named((name,)), options.pool_namespace, api, metrics, random.Random())
     async with asyncio.TaskGroup() as group:

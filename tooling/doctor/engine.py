@@ -16,7 +16,7 @@ from epp.pool.engines import ENGINES, parse
 from epp.prefix.events.sources import told
 from epp.prefix.events.wire import BlockStored, key_of
 from tooling.doctor.finding import Finding, hint, problem
-from tooling.doctor.http import Ask, Trouble
+from tooling.doctor.http import HttpClient, Trouble
 from tooling.doctor.kv_events import hear
 
 _INFO: Final = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
@@ -44,7 +44,7 @@ TRIALS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 @dataclass
-class Pod:
+class ProbedEndpoint:
     """An endpoint, and what was learned of it. None = not known."""
 
     name: str
@@ -72,7 +72,9 @@ def probe(words: int, seed: int) -> str:
     return " ".join(f"{draw.getrandbits(20):05x}" for _ in range(words))
 
 
-async def examine(pod: Pod, ask: Ask, *, model: str | None, seed: int, patience: float) -> list[Finding]:
+async def examine(
+    pod: ProbedEndpoint, ask: HttpClient, *, model: str | None, seed: int, patience: float
+) -> list[Finding]:
     """All that can be seen at one endpoint alone. Fills in what it learns of `pod`.
 
     `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `patience`: seconds to wait
@@ -92,7 +94,7 @@ async def examine(pod: Pod, ask: Ask, *, model: str | None, seed: int, patience:
     return findings
 
 
-async def _metrics(pod: Pod, ask: Ask) -> list[Finding]:
+async def _metrics(pod: ProbedEndpoint, ask: HttpClient) -> list[Finding]:
     try:
         page = await ask.bytes(f"{pod.url}/metrics")
     except Trouble as trouble:
@@ -121,7 +123,7 @@ async def _metrics(pod: Pod, ask: Ask) -> list[Finding]:
     return []
 
 
-async def _models(pod: Pod, ask: Ask, model: str | None) -> list[Finding]:
+async def _models(pod: ProbedEndpoint, ask: HttpClient, model: str | None) -> list[Finding]:
     try:
         page = await ask.json(f"{pod.url}/v1/models")
     except Trouble as trouble:
@@ -138,7 +140,7 @@ async def _models(pod: Pod, ask: Ask, model: str | None) -> list[Finding]:
     return []
 
 
-async def _tokenizes(pod: Pod, ask: Ask, model: str | None) -> list[Finding]:
+async def _tokenizes(pod: ProbedEndpoint, ask: HttpClient, model: str | None) -> list[Finding]:
     for name, trial in TRIALS.items():
         try:
             page = await ask.json(f"{pod.url}/tokenize", {"model": model, **trial})
@@ -153,13 +155,13 @@ async def _tokenizes(pod: Pod, ask: Ask, model: str | None) -> list[Finding]:
     return []
 
 
-async def _complete(pod: Pod, ask: Ask, model: str | None, text: str) -> Mapping[str, Any]:
+async def _complete(pod: ProbedEndpoint, ask: HttpClient, model: str | None, text: str) -> Mapping[str, Any]:
     body = {"model": model, "prompt": text, "max_tokens": 1, "temperature": 0}
     usage = (await ask.json(f"{pod.url}/v1/completions", body)).get("usage")
     return usage if isinstance(usage, dict) else {}
 
 
-async def _caches(pod: Pod, ask: Ask, model: str | None, seed: int) -> list[Finding]:
+async def _caches(pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int) -> list[Finding]:
     """The same prompt twice: the second is a hit, and the answer says so."""
     text = probe(max(_WORDS, 2 * (pod.block_size or 0)), seed)
     try:
@@ -177,7 +179,9 @@ async def _caches(pod: Pod, ask: Ask, model: str | None, seed: int) -> list[Find
     return []
 
 
-async def _announces(pod: Pod, ask: Ask, model: str | None, seed: int, patience: float) -> list[Finding]:
+async def _announces(
+    pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int, patience: float
+) -> list[Finding]:
     """Whether its KV events can be heard, and say what was sent."""
     try:
         page = await ask.bytes(f"{pod.url}/kv_event_sources")
@@ -214,7 +218,7 @@ async def _announces(pod: Pod, ask: Ask, model: str | None, seed: int, patience:
     return _heard(pod, heard)
 
 
-def _heard(pod: Pod, heard: Sequence[BlockStored]) -> list[Finding]:
+def _heard(pod: ProbedEndpoint, heard: Sequence[BlockStored]) -> list[Finding]:
     for event in heard:
         if event.parent_block_hash is None and event.token_ids and event.block_hashes:
             pod.hashes[tuple(event.token_ids[: event.block_size])] = key_of(event.block_hashes[0])

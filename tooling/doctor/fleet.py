@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from tooling.doctor.engine import Pod
+from tooling.doctor.engine import ProbedEndpoint
 from tooling.doctor.finding import Finding, Level, hint, problem
 
 T = TypeVar("T")
@@ -14,7 +14,7 @@ _XXHASH = "set PYTHONHASHSEED to one value in every pod's environment; without i
 _FILES = "mount the tokenizer the engine was started with; name its --chat-template and the like in --tokenizer-args"
 
 
-def compare(pods: Sequence[Pod], *, shares: bool) -> list[Finding]:
+def compare(pods: Sequence[ProbedEndpoint], *, shares: bool) -> list[Finding]:
     """What differs between endpoints. `shares`: they share a tier, so blocks must be the same everywhere."""
     level: Level = "problem" if shares else "hint"
     findings = [
@@ -30,7 +30,7 @@ def compare(pods: Sequence[Pod], *, shares: bool) -> list[Finding]:
     return findings
 
 
-def against_files(pod: Pod, ids: Mapping[str, Sequence[int]]) -> list[Finding]:
+def against_files(pod: ProbedEndpoint, ids: Mapping[str, Sequence[int]]) -> list[Finding]:
     """What the pod's tokens are beside those that the picker's tokenizer files give. `ids`: trial -> ids."""
     for trial, ours in ids.items():
         theirs = pod.tokens.get(trial)
@@ -44,7 +44,12 @@ def against_files(pod: Pod, ids: Mapping[str, Sequence[int]]) -> list[Finding]:
 
 
 def _odd(
-    pods: Sequence[Pod], check: str, level: Level, of: Callable[[Pod], T | None], shown: str, mend: str
+    pods: Sequence[ProbedEndpoint],
+    check: str,
+    level: Level,
+    of: Callable[[ProbedEndpoint], T | None],
+    shown: str,
+    mend: str,
 ) -> list[Finding]:
     """A finding for each endpoint that differs from most; of equally many, from the first."""
     known = [(pod, value) for pod in pods if (value := of(pod)) is not None]
@@ -81,9 +86,9 @@ def _ids(trial: str) -> str:
     return f"of a {trial} it makes other tokens, {{}}"
 
 
-def _hashes(pods: Sequence[Pod], level: Level) -> list[Finding]:
+def _hashes(pods: Sequence[ProbedEndpoint], level: Level) -> list[Finding]:
     """Endpoints that give the block another endpoint announced too another hash."""
-    first: dict[tuple[int, ...], tuple[Pod, int]] = {}
+    first: dict[tuple[int, ...], tuple[ProbedEndpoint, int]] = {}
     findings = []
     told = hint if level == "hint" else problem
     for pod in pods:

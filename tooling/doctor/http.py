@@ -17,8 +17,10 @@ class Trouble(Exception):
         self.status = status
 
 
-class Ask:
-    """`async with Ask(seconds) as ask: await ask.json(url)`. Redirects are not followed: they could lead anywhere."""
+class HttpClient:
+    """`async with HttpClient(seconds) as ask: await ask.json(url)`. Redirects are not followed: they could lead
+    anywhere.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._timeout = aiohttp.ClientTimeout(total=seconds)

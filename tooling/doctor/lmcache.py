@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_args
 
 from epp.prefix.lmcache.chunk_keys import Algorithm
-from tooling.doctor.engine import Pod
+from tooling.doctor.engine import ProbedEndpoint
 from tooling.doctor.finding import Finding, hint, problem
-from tooling.doctor.http import Ask, Trouble
+from tooling.doctor.http import HttpClient, Trouble
 from tooling.doctor.names import examine_names
 
 _TRIES: Final = 20
@@ -47,7 +47,7 @@ def stores(page: bytes) -> Stores:
     return Stores(**{name: round(sum(map(float, form.findall(page)))) for name, form in _STORES.items()})
 
 
-async def stores_of(url: str, ask: Ask) -> Stores | None:
+async def stores_of(url: str, ask: HttpClient) -> Stores | None:
     """The server's stores now, or None if it does not tell."""
     try:
         return stores(await ask.bytes(f"{url}/metrics"))
@@ -55,7 +55,9 @@ async def stores_of(url: str, ask: Ask) -> Stores | None:
         return None
 
 
-async def examine_server(url: str, ask: Ask, pods: Sequence[Pod], before: Stores | None) -> list[Finding]:
+async def examine_server(
+    url: str, ask: HttpClient, pods: Sequence[ProbedEndpoint], before: Stores | None
+) -> list[Finding]:
     """What is wrong with one server. `before`: its stores before the pods were sent something new."""
     try:
         config = await ask.json(f"{url}/config")
@@ -66,7 +68,7 @@ async def examine_server(url: str, ask: Ask, pods: Sequence[Pod], before: Stores
     return [*findings_of(url, config, status, pods), *stuck(url, before, after), *held_up(url, status, after)]
 
 
-async def _settled(url: str, ask: Ask) -> tuple[Mapping[str, Any], Stores | None]:
+async def _settled(url: str, ask: HttpClient) -> tuple[Mapping[str, Any], Stores | None]:
     """Its state and its stores, when what was begun has ended or had the time to."""
     for _ in range(_TRIES):
         status, found = await ask.json(f"{url}/status"), await stores_of(url, ask)
@@ -76,7 +78,9 @@ async def _settled(url: str, ask: Ask) -> tuple[Mapping[str, Any], Stores | None
     return status, found
 
 
-def findings_of(url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+def findings_of(
+    url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[ProbedEndpoint]
+) -> list[Finding]:
     """What its configuration and state say. Pure."""
     return [
         *_engines(url, status),
@@ -98,7 +102,9 @@ def _engines(url: str, status: Mapping[str, Any]) -> list[Finding]:
     return []
 
 
-def _chunk(url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+def _chunk(
+    url: str, config: Mapping[str, Any], status: Mapping[str, Any], pods: Sequence[ProbedEndpoint]
+) -> list[Finding]:
     chunk = _at(config, "mp", "chunk_size")
     blocks = _blocks(status) or {pod.block_size for pod in pods if pod.block_size}
     if not isinstance(chunk, int) or not blocks or blocks == {chunk}:
@@ -121,7 +127,7 @@ def _blocks(status: Mapping[str, Any]) -> set[int]:
     return sizes
 
 
-def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[Pod]) -> list[Finding]:
+def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[ProbedEndpoint]) -> list[Finding]:
     own, theirs = _at(config, "mp", "hash_algorithm"), {pod.algorithm for pod in pods if pod.algorithm}
     if own is not None and own not in get_args(Algorithm):
         found = f"it hashes with {own}, by which the picker finds nothing"
@@ -191,7 +197,7 @@ def held_up(url: str, status: Mapping[str, Any], after: Stores | None) -> list[F
 
 
 async def examine_coordinator(
-    url: str, ask: Ask, servers: Sequence[str], pods: Sequence[Pod], patience: float
+    url: str, ask: HttpClient, servers: Sequence[str], pods: Sequence[ProbedEndpoint], patience: float
 ) -> list[Finding]:
     """What is wrong with the coordinator, and with what it is told. `servers`: URLs of LMCache servers it should know.
 

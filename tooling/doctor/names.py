@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from epp.prefix.lmcache.chunk_keys import Algorithm, chunks_of, low
 from tooling.doctor.finding import Finding, problem
-from tooling.doctor.http import Ask, Trouble
+from tooling.doctor.http import HttpClient, Trouble
 
 _NEWEST: Final = 200
 """Chunks of a server that are looked at: those that the coordinator heard of last."""
@@ -40,7 +40,7 @@ def told(server: str, algorithm: str, chunk: Chunk) -> list[Finding]:
 
 
 async def examine_names(
-    server: str, coordinator: str, instance: str, ask: Ask, firsts: Collection[Sequence[int]], seconds: float
+    server: str, coordinator: str, instance: str, ask: HttpClient, firsts: Collection[Sequence[int]], seconds: float
 ) -> list[Finding]:
     """Whether a server's chunks have the names that its algorithm gives them.
 
@@ -59,7 +59,7 @@ async def examine_names(
         return []  # what does not answer, or answers nonsense, is told elsewhere
 
 
-async def _first(coordinator: str, instance: str, ask: Ask, firsts: Collection[Sequence[int]]) -> Chunk | None:
+async def _first(coordinator: str, instance: str, ask: HttpClient, firsts: Collection[Sequence[int]]) -> Chunk | None:
     """A chunk in the server's L1 with which one of those prompts begins."""
     keys = f"{coordinator}/directory/keys?tier=l1&instance_id={instance}"
     total = (await ask.json(f"{keys}&limit=1"))["total"]

@@ -19,11 +19,10 @@ from gateway.envoy import Envoy, running_envoy
 from gateway.errors import GatewayError
 from gateway.load import Resources, load
 from gateway.resources import InferencePool
-from gateway.translate import Options as TranslateOptions
-from gateway.translate import translate
+from gateway.translate import TranslateOptions, translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
-from tooling.laptop.engines import Engine, Layout, Pod, Program, Simulated
+from tooling.laptop.engines import Engine, LaptopPod, Layout, Program, Simulated
 from tooling.laptop.ports import free_ports, is_free
 from tooling.laptop.processes import Processes
 
@@ -94,7 +93,7 @@ class Chain:
     """Names of pods that ended by themselves."""
 
     @property
-    def pods(self) -> Sequence[Pod]:
+    def pods(self) -> Sequence[LaptopPod]:
         """As started."""
         return self.layout.pods
 
@@ -267,7 +266,7 @@ def _names(count: int) -> list[str]:
     return [f"pod-{chr(ord('a') + i)}" if i < 26 else f"pod-{i}" for i in range(count)]
 
 
-def write_endpoints(pods: Sequence[Pod], file: Path) -> None:
+def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
     """Write down `pods` as the endpoints there are."""
     entries = [
         {"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": LABELS, "node": pod.node} for pod in pods

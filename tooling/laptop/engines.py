@@ -41,7 +41,7 @@ class EngineError(Exception):
 
 
 @dataclass(frozen=True)
-class Pod:
+class LaptopPod:
     """A model server of the chain."""
 
     name: str
@@ -75,7 +75,7 @@ class Program:
 class Layout:
     """What an engine runs: services first, each after the one before, then the pods, all at once."""
 
-    pods: Sequence[Pod]
+    pods: Sequence[LaptopPod]
     programs: Mapping[str, Program]
     """By pod."""
     services: Sequence[Program] = ()
@@ -123,10 +123,10 @@ class Simulated:
     picker_flags = ()
 
     def lay_out(self, names: Sequence[str]) -> Layout:
-        pods = [Pod(name, port) for name, port in zip(names, free_ports(len(names)), strict=True)]
+        pods = [LaptopPod(name, port) for name, port in zip(names, free_ports(len(names)), strict=True)]
         return Layout(pods, {pod.name: self._program(pod) for pod in pods})
 
-    def _program(self, pod: Pod) -> Program:
+    def _program(self, pod: LaptopPod) -> Program:
         own = ["--port", str(pod.port), "--name", pod.name, "--seed", str(self.seed)]
         own += ["--kv-events-config", json.dumps(_EVENTS)]
         return Program(
@@ -180,7 +180,7 @@ class Vllm:
         servers, doors = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
-            Pod(name, port, f"node-{name}" if tiers else "")
+            LaptopPod(name, port, f"node-{name}" if tiers else "")
             for name, port in zip(names, free[2 * count :], strict=True)
         ]
         services: list[Program] = []
@@ -199,7 +199,7 @@ class Vllm:
         url = f"http://{_LOOPBACK}:{coordinator}" if tiers else ""
         return Layout(pods, programs, services, caches, url, _free_shared_memory)
 
-    def _program(self, pod: Pod, model: Path, server: int | None) -> Program:
+    def _program(self, pod: LaptopPod, model: Path, server: int | None) -> Program:
         command = [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", self.model),
@@ -235,7 +235,7 @@ class Vllm:
         ]
         return Program("coordinator", command, f"http://{_LOOPBACK}:{port}/healthz", _QUIET)
 
-    def _node(self, pod: Pod, port: int, door: int, coordinator: int, redis: int | None, tiers: Tiers) -> Program:
+    def _node(self, pod: LaptopPod, port: int, door: int, coordinator: int, redis: int | None, tiers: Tiers) -> Program:
         command = [
             *(str(self.python.parent / "lmcache"), "server", "--instance-id", pod.node),
             *("--host", _LOOPBACK, "--port", str(port), "--http-host", _LOOPBACK, "--http-port", str(door)),

@@ -48,7 +48,7 @@ class UpError(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
+class UpOptions:
     """The flags of `warmpath up`."""
 
     once: bool = False
@@ -87,7 +87,7 @@ class Options:
         return self.config.name if self.config else self.strategy
 
 
-async def run(options: Options) -> int:
+async def run(options: UpOptions) -> int:
     """Run until Ctrl-C or SIGTERM, or until the comparison is printed. Returns the exit status. Raises UpError."""
     console = Console()
     main = asyncio.current_task()
@@ -121,7 +121,7 @@ async def run(options: Options) -> int:
         raise UpError(str(error)) from error
 
 
-def _engine(options: Options, console: Console) -> Engine:
+def _engine(options: UpOptions, console: Console) -> Engine:
     if options.engine == "sim":
         return Simulated(options.seed)
     python = engine_python()
@@ -130,7 +130,7 @@ def _engine(options: Options, console: Console) -> Engine:
     return Vllm(python, tiers=Tiers() if has_lmcache(python) else None)
 
 
-async def _compare(chain: Chain, steered: Path, options: Options, console: Console) -> int:
+async def _compare(chain: Chain, steered: Path, options: UpOptions, console: Console) -> int:
     """The same workload with round-robin and with the strategy; 1 if an answer is missing."""
     sessions = demo(options.seed)
     outcomes: dict[str, Outcome] = {}
@@ -170,7 +170,7 @@ def comparison(outcomes: Mapping[str, Outcome]) -> Table:
     return table
 
 
-async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
+async def _show(chain: Chain, options: UpOptions, console: Console) -> NoReturn:
     """The live table until something ends it; without a terminal, a line for each decision instead."""
     console.print(_greeting(chain, options), soft_wrap=True)  # the curl line is to be copied
 
@@ -188,7 +188,7 @@ async def _show(chain: Chain, options: Options, console: Console) -> NoReturn:
     raise UpError(str(lost)) from None
 
 
-def _greeting(chain: Chain, options: Options) -> Text:
+def _greeting(chain: Chain, options: UpOptions) -> Text:
     ask = (
         f"curl -s {chain.url}/v1/chat/completions -H 'content-type: application/json' "
         f'-d \'{{"model": "{chain.shape.engine.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 from epp.plugin import Endpoint, InFlight, Request, Scorer, least
-from tooling.policies.sent_prompts import Routed
+from tooling.policies.sent_prompts import SentPrompts
 
 _BOUND = 2_000_000
 """Blocks kept for an endpoint where the project itself keeps all: memory must end somewhere."""
@@ -15,7 +15,7 @@ class _ByRouted(Scorer):
     """Remembers what it sent where. The score is 1 for the endpoint wanted; equals take turns in the picker."""
 
     needs = (InFlight,)
-    routed: Routed
+    routed: SentPrompts
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         self.routed.add(request, endpoint)
@@ -38,10 +38,10 @@ class SglangCacheAware(_ByRouted):
     balance_abs_threshold: int = 64
     balance_rel_threshold: float = 1.5
     max_tree_size: int = 67_108_864
-    routed: Routed = field(init=False)
+    routed: SentPrompts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.routed = Routed(256, self.max_tree_size // 256)
+        self.routed = SentPrompts(256, self.max_tree_size // 256)
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         counts = _in_flight(request, endpoints)
@@ -63,11 +63,11 @@ class ProductionStackPrefixAware(_ByRouted):
     """
 
     prefix_min_match_length: int = 0
-    routed: Routed = field(init=False)
+    routed: SentPrompts = field(init=False)
     _rates: "Rates" = field(init=False)
 
     def __post_init__(self) -> None:
-        self.routed = Routed(128, _BOUND)
+        self.routed = SentPrompts(128, _BOUND)
         self._rates = Rates()
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
@@ -94,10 +94,10 @@ class ProductionStackLoadAware(_ByRouted):
     """
 
     beta: float = 1.0
-    routed: Routed = field(init=False)
+    routed: SentPrompts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.routed = Routed(128, _BOUND)
+        self.routed = SentPrompts(128, _BOUND)
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         counts = _in_flight(request, endpoints)
@@ -121,10 +121,10 @@ class AibrixPrefixCache(_ByRouted):
     deviations: float = 2.0
     block: int = 128
     capacity: int = 200_000
-    routed: Routed = field(init=False)
+    routed: SentPrompts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.routed = Routed(self.block, self.capacity)
+        self.routed = SentPrompts(self.block, self.capacity)
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         counts = _in_flight(request, endpoints)

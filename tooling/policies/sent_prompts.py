@@ -1,4 +1,6 @@
-"""`Routed`: which prompts were sent to which endpoint, in blocks of their bytes; what routers without events go by."""
+"""`SentPrompts`: which prompts were sent to which endpoint, in blocks of their bytes; what routers without events go
+by.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from epp.plugin import Endpoint, Request
 
 def chain_of(request: Request, size: int) -> list[int]:
     """Hashes of the prompt's full blocks of `size` bytes, each of all before it too; found once for a request."""
-    key = (Routed, size)
+    key = (SentPrompts, size)
     found: list[int] | None = request.notes.get(key)
     if found is None:
         prompt, parent = request.prompt, xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
@@ -21,7 +23,7 @@ def chain_of(request: Request, size: int) -> list[int]:
     return found
 
 
-class Routed:
+class SentPrompts:
     """For each endpoint the blocks sent there: at most `capacity`, the least recently sent go first.
 
     A block's hash covers all before it, so blocks held from the first on are a common prefix. `block`: bytes.

@@ -6,7 +6,7 @@ from math import ceil, floor
 from statistics import fmean, stdev
 from typing import Final
 
-from tooling.replay.replay import Play, Served
+from tooling.replay.replay import CompletedRequest, Replay
 
 _CURVE: Final = 100
 _SLICES: Final = 60
@@ -73,7 +73,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def figures(policy: str, seed: int, play: Play, slo: Slo) -> Figures:
+def figures(policy: str, seed: int, play: Replay, slo: Slo) -> Figures:
     """The figures of a finished run."""
     ours = [(ask, served) for ask, served in zip(play.trace.asks, play.served, strict=True) if not served.foreign]
     good = [(ask, served) for ask, served in ours if not served.failed]
@@ -120,13 +120,13 @@ def figures(policy: str, seed: int, play: Play, slo: Slo) -> Figures:
     )
 
 
-def _hits(served: Sequence[Served], prompts: int) -> dict[str, float]:
+def _hits(served: Sequence[CompletedRequest], prompts: int) -> dict[str, float]:
     l1, l2 = sum(one.l1 for one in served), sum(one.l2 for one in served)
     found = {"device": sum(one.cached for one in served) - l1 - l2, "l1": l1, "l2": l2}
     return {tier: tokens / prompts if prompts else 0.0 for tier, tokens in found.items()}
 
 
-def _timeline(served: Sequence[Served], begin: float) -> tuple[float, ...]:
+def _timeline(served: Sequence[CompletedRequest], begin: float) -> tuple[float, ...]:
     slices: list[list[float]] = [[] for _ in range(_SLICES)]
     width = (max((one.sent for one in served), default=0.0) - begin) / _SLICES or 1.0
     for one in served:

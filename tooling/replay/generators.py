@@ -10,7 +10,7 @@ from math import exp
 from random import Random
 from typing import Final, Literal
 
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator import tokenizer as tokens
 from tooling.simulator.workloads import demo as demo_sessions
 
@@ -26,7 +26,7 @@ class _Maker:
     def __init__(self, name: str, seed: int, arrivals: Arrivals) -> None:
         self.name = name
         self.chance = Random(f"{name} {seed}")
-        self.asks: list[Ask] = []
+        self.asks: list[TraceRequest] = []
         self._arrivals = arrivals
         self._pieces = count(1)
         self._now = 0.0
@@ -69,7 +69,7 @@ class _Maker:
     ) -> int:
         """Add a request; returns its number. `answered`: a later prompt contains the answer."""
         answer = next(self._pieces) if answered else 0
-        self.asks.append(Ask(at, prompt, output, answer, after, pause, session))
+        self.asks.append(TraceRequest(at, prompt, output, answer, after, pause, session))
         return len(self.asks) - 1
 
     def done(self, number: int) -> tuple[Piece, ...]:
@@ -214,7 +214,7 @@ def batches(seed: int, requests: int, arrivals: Arrivals) -> Trace:
 
 
 def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
-    """Short prompts, answers of about 1,500 tokens, of which the next turn has the last part alone."""
+    """Short prompts, answers of about 1,500 tokens, of which the next turn has the last entry alone."""
     make = _Maker("reasoning", seed, arrivals)
     system = make.piece(2000)
     for session, at in make.begun(requests):

@@ -70,7 +70,7 @@ def batch_of_l1(changes: Sequence[Changed], now: float) -> Batch:
     return Batch(now, events)
 
 
-class Ledger:
+class TierLog:
     """What LMCache's coordinator knows: which chunk is in whose L1, and which are in L2. `nodes`: all there are."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -120,60 +120,61 @@ class _Page(NamedTuple):
 
 
 class _Mirror(Tiers):
-    """The pickers' own, of the ledger. Names are whatever the pods make of the same tokens."""
+    """The pickers' own, of the tier_log. Names are whatever the pods make of the same tokens."""
 
-    def __init__(self, config: Lmcache, clock: Callable[[], float], ledger: Ledger) -> None:
+    def __init__(self, config: Lmcache, clock: Callable[[], float], tier_log: TierLog) -> None:
         named = replace(config, coordinator=config.coordinator or "http://coordinator", model="")
-        super().__init__(named, clock, lister=ledger)
+        super().__init__(named, clock, lister=tier_log)
 
     async def names(self, ids: Sequence[int], salt: str) -> Sequence[int]:
         return chain_of_tokens(ids, CHUNK) if len(self.directory) else ()
 
 
-class Ears:
-    """What a picker hears with, where its configuration listens. `ledger`: of the tiers below, where there are any."""
+class EventDelivery:
+    """What a picker hears with, where its configuration listens. `tier_log`: of the tiers below, where there are any.
+    """
 
-    def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], ledger: Ledger | None) -> None:
+    def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], tier_log: TierLog | None) -> None:
         precise.source = _Ids()
-        self._shelves = precise.shelves
-        if ledger is not None:
-            precise.tiers = _Mirror(precise.lmcache, clock, ledger)
-        self._tiers = precise.tiers if ledger is not None else None
+        self._kv_index = precise.kv_index
+        if tier_log is not None:
+            precise.tiers = _Mirror(precise.lmcache, clock, tier_log)
+        self._tiers = precise.tiers if tier_log is not None else None
 
     @property
     def interval(self) -> float:
-        """Seconds between readings of the ledger; 0 where there is none."""
+        """Seconds between readings of the tier_log; 0 where there is none."""
         return self._tiers.interval if self._tiers is not None else 0.0
 
     def read(self) -> None:
-        """Read the ledger, as production does the coordinator's directory."""
+        """Read the tier_log, as production does the coordinator's directory."""
         if self._tiers is not None:
             at_once(self._tiers.read())
 
     def join(self, endpoint: Endpoint) -> None:
         """An endpoint's events are heard from now on."""
-        self._shelves.shelf(endpoint).state = "live"
+        self._kv_index.state_of(endpoint).state = "live"
 
     def hear(self, endpoint: Endpoint, batch: Batch, now: float) -> None:
         """A batch arrives."""
-        shelf = self._shelves.shelf(endpoint)
+        shelf = self._kv_index.state_of(endpoint)
         shelf.engine(0).apply(batch)
         shelf.heard(now, now - batch.ts)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Its messages count from 0 again: a new process."""
-        engine = self._shelves.shelf(endpoint).engine(0)
+        engine = self._kv_index.state_of(endpoint).engine(0)
         engine.clear(emptied=True)
         while engine.step():
             pass
 
 
-def ears_of(
-    plugins: Iterable[Plugin], clock: Callable[[], float] = lambda: 0.0, ledger: Ledger | None = None
-) -> Ears | None:
-    """The ears of a pipeline; None if nothing in it listens."""
+def delivery_to(
+    plugins: Iterable[Plugin], clock: Callable[[], float] = lambda: 0.0, tier_log: TierLog | None = None
+) -> EventDelivery | None:
+    """The delivery of a pipeline; None if nothing in it listens."""
     precise = next((plugin for plugin in plugins if isinstance(plugin, PrecisePrefixCache)), None)
-    return None if precise is None else Ears(precise, clock, ledger)
+    return None if precise is None else EventDelivery(precise, clock, tier_log)
 
 
 def at_once(waiting: Coroutine[Any, Any, None]) -> None:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from epp.plugin import Cost, Endpoint, Request, Response
-from tooling.replay.pod import Pod
+from tooling.replay.pod import VirtualPod
 from tooling.replay.replica import SeesPods
-from tooling.replay.trace import Ask
+from tooling.replay.trace import TraceRequest
 from tooling.simulator.engine import EngineParameters
 
 _G = 2.0
@@ -23,7 +23,7 @@ _WEIGHT = 0.02
 
 
 class _Sent(NamedTuple):
-    ask: Ask
+    ask: TraceRequest
     tokens: int
     """It needs memory for."""
     work: float
@@ -43,7 +43,7 @@ class Oracle(Cost, SeesPods):
     """By endpoint, in order: requests in flight there."""
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
-        ask: Ask = request.notes[Ask]
+        ask: TraceRequest = request.notes[TraceRequest]
         now = self.clock()
         rows = []
         chains: dict[int, list[int]] = {}
@@ -67,7 +67,7 @@ class Oracle(Cost, SeesPods):
         return rows
 
     def _row(
-        self, pod: Pod, parameters: EngineParameters, endpoint: Endpoint, u: int, work: float, now: float
+        self, pod: VirtualPod, parameters: EngineParameters, endpoint: Endpoint, u: int, work: float, now: float
     ) -> tuple[float, ...]:
         engine = pod.look(now)
         pending, needed, decodes, context = 0.0, u, 0, 0
@@ -93,7 +93,7 @@ class Oracle(Cost, SeesPods):
         shared = (_G - 1) * work
         return pending, work, shared, stall, crowd * (pending + work + shared + stall), memory
 
-    def _uncached(self, ask: Ask, chain: Sequence[int], endpoint: Endpoint, now: float) -> int:
+    def _uncached(self, ask: TraceRequest, chain: Sequence[int], endpoint: Endpoint, now: float) -> int:
         """Tokens it would have to compute there: what is neither cached nor in the prompt of one in flight."""
         pod = self.pods[endpoint]
         size = pod.kind.parameters.block_size
@@ -109,7 +109,7 @@ class Oracle(Cost, SeesPods):
             n = request.tokens
             found = n, _work(self.pods[endpoint].kind.parameters, n, n)
         u, work = found
-        self._sent.setdefault(endpoint, OrderedDict())[request.id] = _Sent(request.notes[Ask], u, work)
+        self._sent.setdefault(endpoint, OrderedDict())[request.id] = _Sent(request.notes[TraceRequest], u, work)
         request.notes[self] = self.clock()
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
@@ -122,7 +122,7 @@ def _work(parameters: EngineParameters, u: int, n: int) -> float:
     return parameters.linear * u + parameters.attention * u * (n - 0.5 * u)
 
 
-def _common(one: Ask, other: Ask) -> int:
+def _common(one: TraceRequest, other: TraceRequest) -> int:
     """Tokens both prompts begin with."""
     tokens = 0
     for mine, its in zip(one.prompt, other.prompt, strict=False):

@@ -54,7 +54,7 @@ def page(plan: Plan, results: Results) -> str:
             plots.curves([(name, f.timeline) for name, f in first.items()], "of the run", "TTFT p90, s"),
         ),
         _plot(
-            "Served well",
+            "CompletedRequest well",
             f"Share with TTFT under {plan.slo.ttft:g} s and under {plan.slo.tpot * 1000:g} ms a token, %.",
             _bars(runs, lambda f: f.goodput * 100, ".1f"),
         ),

@@ -8,7 +8,7 @@ from typing import Final
 
 from epp.plugin import Load
 from epp.prefix.tokens.block_hashes import chain_of_tokens
-from tooling.replay.trace import Ask
+from tooling.replay.trace import TraceRequest
 from tooling.simulator.engine import Engine, Job, Step
 from tooling.simulator.presets import PodKind
 from tooling.simulator.tiers import CHUNK, Lower
@@ -17,7 +17,7 @@ _WATCHED_LEAP: Final = 16
 """Steps; an engine tells of each one when it ends, so what is told at the end of a leap must not be old by then."""
 
 
-class Pod:
+class VirtualPod:
     """One pod. `due` is when its step in progress ends, or the last of a leap; inf while it has nothing to do.
 
     The driver calls `end` at `due`, then `begin`; `add` in between keeps all steps that have begun, as a real engine
@@ -76,7 +76,7 @@ class Pod:
         self.engine.settle()
         return step
 
-    def add(self, number: int, ask: Ask, now: float) -> Job:
+    def add(self, number: int, ask: TraceRequest, now: float) -> Job:
         """Queue a request; it is looked at when the step in progress ends. Raises NeverFits."""
         engine, size = self.look(now), self.kind.parameters.block_size
         about = ask.ids() if self._watched else None
@@ -92,7 +92,7 @@ class Pod:
             self._ends, self.due = begun, begun[-1]
         return job
 
-    def chunks(self, ask: Ask) -> Sequence[int]:
+    def chunks(self, ask: TraceRequest) -> Sequence[int]:
         """Names of a prompt's full chunks: where somebody listens, those he would make of its tokens."""
         return _named(ask.ids(), ask) if self._watched else ask.chain(CHUNK)[: ask.tokens // CHUNK]
 
@@ -144,5 +144,5 @@ class Pod:
             self._done = count
 
 
-def _named(ids: "array[int]", ask: Ask) -> Sequence[int]:
+def _named(ids: "array[int]", ask: TraceRequest) -> Sequence[int]:
     return chain_of_tokens(ids[: ask.tokens], CHUNK)

@@ -10,10 +10,10 @@ from typing import Any, Final
 from epp.plugin import Response, Usage
 from epp.prefix.events.wire import Batch
 from epp.scheduling.decision import Decision
-from tooling.replay.kv_events import Ledger, batch_of, batch_of_l1
-from tooling.replay.pod import Pod
+from tooling.replay.kv_events import TierLog, batch_of, batch_of_l1
+from tooling.replay.pod import VirtualPod
 from tooling.replay.replica import Build, Replica
-from tooling.replay.trace import Ask, Trace
+from tooling.replay.trace import Trace, TraceRequest
 from tooling.simulator.engine import Job
 from tooling.simulator.presets import PodKind, lowers
 from tooling.simulator.tiers import Changed, Tier, TierParameters
@@ -71,7 +71,7 @@ class Conditions:
 
 
 @dataclass(slots=True)
-class Served:
+class CompletedRequest:
     """What came of one request. Times are seconds of the replay."""
 
     sent: float = -1.0
@@ -96,7 +96,7 @@ class _Flight:
     """A request on its way."""
 
     number: int
-    pod: Pod
+    pod: VirtualPod
     job: Job
     decisions: list[Decision | None]
     """By replica; None where it is not known."""
@@ -105,7 +105,7 @@ class _Flight:
     response: Response = field(default_factory=Response)
 
 
-class Play:
+class Replay:
     """One trace, one policy, once. Equal arguments give equal results."""
 
     def __init__(
@@ -121,10 +121,10 @@ class Play:
         self.trace = trace
         self.conditions = conditions
         below = lowers(kinds, conditions.l2, conditions.pods_per_node)
-        self.pods = [Pod(f"pod-{n + 1}", kind, *below[n]) for n, kind in enumerate(kinds)]
+        self.pods = [VirtualPod(f"pod-{n + 1}", kind, *below[n]) for n, kind in enumerate(kinds)]
         self.tiered = any(pod.lower is not None for pod in self.pods)
-        self._ledger = Ledger([*dict.fromkeys(pod.node for pod in self.pods)]) if self.tiered else None
-        self.served = [Served() for _ in trace.asks]
+        self._tier_log = TierLog([*dict.fromkeys(pod.node for pod in self.pods)]) if self.tiered else None
+        self.served = [CompletedRequest() for _ in trace.asks]
         self.replicas = [
             Replica(
                 build,
@@ -132,18 +132,18 @@ class Play:
                 self.clock,
                 Random(f"{seed} {n}"),
                 sees_answer=conditions.sees_answer,
-                ledger=self._ledger,
+                tier_log=self._tier_log,
             )
             for n in range(conditions.replicas)
         ]
-        self._listening = any(replica.ears is not None for replica in self.replicas)
+        self._listening = any(replica.delivery is not None for replica in self.replicas)
         if self._listening:
             for pod in self.pods:
                 pod.watch()
         self._mates = {pod: [mate for mate in self.pods if mate.node == pod.node] for pod in self.pods}
         self._chance = Random(f"conditions {seed}")
         self._place = {pod: number for number, pod in enumerate(self.pods)}
-        self._flights: dict[Pod, dict[str, _Flight]] = {pod: {} for pod in self.pods}
+        self._flights: dict[VirtualPod, dict[str, _Flight]] = {pod: {} for pod in self.pods}
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         self._open = len(trace.asks)
@@ -158,8 +158,8 @@ class Play:
     def clock(self) -> float:
         return self.now
 
-    def run(self) -> list[Served]:
-        """Play everything; the trace's requests in order, with what came of each."""
+    def run(self) -> list[CompletedRequest]:
+        """Replay everything; the trace's requests in order, with what came of each."""
         self._start()
         events = self._events
         while self._open and not self._has_shown():
@@ -197,7 +197,7 @@ class Play:
         for replica in self.replicas:
             for pod in self.pods:
                 self._at(conditions.scrape * self._chance.random(), self._scrape, replica, pod)
-            if replica.ears is not None and replica.ears.interval:
+            if replica.delivery is not None and replica.delivery.interval:
                 self._at(0.0, self._read, replica)
         self._feed()
 
@@ -250,7 +250,9 @@ class Play:
             replica.scheduler.moved(decision, fallback, Response(served=fallback.address))
         self._reach(number, ask, pod, decisions, home)
 
-    def _reach(self, number: int, ask: Ask, pod: Pod, decisions: list[Decision | None], home: int) -> None:
+    def _reach(
+        self, number: int, ask: TraceRequest, pod: VirtualPod, decisions: list[Decision | None], home: int
+    ) -> None:
         """The request is at a pod."""
         if not pod.alive:
             for replica, decision in zip(self.replicas, decisions, strict=False):
@@ -302,14 +304,14 @@ class Play:
 
     # --- pods -------------------------------------------------------------------------------------------------------
 
-    def _step_later(self, pod: Pod) -> None:
+    def _step_later(self, pod: VirtualPod) -> None:
         """Have the pod called when its step in progress ends. What a shortened leap had asked for finds nothing due."""
         if pod.due == float("inf"):
             # Requests that come at this very moment are there too before the pod begins.
             pod.due = self.now
         self._at(pod.due, self._step, pod, order=_STEP)
 
-    def _step(self, pod: Pod) -> None:
+    def _step(self, pod: VirtualPod) -> None:
         if pod.due != self.now:
             return
         step = pod.end()
@@ -325,7 +327,7 @@ class Play:
             self._at(pod.due, self._step, pod, order=_STEP)
         self._feed()
 
-    def _tell_events(self, pod: Pod) -> None:
+    def _tell_events(self, pod: VirtualPod) -> None:
         """Pods tell what became of their prefix caches when a step has ended, before its tokens are sent."""
         if self._listening and (changes := pod.engine.changes()):
             self._told(pod, batch_of(changes, pod.kind.parameters.block_size, self.now))
@@ -336,27 +338,27 @@ class Play:
                         self._told(mate, batch_of_l1(changed, self.now))
             self._changes(pod.lower.l2, "")
 
-    def _told(self, pod: Pod, batch: Batch) -> None:
+    def _told(self, pod: VirtualPod, batch: Batch) -> None:
         for replica in self.replicas:
             self._at(self.now + self.conditions.event_lag, self._hear, replica, pod, batch)
 
     def _changes(self, tier: Tier | None, node: str) -> Sequence[Changed]:
-        """What a tier has to tell; the ledger will have it as late as the pickers have events."""
+        """What a tier has to tell; the tier_log will have it as late as the pickers have events."""
         changes = tier.changes() if tier is not None else ()
         if changes:
             self._at(self.now + self.conditions.event_lag, self._note, node, changes)
         return changes
 
     def _note(self, node: str, changes: Sequence[Changed]) -> None:
-        if self._ledger is not None:
-            self._ledger.note(node, changes)
+        if self._tier_log is not None:
+            self._tier_log.note(node, changes)
 
     def _read(self, replica: Replica) -> None:
-        if replica.ears is not None:
-            replica.ears.read()
-            self._at(self.now + replica.ears.interval, self._read, replica)
+        if replica.delivery is not None:
+            replica.delivery.read()
+            self._at(self.now + replica.delivery.interval, self._read, replica)
 
-    def _hear(self, replica: Replica, pod: Pod, batch: Batch) -> None:
+    def _hear(self, replica: Replica, pod: VirtualPod, batch: Batch) -> None:
         replica.hear(pod, batch, self.now)
 
     def _first_token(self, flight: _Flight) -> None:
@@ -404,16 +406,16 @@ class Play:
 
     # --- what goes on beside ----------------------------------------------------------------------------------------
 
-    def _scrape(self, replica: Replica, pod: Pod) -> None:
+    def _scrape(self, replica: Replica, pod: VirtualPod) -> None:
         if pod.alive:
             replica.scraped(pod, pod.load(self.now))
         self._at(self.now + self.conditions.scrape, self._scrape, replica, pod)
 
-    def _fail(self, pod: Pod, share: float) -> None:
+    def _fail(self, pod: VirtualPod, share: float) -> None:
         """From now on the pod answers this share of its requests with an error."""
         pod.errors = share
 
-    def _die(self, pod: Pod) -> None:
+    def _die(self, pod: VirtualPod) -> None:
         """Clients whose answer had begun see it break; the others' gateway finds another pod for them."""
         pod.die(self.now)
         flights, self._flights[pod] = self._flights[pod], {}
@@ -428,16 +430,16 @@ class Play:
         for replica in self.replicas:
             self._at(self.now + self.conditions.notice, self._noticed, replica, pod)
 
-    def _revive(self, pod: Pod) -> None:
+    def _revive(self, pod: VirtualPod) -> None:
         pod.revive()
         for replica in self.replicas:
             self._at(self.now + self.conditions.event_lag, self._restarted, replica, pod)
             self._at(self.now + self.conditions.notice, self._noticed, replica, pod)
 
-    def _restarted(self, replica: Replica, pod: Pod) -> None:
+    def _restarted(self, replica: Replica, pod: VirtualPod) -> None:
         replica.restarted(pod)
 
-    def _noticed(self, replica: Replica, pod: Pod) -> None:
+    def _noticed(self, replica: Replica, pod: VirtualPod) -> None:
         if pod.alive:
             replica.join(pod, self.now)
         else:

@@ -11,9 +11,9 @@ from epp.prefix.events.wire import Batch
 from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
-from tooling.replay.kv_events import Ledger, at_once, ears_of
-from tooling.replay.pod import Pod
-from tooling.replay.trace import Ask
+from tooling.replay.kv_events import TierLog, at_once, delivery_to
+from tooling.replay.pod import VirtualPod
+from tooling.replay.trace import TraceRequest
 
 Build = Callable[[Callable[[], float], Random], Pipeline]
 """Makes a policy's pipeline from a clock and a source of randomness."""
@@ -23,7 +23,7 @@ class SeesPods(Plugin):
     """A plugin that may look into the pods themselves: no real one can. The oracle is one."""
 
     sees_pods: ClassVar[bool] = True
-    pods: Mapping[Endpoint, Pod]
+    pods: Mapping[Endpoint, VirtualPod]
     """Set by the replica."""
 
 
@@ -33,12 +33,12 @@ class Replica:
     def __init__(
         self,
         build: Build,
-        pods: Sequence[Pod],
+        pods: Sequence[VirtualPod],
         clock: Callable[[], float],
         random: Random,
         *,
         sees_answer: bool,
-        ledger: Ledger | None = None,
+        tier_log: TierLog | None = None,
     ) -> None:
         pipeline = build(clock, random)
         self.scheduler = Scheduler(
@@ -51,18 +51,18 @@ class Replica:
             fallbacks=1,
         )
         self.endpoints: tuple[Endpoint, ...] = ()
-        self.endpoint_of: dict[Pod, Endpoint] = {}
-        self.pod_of: dict[Endpoint, Pod] = {}
+        self.endpoint_of: dict[VirtualPod, Endpoint] = {}
+        self.pod_of: dict[Endpoint, VirtualPod] = {}
         self._order = list(pods)
         self._sees_answer = sees_answer
         for plugin in pipeline.plugins:
             if isinstance(plugin, SeesPods):
                 plugin.pods = self.pod_of
-        self.ears = ears_of(pipeline.plugins, clock, ledger)
+        self.delivery = delivery_to(pipeline.plugins, clock, tier_log)
         for pod in pods:
             self.join(pod, clock())
 
-    def join(self, pod: Pod, now: float) -> None:
+    def join(self, pod: VirtualPod, now: float) -> None:
         """The pod is ready: it is an endpoint from now on, a new one if it was one before."""
         if pod in self.endpoint_of:
             return
@@ -76,11 +76,11 @@ class Replica:
         )
         self.endpoint_of[pod] = endpoint
         self.pod_of[endpoint] = pod
-        if self.ears is not None:
-            self.ears.join(endpoint)
+        if self.delivery is not None:
+            self.delivery.join(endpoint)
         self._arrange()
 
-    def leave(self, pod: Pod) -> None:
+    def leave(self, pod: VirtualPod) -> None:
         """The pod was found not ready."""
         endpoint = self.endpoint_of.pop(pod, None)
         if endpoint is not None:
@@ -88,21 +88,21 @@ class Replica:
             self.scheduler.removed(endpoint)
             del self.pod_of[endpoint]
 
-    def scraped(self, pod: Pod, load: Load) -> None:
+    def scraped(self, pod: VirtualPod, load: Load) -> None:
         if (endpoint := self.endpoint_of.get(pod)) is not None:
             endpoint.load = load
 
-    def hear(self, pod: Pod, batch: Batch, now: float) -> None:
+    def hear(self, pod: VirtualPod, batch: Batch, now: float) -> None:
         """The pod's KV events arrive."""
-        if self.ears is not None and (endpoint := self.endpoint_of.get(pod)) is not None:
-            self.ears.hear(endpoint, batch, now)
+        if self.delivery is not None and (endpoint := self.endpoint_of.get(pod)) is not None:
+            self.delivery.hear(endpoint, batch, now)
 
-    def restarted(self, pod: Pod) -> None:
+    def restarted(self, pod: VirtualPod) -> None:
         """The pod's KV events begin anew."""
-        if self.ears is not None and (endpoint := self.endpoint_of.get(pod)) is not None:
-            self.ears.restarted(endpoint)
+        if self.delivery is not None and (endpoint := self.endpoint_of.get(pod)) is not None:
+            self.delivery.restarted(endpoint)
 
-    def request(self, number: int, ask: Ask) -> Request:
+    def request(self, number: int, ask: TraceRequest) -> Request:
         """A request as the parser would have made it of the client's, its prefix chain known."""
         request = Request(
             id=str(number),
@@ -112,16 +112,16 @@ class Replica:
             stream=True,
             headers={"x-session-id": ask.session} if ask.session else {},
             sees_answer=self._sees_answer,
-            notes={Ask: ask},
+            notes={TraceRequest: ask},
         )
         at_once(self.scheduler.prepare(request))
         return request
 
-    def choose(self, number: int, ask: Ask) -> Decision:
+    def choose(self, number: int, ask: TraceRequest) -> Decision:
         """Pick and account, as production does."""
         return self.scheduler.choose(self.request(number, ask), self.endpoints)
 
-    def adopt(self, number: int, ask: Ask, pod: Pod) -> Decision | None:
+    def adopt(self, number: int, ask: TraceRequest, pod: VirtualPod) -> Decision | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
         endpoint = self.endpoint_of.get(pod)
         return None if endpoint is None else self.scheduler.adopt(self.request(number, ask), endpoint)

@@ -13,7 +13,7 @@ from epp.errors import ConfigError
 from tooling.replay.figures import Figures, Slo, figures
 from tooling.replay.generators import WORKLOADS, Arrivals
 from tooling.replay.policies import ORACLE, Policy, policy
-from tooling.replay.replay import Conditions, Play
+from tooling.replay.replay import Conditions, Replay
 from tooling.replay.trace import Trace, read_mooncake
 from tooling.simulator.presets import PodKind, lowers
 
@@ -157,7 +157,7 @@ def saturation(
     """
     given = given or Conditions()
     total = len(trace.asks)
-    play = Play(
+    play = Replay(
         trace,
         kinds,
         policy(REFERENCE).build,
@@ -187,7 +187,7 @@ def _one(run: _Run, progress: Progress = lambda what, ended, total: None) -> Fig
     plan = run.plan
     trace = plan.source.trace(run.seed).scaled(run.factor)
     total, label = len(trace.asks), _label(run)
-    play = Play(
+    play = Replay(
         trace,
         plan.kinds,
         run.policy.build,

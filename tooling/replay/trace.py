@@ -27,7 +27,7 @@ _BLOCKS: Final = 1 << 24
 
 
 class Piece(NamedTuple):
-    """A part of a prompt."""
+    """A entry of a prompt."""
 
     id: int
     """Unique for its text and all that comes before it."""
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TraceRequest:
     """One request of a trace. Its number is its place in the trace."""
 
     at: float
@@ -85,7 +85,7 @@ class Trace(NamedTuple):
     """Requests in the order of their numbers, and what to call them."""
 
     name: str
-    asks: Sequence[Ask]
+    asks: Sequence[TraceRequest]
 
     def scaled(self, factor: float) -> "Trace":
         """The same requests, new ones coming `factor` times as fast; pauses within a conversation stay."""
@@ -141,7 +141,10 @@ def read_mooncake(path: Path, *, seed: int = 0, limit: int | None = None) -> Tra
     start = times[0]
     return Trace(
         path.name.removesuffix(".gz").removesuffix(".jsonl"),
-        [Ask(at - start, _pieces(line), max(1, line.output_length)) for at, line in zip(times, lines, strict=True)],
+        [
+            TraceRequest(at - start, _pieces(line), max(1, line.output_length))
+            for at, line in zip(times, lines, strict=True)
+        ],
     )
 
 

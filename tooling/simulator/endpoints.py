@@ -13,7 +13,7 @@ from tooling.simulator.faults import Faults, bad_page, hits
 from tooling.simulator.generation import DROP_AFTER, Generation, Handler, Identity
 from tooling.simulator.metrics import Page
 from tooling.simulator.publisher import Publisher
-from tooling.simulator.realtime import Clockwork
+from tooling.simulator.realtime import RealTimeEngine
 from tooling.simulator.replies import cut, error_reply, json_reply, printable
 from tooling.simulator.requests import Chat, Completion, Detokenize, Messages, Refused, Responses, Tokenize, bad, parse
 from tooling.simulator.shapes import ChatShape, CompletionShape, MessagesShape, ResponsesShape
@@ -33,7 +33,7 @@ class Endpoints:
     def __init__(
         self,
         identity: Identity,
-        clockwork: Clockwork,
+        clockwork: RealTimeEngine,
         page: Page,
         wall: Callable[[], float],
         publisher: Publisher | None = None,

@@ -13,7 +13,7 @@ from tooling.simulator import tokenizer as tokens
 from tooling.simulator.answers import Answer, Wish, answer, embedding
 from tooling.simulator.engine import EngineParameters
 from tooling.simulator.metrics import Adapters
-from tooling.simulator.realtime import Clockwork, Live, Order
+from tooling.simulator.realtime import Live, Order, RealTimeEngine
 from tooling.simulator.replies import cut, json_reply, printable
 from tooling.simulator.requests import MAX_CHOICES, Body, Embeddings, Refused, bad, parse
 from tooling.simulator.shapes import Choice, Counted, Frame, Shape
@@ -52,7 +52,7 @@ class Said(NamedTuple):
 class Generation:
     """Handlers that put sequences into the engine. `wall` gives Unix seconds, for `created` fields only."""
 
-    def __init__(self, identity: Identity, clockwork: Clockwork, wall: Callable[[], float]) -> None:
+    def __init__(self, identity: Identity, clockwork: RealTimeEngine, wall: Callable[[], float]) -> None:
         self._identity = identity
         self._clockwork = clockwork
         self._wall = wall

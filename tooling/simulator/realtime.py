@@ -46,7 +46,7 @@ class Live:
         return self.given == self.job.output
 
 
-class Clockwork:
+class RealTimeEngine:
     """The engine's clock. `pace` is real seconds per second of the engine's step times."""
 
     def __init__(self, engine: Engine, histograms: Histograms, pace: float) -> None:

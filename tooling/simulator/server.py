@@ -26,7 +26,7 @@ from tooling.simulator.generation import Identity
 from tooling.simulator.metrics import Adapters, Page
 from tooling.simulator.presets import PRESETS
 from tooling.simulator.publisher import KvEventsConfig, Publisher, events_of, kv_events_from
-from tooling.simulator.realtime import Clockwork
+from tooling.simulator.realtime import RealTimeEngine
 
 GRACE = 0.3
 """Seconds that answers in progress get at shutdown before they are cut; cutting may take as long again."""
@@ -67,7 +67,7 @@ class SimulatedPod:
         longest = min(parameters.capacity, parameters.capacity if max_model_len is None else max_model_len)
         adapters = Adapters(tuple(lora), lora_slots)
         page = Page(self.engine, model, adapters, _wall)
-        self._clockwork = Clockwork(self.engine, page.histograms, 1 / time_scale)
+        self._clockwork = RealTimeEngine(self.engine, page.histograms, 1 / time_scale)
         identity = Identity(name, model, seed, parameters, longest, adapters)
         self._publisher: Publisher | None = None
         if kv_events is not None and kv_events.enable_kv_cache_events:

@@ -13,7 +13,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
-from epp.prefix.events.held_blocks import NOBODY, ROW_BYTES, Budget, Holdings
+from epp.prefix.events.held_blocks import NOBODY, ROW_BYTES, Budget, HeldBlocks
 from epp.prefix.events.wire import (
     WHOLE_PROMPT,
     Batch,
@@ -49,8 +49,8 @@ State = Literal["off", "connecting", "replaying", "live", "lost"]
 """Of an endpoint's events: it publishes none; never heard yet; catching up; heard; was heard and is not."""
 
 
-class Shelves:
-    """What all engines' caches of a pool have together: an index for each tier, bounds, and a shelf per endpoint.
+class KvEventIndex:
+    """What all engines' caches of a pool have together: an index for each tier, bounds, and a kv_state per endpoint.
 
     `limit`: blocks remembered, summed over engines and tiers, at 250 to 450 bytes.
     """
@@ -73,24 +73,24 @@ class Shelves:
         """What went wrong with the messages, see `epp.prefix.events.stream`; and replays."""
         self.on_emptied: Callable[[Endpoint], None] = lambda endpoint: None
         """Told of an endpoint whose device cache is empty: it was cleared, or is another process's."""
-        self._shelves: dict[Endpoint, Shelf] = {}
+        self._kv_index: dict[Endpoint, EndpointKvState] = {}
 
-    def shelf(self, endpoint: Endpoint) -> "Shelf":
+    def state_of(self, endpoint: Endpoint) -> "EndpointKvState":
         """What is known of an endpoint; made where it is new."""
-        shelf = self._shelves.get(endpoint)
-        if shelf is None:
-            shelf = self._shelves[endpoint] = Shelf(endpoint, self)
-        return shelf
+        kv_state = self._kv_index.get(endpoint)
+        if kv_state is None:
+            kv_state = self._kv_index[endpoint] = EndpointKvState(endpoint, self)
+        return kv_state
 
     @property
     def heard(self) -> bool:
         """Whether any endpoint's events are heard."""
-        return any(shelf.state == "live" for shelf in self._shelves.values())
+        return any(kv_state.state == "live" for kv_state in self._kv_index.values())
 
     def leave(self, endpoint: Endpoint) -> None:
         """The endpoint left the pool."""
-        if (shelf := self._shelves.pop(endpoint, None)) is not None:
-            for engine in shelf.engines.values():
+        if (kv_state := self._kv_index.pop(endpoint, None)) is not None:
+            for engine in kv_state.engines.values():
                 engine.leave()
 
     @property
@@ -105,15 +105,15 @@ class Shelves:
         return sum(early.blocks for early in self._early())
 
     def _early(self) -> "Iterator[_Early]":
-        for shelf in self._shelves.values():
-            for engine in shelf.engines.values():
+        for kv_state in self._kv_index.values():
+            for engine in kv_state.engines.values():
                 yield from engine.early.values()
 
 
-class Shelf:
+class EndpointKvState:
     """What one endpoint's engines said: one cache for each data-parallel rank, and how well we hear them."""
 
-    def __init__(self, endpoint: Endpoint, shelves: Shelves) -> None:
+    def __init__(self, endpoint: Endpoint, kv_index: KvEventIndex) -> None:
         self.engines: dict[int, EngineCache] = {}
         self.state: State = "connecting"
         self.size = 0
@@ -125,12 +125,12 @@ class Shelf:
         self.awaited: float | None = None
         """Since when it owes us events: it computed blocks and has said nothing."""
         self._endpoint = endpoint
-        self._shelves = shelves
+        self._kv_index = kv_index
 
     def engine(self, rank: int) -> "EngineCache":
         engine = self.engines.get(rank)
         if engine is None:
-            engine = self.engines[rank] = EngineCache(self._endpoint, self._shelves)
+            engine = self.engines[rank] = EngineCache(self._endpoint, self._kv_index)
         return engine
 
     @property
@@ -149,11 +149,11 @@ class Shelf:
 
 
 class EngineCache:
-    def __init__(self, endpoint: Endpoint, shelves: Shelves) -> None:
+    def __init__(self, endpoint: Endpoint, kv_index: KvEventIndex) -> None:
         self.endpoint = endpoint
-        self.tiers: dict[Medium, Holdings] = {}
+        self.tiers: dict[Medium, HeldBlocks] = {}
         """Those in which anything was ever stored."""
-        self._shelves = shelves
+        self._kv_index = kv_index
         self._group: int | None = None
         self._other_groups: set[int] = set()
         self.early: dict[Medium, _Early] = {}
@@ -161,7 +161,7 @@ class EngineCache:
         self.partial = False
         """It holds blocks of which we shall not hear any more; so what is known of it is not what it holds."""
         self._adapters: set[str] = set()
-        self.unfinished: list[Holdings] = []
+        self.unfinished: list[HeldBlocks] = []
         """Tiers that an event left much to do in."""
         self._left = False
 
@@ -188,7 +188,7 @@ class EngineCache:
         if self._left:
             return len(batch.events)
         if not start:
-            self._shelves.counts["malformed"] += batch.malformed
+            self._kv_index.counts["malformed"] += batch.malformed
         unfinished = self.unfinished
         for at, event in enumerate(batch.events[start:] if start else batch.events, start):
             try:
@@ -200,7 +200,7 @@ class EngineCache:
                     self._cleared()
             # Of token ids, or of extra keys that nobody can write down or that are nested too deeply for it.
             except (OverflowError, RecursionError, TypeError, ValueError):
-                self._shelves.counts["malformed"] += 1
+                self._kv_index.counts["malformed"] += 1
             if unfinished:
                 return at + 1
         return len(batch.events)
@@ -211,7 +211,7 @@ class EngineCache:
         Of much, something may be left to `step`.
         """
         if emptied:
-            self._shelves.on_emptied(self.endpoint)
+            self._kv_index.on_emptied(self.endpoint)
             self.partial = False
         for medium in self.tiers:
             self._empty(medium)
@@ -236,10 +236,10 @@ class EngineCache:
             raise ValueError("no adapter is called that")
         if name not in self._adapters and len(self._adapters) < _ADAPTERS:
             self._adapters.add(name)
-            self._shelves.adapters[name] = self._shelves.adapters.get(name, 0) + 1
+            self._kv_index.adapters[name] = self._kv_index.adapters.get(name, 0) + 1
 
     def _forget_adapters(self) -> None:
-        adapters = self._shelves.adapters
+        adapters = self._kv_index.adapters
         for name in self._adapters:
             adapters[name] -= 1
             if not adapters[name]:
@@ -247,15 +247,15 @@ class EngineCache:
         self._adapters.clear()
 
     def _cleared(self) -> None:
-        self._shelves.counts["cleared"] += 1
+        self._kv_index.counts["cleared"] += 1
         self.partial = False
         if "device" in self.tiers:
             self._empty("device")
         self.early.pop("device", None)
-        self._shelves.on_emptied(self.endpoint)
+        self._kv_index.on_emptied(self.endpoint)
 
     def _removed(self, event: BlockRemoved) -> None:
-        medium, group, counts = medium_of(event.medium), event.group_idx, self._shelves.counts
+        medium, group, counts = medium_of(event.medium), event.group_idx, self._kv_index.counts
         if medium is None or (group is not None and group != self._group):
             counts["ignored"] += 1
             return
@@ -279,31 +279,31 @@ class EngineCache:
             self._group = group
         return group == self._group
 
-    def _tier(self, medium: Medium) -> Holdings:
+    def _tier(self, medium: Medium) -> HeldBlocks:
         tier = self.tiers.get(medium)
         if tier is None:
-            tier = Holdings(self.endpoint, self._shelves.indexes[medium], self._shelves.budget, self.unfinished)
+            tier = HeldBlocks(self.endpoint, self._kv_index.indexes[medium], self._kv_index.budget, self.unfinished)
             self.tiers[medium] = tier
         return tier
 
-    def _sized(self, medium: Medium, tier: Holdings, size: int) -> bool:
+    def _sized(self, medium: Medium, tier: HeldBlocks, size: int) -> bool:
         """Whether blocks of `size` tokens fit in. An endpoint has one size in a tier; two while it changes."""
         if tier.size:
             return tier.size == size
-        shelf, sizes = self._shelves.shelf(self.endpoint), self._shelves.sizes[medium]
-        others = (engine.tiers.get(medium) for engine in shelf.engines.values())
+        kv_state, sizes = self._kv_index.state_of(self.endpoint), self._kv_index.sizes[medium]
+        others = (engine.tiers.get(medium) for engine in kv_state.engines.values())
         if len({other.size for other in others if other is not None} - {0, size}) > 1:
             return False
         if size not in sizes and len(sizes) >= _SIZES:
             return False
         sizes[size] = sizes.get(size, 0) + 1
         if medium == "device":
-            shelf.size = size
+            kv_state.size = size
         tier.size = size
         return True
 
     def _unsized(self, medium: Medium) -> None:
-        sizes = self._shelves.sizes[medium]
+        sizes = self._kv_index.sizes[medium]
         if size := self.tiers[medium].size:
             sizes[size] -= 1
             if not sizes[size]:
@@ -314,7 +314,7 @@ class EngineCache:
         self.tiers[medium].clear()
 
     def _stored(self, event: BlockStored) -> None:
-        medium, counts = medium_of(event.medium), self._shelves.counts
+        medium, counts = medium_of(event.medium), self._kv_index.counts
         if medium is None or not self._ours(event):
             counts["ignored"] += 1
             return
@@ -335,9 +335,9 @@ class EngineCache:
         if self._store(medium, tier, names, event) and self.early:
             self._store_due(medium, tier, names)
 
-    def _store(self, medium: Medium, tier: Holdings, names: Sequence[int], event: BlockStored) -> bool:
+    def _store(self, medium: Medium, tier: HeldBlocks, names: Sequence[int], event: BlockStored) -> bool:
         """Blocks with their tokens. False: the one before them is not known, so they wait for it."""
-        counts = self._shelves.counts
+        counts = self._kv_index.counts
         if (parent := event.parent_block_hash) is None:
             before, link = NOBODY, root_of(event.block_size, event.lora_name or "")
         elif before := tier.rows.get(key_of(parent), NOBODY):
@@ -349,7 +349,7 @@ class EngineCache:
         counts["stored"] += len(names)
         return True
 
-    def _store_due(self, medium: Medium, tier: Holdings, names: Sequence[int]) -> None:
+    def _store_due(self, medium: Medium, tier: HeldBlocks, names: Sequence[int]) -> None:
         """Blocks that waited for one of `names`, and those that waited for them."""
         todo, early = [names], self.early.get(medium)
         while todo and early is not None:
@@ -368,10 +368,10 @@ class EngineCache:
                 before = NOBODY if parent is None else tier.rows.get(parent, NOBODY)
                 if (before or parent is None) and self._sized(medium, tier, other.size):
                     tier.store((name,), (other.keys[row],), before)
-                    self._shelves.counts["stored"] += 1
+                    self._kv_index.counts["stored"] += 1
                     break
             else:
-                self._shelves.counts["unresolved"] += 1
+                self._kv_index.counts["unresolved"] += 1
 
 
 class _Waiting:

@@ -1,4 +1,4 @@
-"""`Holdings`: the blocks one engine said it holds in one tier, as a forest, and what of it is a prefix.
+"""`HeldBlocks`: the blocks one engine said it holds in one tier, as a forest, and what of it is a prefix.
 
 Events name blocks by the engine's hashes, in any order, one copy at a time; the index wants prefixes. So each block
 knows the one before it, and is shown in the index while it and all before it are held: a block whose beginning is
@@ -35,7 +35,7 @@ class Budget:
         """Blocks forgotten or left out for want of room, though an engine holds them."""
 
 
-class Holdings:
+class HeldBlocks:
     """One engine's blocks in one tier. Names are the engine's hashes, keys are links of
     `epp.prefix.tokens.block_hashes`.
 
@@ -44,10 +44,10 @@ class Holdings:
     """
 
     def __init__(
-        self, endpoint: Endpoint, index: PrefixIndex, budget: Budget, unfinished: "list[Holdings] | None" = None
+        self, endpoint: Endpoint, index: PrefixIndex, budget: Budget, unfinished: "list[HeldBlocks] | None" = None
     ) -> None:
         self.index = index
-        self._unfinished: list[Holdings] = [] if unfinished is None else unfinished
+        self._unfinished: list[HeldBlocks] = [] if unfinished is None else unfinished
         self._rest: Iterator[None] | None = None
         """Of what was begun."""
         self.bit = index.join(endpoint)

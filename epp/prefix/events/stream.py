@@ -1,4 +1,5 @@
-"""`Feed`: one publisher's messages in order, into its engine's cache. Pure: says when a replay is needed, asks nobody.
+"""`EventStream`: one publisher's messages in order, into its engine's cache. Pure: says when a replay is needed, asks
+nobody.
 
 Messages are numbered from 0 in each process. A number that is missing is asked for again; a number that goes back is a
 new process, whose predecessor's blocks are gone. A new process that has counted as far as the old one is told apart by
@@ -19,7 +20,7 @@ _MOST: Final = 5
 """Replays tried for one gap: a publisher drops what a slow link does not take, in a replay too."""
 
 
-class Feed:
+class EventStream:
     """`replays`: the publisher answers requests for messages. `count(fault)` is told of each fault, for the metrics:
     gap, restart, lost (knowledge dropped because nobody could say what was missed), malformed (a whole message),
     too-large (a message of more than `largest` bytes: it is not read, and what was known is dropped).
@@ -156,50 +157,50 @@ class Feed:
 class Replay:
     """The answers to requests for messages, taken one by one until `done`; it may take several requests."""
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
         self._left = _MOST
-        self.start = feed.wants
+        self.start = stream.wants
         """Number to ask from."""
-        self._proven = feed._unsure
+        self._proven = stream._unsure
         """It is the process we know, or we know none."""
-        if feed._unsure:
-            feed.cache.partial = False
+        if stream._unsure:
+            stream.cache.partial = False
         self._again = False
 
     def take(self, number: int, payload: bytes) -> None:
         """A message of the answer; what follows a surprise is left out, and asked for again."""
-        feed = self._feed
+        stream = self._stream
         if self._again:
             return
         if not self._proven:
             self._proven = True
-            if number != self.start or xxh3_64_intdigest(payload) != feed._mark:
-                feed._forget("restart")
+            if number != self.start or xxh3_64_intdigest(payload) != stream._mark:
+                stream._forget("restart")
                 self.start, self._again = 0, True
                 return
-        if not feed._unsure and number > feed._next:
-            feed._count("gap")
-            self.start = feed.wants
+        if not stream._unsure and number > stream._next:
+            stream._count("gap")
+            self.start = stream.wants
             self._again = True
-        elif feed._unsure or number == feed._next:
-            feed._take(number, payload)
+        elif stream._unsure or number == stream._next:
+            stream._take(number, payload)
 
     def done(self) -> bool:
         """The answer ended. False: ask again, from `start`."""
         if not self._proven:  # it does not even have what we took last
-            self._feed._forget("restart")
+            self._stream._forget("restart")
             self.start, self._again = 0, True
         if not self._again:
             return True
         self._again = False
-        self._proven = self._feed._unsure
+        self._proven = self._stream._unsure
         self._left -= 1
         if not self._left:
-            self._feed.gave_up()
+            self._stream.gave_up()
         return not self._left
 
     def broken_off(self) -> None:
         """We let the answer end before its end: ask for what follows what was taken."""
-        self.start, self._again = self._feed.wants, False
-        self._proven = self._feed._unsure
+        self.start, self._again = self._stream.wants, False
+        self._proven = self._stream._unsure

@@ -19,9 +19,9 @@ from epp.plugin import Endpoint
 from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.pool.store import Pool
-from epp.prefix.events.engine_cache import Shelves
+from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, told
-from epp.prefix.events.stream import END, Feed, Replay
+from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
 from epp.process.follow import Current
 from epp.telemetry.metrics import Metrics
@@ -61,7 +61,7 @@ _COOL: Final = 10.0
 
 
 class Subscribers:
-    """Keeps `shelves` true for a pool's endpoints. `clock` as the pool's, `wall_clock`: seconds since the epoch."""
+    """Keeps `kv_index` true for a pool's endpoints. `clock` as the pool's, `wall_clock`: seconds since the epoch."""
 
     def __init__(
         self, pool: Pool, metrics: Metrics, clock: Callable[[], float], wall_clock: Callable[[], float]
@@ -70,23 +70,23 @@ class Subscribers:
         self._metrics = metrics
         self._clock = clock
         self._wall_clock = wall_clock
-        self._wanted: Current[tuple[Shelves, KvEvents]] = Current(lambda wanted: self._listen(*wanted))
+        self._wanted: Current[tuple[KvEventIndex, KvEvents]] = Current(lambda wanted: self._listen(*wanted))
         self._replays = asyncio.Semaphore(_REPLAYS)
         self.turns = Turns(clock)
 
-    def use(self, shelves: Shelves | None, config: KvEvents | None = None) -> None:
-        """Fill these shelves from now on; None: listen to nobody. Those in use already stay as they are."""
+    def use(self, kv_index: KvEventIndex | None, config: KvEvents | None = None) -> None:
+        """Fill these kv_index from now on; None: listen to nobody. Those in use already stay as they are."""
         now = self._wanted.value
-        if shelves is None:
+        if kv_index is None:
             self._wanted.use(None)
-        elif now is None or shelves is not now[0]:
-            self._wanted.use((shelves, config or KvEvents()))
+        elif now is None or kv_index is not now[0]:
+            self._wanted.use((kv_index, config or KvEvents()))
 
     async def run(self) -> None:
         """Listen for ever, following the pool and the configuration."""
         await self._wanted.run()
 
-    async def _listen(self, shelves: Shelves, config: KvEvents) -> None:
+    async def _listen(self, kv_index: KvEventIndex, config: KvEvents) -> None:
         context = zmq.asyncio.Context()
         context.setsockopt(zmq.IPV6, 1)
         central = _Central(self._pool, self._metrics)
@@ -96,14 +96,14 @@ class Subscribers:
                     group.create_task(self._central(context, config, central))
 
                 def work(endpoint: Endpoint) -> Coroutine[Any, Any, None]:
-                    return Line(endpoint, shelves, config, context, self, central).run()
+                    return EndpointSubscription(endpoint, kv_index, config, context, self, central).run()
 
-                await self._pool.tend("KV events of", work, shelves.leave)
+                await self._pool.run_for_each("KV events of", work, kv_index.leave)
         finally:
             context.destroy(linger=0)
 
     async def _central(self, context: zmq.asyncio.Context, config: KvEvents, central: "_Central") -> None:
-        """Listen where engines connect to, and hand on what they say to their endpoint's line."""
+        """Listen where engines connect to, and hand on what they say to their endpoint's subscription."""
         while True:
             socket = _subscriber(context, config, MOST)
             try:
@@ -138,7 +138,7 @@ class Turns:
 
 
 class _Queue:
-    """Messages that wait for the line of their endpoint."""
+    """Messages that wait for the subscription of their endpoint."""
 
     def __init__(self) -> None:
         self._messages: deque[list[bytes]] = deque()
@@ -200,26 +200,26 @@ def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
     return names
 
 
-class Line:
-    """One endpoint: where it publishes, a feed for each of its ranks, and whether all of them are heard."""
+class EndpointSubscription:
+    """One endpoint: where it publishes, a stream for each of its ranks, and whether all of them are heard."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        shelves: Shelves,
+        kv_index: KvEventIndex,
         config: KvEvents,
         context: zmq.asyncio.Context,
         owner: Subscribers,
         central: _Central,
     ) -> None:
         self._endpoint = endpoint
-        self._shelf = shelves.shelf(endpoint)
+        self._shelf = kv_index.state_of(endpoint)
         self._config = config
         self._context = context
         self._owner = owner
         self._central = central
-        self._shelves = shelves
-        self._feeds: dict[int, Feed] = {}
+        self._kv_index = kv_index
+        self._streams: dict[int, EventStream] = {}
         self.clock = owner._clock
         self._live: set[int] = set()
         self._replaying: set[int] = set()
@@ -269,8 +269,8 @@ class Line:
 
     async def _hear(self, sources: list[Source]) -> bool:
         """Listen to all until one is gone for good; whether any was ever heard."""
-        feeds = [(source, self.feed(source.rank, replays=bool(source.replay))) for source in sources]
-        heard = [_Subscription(self, source, feed, len(feeds)) for source, feed in feeds if feed is not None]
+        feeds = [(source, self.stream(source.rank, replays=bool(source.replay))) for source in sources]
+        heard = [_Subscription(self, source, stream, len(feeds)) for source, stream in feeds if stream is not None]
         if not heard:
             return False
         gone = asyncio.Event()
@@ -301,52 +301,52 @@ class Line:
                 except MalformedBatch:
                     self.count("malformed")
                     continue
-                if (feed := self.feed(rank, replays=False)) is None:
+                if (stream := self.stream(rank, replays=False)) is None:
                     continue
                 number = int.from_bytes(frames[1], "big")
-                if not feed.receive(number, frames[2]):
-                    feed.settle(number, frames[2])
-                await self.finish(feed)
+                if not stream.receive(number, frames[2]):
+                    stream.settle(number, frames[2])
+                await self.finish(stream)
                 self._ranks.add(rank)
                 self.set_live(rank, True)
         finally:
             self._central.drop(self._endpoint)
 
-    def feed(self, rank: int, *, replays: bool) -> Feed | None:
-        """The feed of a rank; None, and told of, where it can be none or the endpoint has too many already."""
-        feed = self._feeds.get(rank)
-        if feed is None:
-            if not 0 <= rank < RANKS or len(self._feeds) >= MOST:
+    def stream(self, rank: int, *, replays: bool) -> EventStream | None:
+        """The stream of a rank; None, and told of, where it can be none or the endpoint has too many already."""
+        stream = self._streams.get(rank)
+        if stream is None:
+            if not 0 <= rank < RANKS or len(self._streams) >= MOST:
                 self.count("rank")
                 return None
             largest = self._config.max_message_bytes
-            feed = Feed(self._shelf.engine(rank), self.count, replays=replays, largest=largest)
-            feed.lag_of = self._heard_at
-            self._feeds[rank] = feed
-        feed.replays = replays
-        return feed
+            stream = EventStream(self._shelf.engine(rank), self.count, replays=replays, largest=largest)
+            stream.lag_of = self._heard_at
+            self._streams[rank] = stream
+        stream.replays = replays
+        return stream
 
     def _keep(self, ranks: set[int]) -> None:
         """The endpoint has these ranks and no others any more."""
-        for rank in self._feeds.keys() - ranks:
-            del self._feeds[rank]
+        for rank in self._streams.keys() - ranks:
+            del self._streams[rank]
             self._shelf.engines.pop(rank).leave()
 
     async def turn(self) -> None:
         """Wait until the event loop has time for events."""
         await self._owner.turns.wait()
 
-    async def finish(self, feed: Feed) -> None:
-        """Take over what a feed left of its last message, a part at a time."""
-        while feed.unfinished:
+    async def finish(self, stream: EventStream) -> None:
+        """Take over what a stream left of its last message, a part at a time."""
+        while stream.unfinished:
             await self.turn()
-            feed.step()
-        if feed.cache.partial or self._shelf.state != "live":
+            stream.step()
+        if stream.cache.partial or self._shelf.state != "live":
             self._tell()
 
     def count(self, fault: str) -> None:
-        """A fault of the line; the last words tell people which endpoint it was."""
-        self._shelves.faults[fault] = self._shelves.faults.get(fault, 0) + 1
+        """A fault of the subscription; the last words tell people which endpoint it was."""
+        self._kv_index.faults[fault] = self._kv_index.faults.get(fault, 0) + 1
         self._owner._metrics.degraded(f"kv-events-{fault}", self._endpoint.name)
 
     def set_live(self, rank: int, live: bool) -> None:
@@ -367,7 +367,7 @@ class Line:
 
     def _whole(self) -> bool:
         """Whether what is known of its engines is what they hold, or as good as that."""
-        partial = [feed.cache for feed in self._feeds.values() if feed.cache.partial]
+        partial = [stream.cache for stream in self._streams.values() if stream.cache.partial]
         if partial:
             blocks = self._endpoint.load.blocks
             if not blocks or self._shelf.held < _KNOWN * blocks:
@@ -384,10 +384,10 @@ class Line:
 class _Subscription:
     """One publisher, while it is there."""
 
-    def __init__(self, line: Line, source: Source, feed: Feed, ranks: int) -> None:
-        self._line = line
+    def __init__(self, subscription: EndpointSubscription, source: Source, stream: EventStream, ranks: int) -> None:
+        self._subscription_of = subscription
         self._source = source
-        self._feed = feed
+        self._stream = stream
         self._ranks = ranks
         self._lock = asyncio.Lock()
         """One at a time: messages, or a replay."""
@@ -398,7 +398,7 @@ class _Subscription:
 
     async def run(self) -> None:
         """Until it is gone for `_GONE` seconds."""
-        socket = _subscriber(self._line._context, self._line._config, self._ranks)
+        socket = _subscriber(self._subscription_of._context, self._subscription_of._config, self._ranks)
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         try:
             socket.connect(self._source.publisher)
@@ -408,7 +408,7 @@ class _Subscription:
                 for task in tasks:
                     task.cancel()
         finally:
-            self._line.set_live(self._source.rank, False)
+            self._subscription_of.set_live(self._source.rank, False)
             socket.disable_monitor()
             monitor.close(linger=0)
             socket.close(linger=0)
@@ -430,14 +430,14 @@ class _Subscription:
             if event == zmq.EVENT_DISCONNECTED:
                 self._connected.clear()
                 self._gone.set()
-                self._line.set_live(self._source.rank, False)
+                self._subscription_of.set_live(self._source.rank, False)
                 continue
             self.was_connected = True
             self._connected.set()
             async with self._lock:
-                if self._feed.connected():
+                if self._stream.connected():
                     await self._replay()
-            self._line.set_live(self._source.rank, self._connected.is_set())
+            self._subscription_of.set_live(self._source.rank, self._connected.is_set())
 
     async def _messages(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -450,44 +450,44 @@ class _Subscription:
                     await self._message(more)
 
     async def _message(self, frames: list[bytes]) -> None:
-        await self._line.turn()
+        await self._subscription_of.turn()
         if len(frames) != 3 or len(frames[1]) != 8:
-            self._line.count("malformed")
+            self._subscription_of.count("malformed")
             return
         number = int.from_bytes(frames[1], "big")
-        if not self._feed.receive(number, frames[2]):
-            if self._source.replay and self._line.clock() - self._failed_at >= _COOL:
+        if not self._stream.receive(number, frames[2]):
+            if self._source.replay and self._subscription_of.clock() - self._failed_at >= _COOL:
                 await self._replay()
-            self._feed.settle(number, frames[2])
-        await self._line.finish(self._feed)
+            self._stream.settle(number, frames[2])
+        await self._subscription_of.finish(self._stream)
 
     async def _replay(self) -> None:
-        """Ask for what was missed until it is there; if that fails, the feed knows that it knows nothing."""
-        line = self._line
-        line.set_replaying(self._source.rank, True)
-        replay = self._feed.replay()
+        """Ask for what was missed until it is there; if that fails, the stream knows that it knows nothing."""
+        subscription = self._subscription_of
+        subscription.set_replaying(self._source.rank, True)
+        replay = self._stream.replay()
         try:
-            async with line._owner._replays, asyncio.timeout(_REPLAY_WHOLE):
+            async with subscription._owner._replays, asyncio.timeout(_REPLAY_WHOLE):
                 while True:
                     if not await self._request(replay):
                         replay.broken_off()
                     elif replay.done():
                         break
-            line._shelves.faults["replay"] = line._shelves.faults.get("replay", 0) + 1
+            subscription._kv_index.faults["replay"] = subscription._kv_index.faults.get("replay", 0) + 1
         except (TimeoutError, zmq.ZMQError):
-            self._failed_at = line.clock()
-            line.count("replay-failed")
-            self._feed.gave_up()
+            self._failed_at = subscription.clock()
+            subscription.count("replay-failed")
+            self._stream.gave_up()
         finally:
-            line.set_replaying(self._source.rank, False)
+            subscription.set_replaying(self._source.rank, False)
 
     async def _request(self, replay: Replay) -> bool:
         """Ask once. False: the answer was let end before its end, for want of room."""
         answer, ended = await self._answer(replay.start)
         while answer:
-            await self._line.turn()
+            await self._subscription_of.turn()
             replay.take(*answer.popleft())
-            await self._line.finish(self._feed)
+            await self._subscription_of.finish(self._stream)
         return ended
 
     async def _answer(self, start: int) -> tuple[deque[tuple[int, bytes]], bool]:
@@ -495,9 +495,9 @@ class _Subscription:
 
         It is taken as fast as it comes: a publisher drops what a slow link does not take.
         """
-        line, answer, size = self._line, deque[tuple[int, bytes]](), 0
-        socket = line._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.MAXMSGSIZE, _FRAME * line._config.max_message_bytes)
+        subscription, answer, size = self._subscription_of, deque[tuple[int, bytes]](), 0
+        socket = subscription._context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.MAXMSGSIZE, _FRAME * subscription._config.max_message_bytes)
         socket.setsockopt(zmq.RCVHWM, 0)
         try:
             socket.connect(self._source.replay)
@@ -508,9 +508,9 @@ class _Subscription:
                     async with asyncio.timeout(_REPLAY_IDLE):
                         frames = await socket.recv_multipart()
                 size += _size(frames)
-                await line.turn()
+                await subscription.turn()
                 if len(frames) != 4 or len(frames[2]) != 8:
-                    line.count("malformed")
+                    subscription.count("malformed")
                     continue
                 number = int.from_bytes(frames[2], "big")
                 if number == END:

@@ -1,4 +1,4 @@
-"""Pieces of text whose token ids are remembered: least recently used first out, bounded by bytes."""
+"""TokenCache of text whose token ids are remembered: least recently used first out, bounded by bytes."""
 
 from array import array
 from collections import OrderedDict
@@ -13,7 +13,7 @@ _OVERHEAD: Final = 250
 """Bytes of an entry beside its ids: key, array object, place in the table. Measured."""
 
 
-class Pieces:
+class TokenCache:
     """Text of a tokenizer -> ids. Used by several threads. `room` in bytes bounds all that is kept.
 
     Keys are digests of 128 bits, so the text itself is not kept: no prompt lies about in memory because of it.

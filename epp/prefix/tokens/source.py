@@ -21,7 +21,7 @@ from epp.documents.strict import nearest
 from epp.errors import ConfigError
 from epp.plugin import Request
 from epp.pool.http import BadAnswer
-from epp.prefix.tokens.cache import Ids, Pieces
+from epp.prefix.tokens.cache import Ids, TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import prompt_of
 from epp.prefix.tokens.remote import Remote, ids_in, question
@@ -75,7 +75,7 @@ class Tokens:
     def __init__(
         self,
         tokenizers: Mapping[str, ModelTokenizer],
-        pieces: Pieces,
+        pieces: TokenCache,
         *,
         remote: Remote | None = None,
         deadline: float = 0.5,
@@ -238,7 +238,7 @@ def _value(flag: str, value: str) -> Any:
     return found
 
 
-def load_tokenizers(files: Mapping[str, TokenizerFiles], pieces: Pieces) -> dict[str, ModelTokenizer]:
+def load_tokenizers(files: Mapping[str, TokenizerFiles], pieces: TokenCache) -> dict[str, ModelTokenizer]:
     """A tokenizer for each model. Raises ConfigError: the flag, the model, the file, the expectation."""
     loaded = {}
     for model, said in files.items():
@@ -249,7 +249,7 @@ def load_tokenizers(files: Mapping[str, TokenizerFiles], pieces: Pieces) -> dict
     return loaded
 
 
-def _load(said: TokenizerFiles, pieces: Pieces) -> ModelTokenizer:
+def _load(said: TokenizerFiles, pieces: TokenCache) -> ModelTokenizer:
     given: ContentFormat | None = None
     if said.chat_template_content_format != "auto":
         given = said.chat_template_content_format

@@ -20,7 +20,7 @@ from typing import Any, Final
 from jinja2 import TemplateError
 
 from epp.errors import ConfigError
-from epp.prefix.tokens.cache import Ids, Pieces, key_of
+from epp.prefix.tokens.cache import Ids, TokenCache, key_of
 from epp.prefix.tokens.conversation import Unsupported, conversation, tool_list
 from epp.prefix.tokens.prompt import Chat, Prompt, Text
 from epp.prefix.tokens.template import ChatTemplate, ContentFormat
@@ -82,7 +82,7 @@ class ModelTokenizer:
         template: "ChatTemplates | None",
         named: Mapping[str, str],
         defaults: Mapping[str, Any],
-        pieces: Pieces,
+        pieces: TokenCache,
     ) -> None:
         self._tokenizer = tokenizer
         self._templates = template
@@ -101,7 +101,7 @@ class ModelTokenizer:
     def load(
         cls,
         directory: Path,
-        pieces: Pieces,
+        pieces: TokenCache,
         *,
         chat_template: Path | None = None,
         content_format: ContentFormat | None = None,

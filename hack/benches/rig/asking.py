@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 
 from hack.benches.rig.processes import BenchError
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.trace import Piece, Trace, TraceRequest
 
 ANSWER_SECONDS: Final = 180.0
 _IDS: Final = range(256, 4000)
@@ -45,7 +45,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Door:
+class EngineClient:
     """An API and how to ask it."""
 
     client: aiohttp.ClientSession
@@ -105,7 +105,7 @@ def text(name: str, tokens: int) -> list[int]:
     return Random(name).choices(_IDS, k=tokens)
 
 
-async def play(trace: Trace, door: Door, salt: str) -> list[Answered]:
+async def play(trace: Trace, engine: EngineClient, salt: str) -> list[Answered]:
     """Send all of it at its times; the answers in the order of its requests. Raises BenchError.
 
     Two salts share nothing: what one left in caches is of no use to the other.
@@ -116,12 +116,12 @@ async def play(trace: Trace, door: Door, salt: str) -> list[Answered]:
     done = [asyncio.Event() for _ in trace.asks]
     found: list[Answered | None] = [None] * len(trace.asks)
 
-    async def one(number: int, ask: Ask) -> None:
+    async def one(number: int, ask: TraceRequest) -> None:
         for earlier in ask.after:
             await done[earlier].wait()
         await asyncio.sleep(ask.pause if ask.after else max(0.0, start + ask.at - loop.time()))
         prompt = [id for piece in ask.prompt for id in answers.get(piece.id) or _piece(piece, salt)]
-        found[number] = answered = await door.ask(prompt, ask.output, ask.session)
+        found[number] = answered = await engine.ask(prompt, ask.output, ask.session)
         if ask.answer:
             answers[ask.answer] = answered.ids
         done[number].set()

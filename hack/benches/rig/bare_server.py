@@ -1,4 +1,4 @@
-"""The bare door: grpc.aio and the message exchange of a pick, with a constant destination and nothing understood.
+"""The bare server: grpc.aio and the message exchange of a pick, with a constant destination and nothing understood.
 
 What it costs is the transport; what `epp` costs beyond it is our own code.
 """

@@ -21,11 +21,11 @@ class Listener(NamedTuple):
 
 def config(listeners: Mapping[str, Listener], pods: Sequence[int]) -> dict[str, Any]:
     """Bootstrap for `envoy --config-path` (JSON); `pods` are ports on loopback."""
-    doors = sorted({listener.epp for listener in listeners.values() if listener.epp is not None})
+    servers = sorted({listener.epp for listener in listeners.values() if listener.epp is not None})
     return {
         "static_resources": {
             "listeners": [_listener(name, listener) for name, listener in listeners.items()],
-            "clusters": [_pods(pods), *(_door(port) for port in doors)],
+            "clusters": [_pods(pods), *(_server(port) for port in servers)],
         }
     }
 
@@ -93,7 +93,7 @@ def _pods(ports: Sequence[int]) -> dict[str, Any]:
     return _cluster("pods", ports, load_balancing_policy={"policies": [{"typed_extension_config": policy}]})
 
 
-def _door(port: int) -> dict[str, Any]:
+def _server(port: int) -> dict[str, Any]:
     http2 = {
         "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},

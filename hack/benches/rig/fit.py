@@ -13,7 +13,7 @@ from itertools import combinations
 from statistics import median
 from typing import Final
 
-NAMES: Final = ("base", "per_decode", "per_context_token", "linear", "attention", "door")
+NAMES: Final = ("base", "per_decode", "per_context_token", "linear", "attention", "overhead")
 FEWEST: Final = 2 * len(NAMES)
 _ROUNDS: Final = 30
 _HUBER: Final = 1.345
@@ -41,25 +41,25 @@ class Timing:
     """Tokens prefilled."""
     pairs: float = 0.0
     """Pairs of a prefilled token and one before it."""
-    doors: float = 0.0
+    requests: float = 0.0
     """Times that a request's way in and its first token's way out are in `seconds`."""
 
     @property
     def counts(self) -> tuple[float, ...]:
         """In the order of `NAMES`."""
-        return (self.steps, self.decodes, self.context, self.prefill, self.pairs, self.doors)
+        return (self.steps, self.decodes, self.context, self.prefill, self.pairs, self.requests)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Parameters in seconds, by the fields of EngineParameters; `door` is no step's: see `Timing.doors`."""
+    """Parameters in seconds, by the fields of EngineParameters; `overhead` is no step's: see `Timing.requests`."""
 
     base: float
     per_decode: float
     per_context_token: float
     linear: float
     attention: float
-    door: float
+    overhead: float
 
     def seconds(self, timing: Timing) -> float:
         """What the model says such steps take."""

@@ -8,11 +8,11 @@ from hack.benches.rig.envoy import Wiring
 
 
 class Sample(NamedTuple):
-    """One variant, one scenario, one round. CPU in microseconds a request: `door` of the ext_proc server, `envoy` of
+    """One variant, one scenario, one round. CPU in microseconds a request: `server` of the ext_proc server, `envoy` of
     Envoy, under 16 connections; `door_single` with one request at a time. Latencies in microseconds, one at a time.
     """
 
-    door: float
+    server: float
     envoy: float
     door_single: float
     p50: float
@@ -23,10 +23,10 @@ Rounds = Sequence[Mapping[tuple[str, str], Sample]]
 """One mapping a round: (scenario, variant) -> sample."""
 
 ALONE = "Envoy alone"
-DOORS = ("bare door", "epp")
+SERVERS = ("bare server", "epp")
 WIRINGS: tuple[Wiring, ...] = ("full-duplex", "lean")
 TARGETS = {"2 KB": 1.25, "32 KB": 1.35, "256 KB": 1.60}
-"""Most that the EPP may cost, as a multiple of the bare door."""
+"""Most that the EPP may cost, as a multiple of the bare server."""
 STREAMED, LATE = "100 SSE chunks", "one late piece"
 """Scenarios of answers that end equally late: what they differ by is the stream."""
 STREAMED_TARGET = 1.05
@@ -49,8 +49,8 @@ def figure(values: Iterable[float]) -> Figure:
     return Figure(median(found), max(found) - min(found))
 
 
-def variant(door: str, wiring: str) -> str:
-    return f"{door}, {wiring}"
+def variant(server: str, wiring: str) -> str:
+    return f"{server}, {wiring}"
 
 
 def summary(rounds: Rounds, scenarios: Sequence[str]) -> Summary:
@@ -68,13 +68,13 @@ def _of_scenario(rounds: Rounds, name: str) -> dict[str, dict[str, Figure]]:
         }
     }
     for wiring in WIRINGS:
-        bare = [one[name, variant("bare door", wiring)] for one in rounds]
-        for door in DOORS:
-            ours = [one[name, variant(door, wiring)] for one in rounds]
-            found[variant(door, wiring)] = {
-                "cpu_us": figure(sample.door for sample in ours),
+        bare = [one[name, variant("bare server", wiring)] for one in rounds]
+        for server in SERVERS:
+            ours = [one[name, variant(server, wiring)] for one in rounds]
+            found[variant(server, wiring)] = {
+                "cpu_us": figure(sample.server for sample in ours),
                 "cpu_single_us": figure(sample.door_single for sample in ours),
-                "cpu_to_bare": figure(a.door / b.door for a, b in zip(ours, bare, strict=True)),
+                "cpu_to_bare": figure(a.server / b.server for a, b in zip(ours, bare, strict=True)),
                 "cpu_single_to_bare": figure(a.door_single / b.door_single for a, b in zip(ours, bare, strict=True)),
                 "envoy_cpu_us": figure(sample.envoy for sample in ours),
                 "added_p50_us": figure(a.p50 - b.p50 for a, b in zip(ours, alone, strict=True)),
@@ -93,14 +93,14 @@ def table(found: Summary, rounds: int) -> str:
 
     for wiring in WIRINGS:
         rows.append([f"{wiring}: CPU us a request", *[""] * len(scenarios)])
-        for door in DOORS:
-            row(f"  {door}", variant(door, wiring), "cpu_us", _us)
-        row("  epp : bare door", variant("epp", wiring), "cpu_to_bare", _ratio)
-        for door in DOORS:
-            row(f"  Envoy, with {door}", variant(door, wiring), "envoy_cpu_us", _us)
+        for server in SERVERS:
+            row(f"  {server}", variant(server, wiring), "cpu_us", _us)
+        row("  epp : bare server", variant("epp", wiring), "cpu_to_bare", _ratio)
+        for server in SERVERS:
+            row(f"  Envoy, with {server}", variant(server, wiring), "envoy_cpu_us", _us)
         rows.append([f"{wiring}: added latency, ms, p50 / p99", *[""] * len(scenarios)])
-        for door in DOORS:
-            rows.append([f"  {door}", *(_added(found[scenario][variant(door, wiring)]) for scenario in scenarios)])
+        for server in SERVERS:
+            rows.append([f"  {server}", *(_added(found[scenario][variant(server, wiring)]) for scenario in scenarios)])
     rows.append(["Envoy alone", *[""] * len(scenarios)])
     row("  CPU us a request", ALONE, "envoy_cpu_us", _us)
     row("  latency ms, p50", ALONE, "p50_us", _ms)
@@ -117,17 +117,17 @@ def verdicts(found: Summary) -> list[str]:
         for wiring in WIRINGS:
             ratio = found[scenario][variant("epp", wiring)]["cpu_to_bare"].median
             met = "met" if ratio <= most else "MISSED"
-            lines.append(f"{met}: epp : bare door at {scenario}, {wiring}: {ratio:.2f} (at most {most:.2f})")
-    for door in DOORS:
-        name = variant(door, "lean")
+            lines.append(f"{met}: epp : bare server at {scenario}, {wiring}: {ratio:.2f} (at most {most:.2f})")
+    for server in SERVERS:
+        name = variant(server, "lean")
         ratio = found[STREAMED][name]["cpu_us"].median / found[LATE][name]["cpu_us"].median
         met = "met" if ratio <= STREAMED_TARGET else "MISSED"
         told = f"an answer of 100 chunks costs {ratio:.2f} of a plain one as late (at most {STREAMED_TARGET:.2f})"
-        lines.append(f"{met}: {door}, lean: {told}")
+        lines.append(f"{met}: {server}, lean: {told}")
     for scenario in TARGETS:
         name = variant("epp", "lean")
         ratio = found[scenario][name]["cpu_single_to_bare"].median
-        lines.append(f"epp : bare door at {scenario}, lean, one request at a time: {ratio:.2f}")
+        lines.append(f"epp : bare server at {scenario}, lean, one request at a time: {ratio:.2f}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from random import Random
 
 from tooling.replay.generators import documents
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.trace import Piece, Trace, TraceRequest
 
 
 def asked(seed: int, requests: int) -> Trace:
@@ -14,7 +14,7 @@ def asked(seed: int, requests: int) -> Trace:
 def talked(seed: int, requests: int) -> Trace:
     """Conversations of four turns, each with a context of about 800 tokens of its own; about two seconds of thought."""
     chance = Random(f"talked {seed}")
-    asks: list[Ask] = []
+    asks: list[TraceRequest] = []
     piece, at = 0, 0.0
     for session in range(-(-requests // 4)):
         at += chance.expovariate(1 / 4)
@@ -25,7 +25,7 @@ def talked(seed: int, requests: int) -> Trace:
             told = (*told, Piece(piece, chance.randint(30, 60) if told else chance.randint(500, 1100)))
             output = chance.randint(16, 40)
             pause = chance.uniform(1, 3) if after else 0.0
-            asks.append(Ask(at, told, output, piece + 1, after, pause, f"talk-{session}"))
+            asks.append(TraceRequest(at, told, output, piece + 1, after, pause, f"talk-{session}"))
             told, after = (*told, Piece(piece + 1, output)), (len(asks) - 1,)
     return Trace("chats", asks)
 
@@ -33,11 +33,11 @@ def talked(seed: int, requests: int) -> Trace:
 def mixed(seed: int, requests: int) -> Trace:
     """Prompts of 100 to 3,000 tokens that share nothing and questions about documents, half and half."""
     chance = Random(f"mixed {seed}")
-    asks: list[Ask] = []
+    asks: list[TraceRequest] = []
     at = 0.0
     for number in range(requests):
         at += chance.expovariate(1)
         own = Piece(1000 + number, round(100 * 30 ** chance.random()))
         shared = (Piece(1 + chance.randrange(4), 1024), Piece(1000 + number, chance.randint(20, 100)))
-        asks.append(Ask(at, shared if chance.random() < 0.5 else (own,), chance.randint(8, 64)))
+        asks.append(TraceRequest(at, shared if chance.random() < 0.5 else (own,), chance.randint(8, 64)))
     return Trace("mixed", asks)

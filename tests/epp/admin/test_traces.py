@@ -20,7 +20,7 @@ SAMPLED = f"00-{TRACE}-{PARENT}-01"
 
 
 class Heard:
-    """The witness behind."""
+    """The observer behind."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

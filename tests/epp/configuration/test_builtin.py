@@ -69,7 +69,7 @@ def test_every_documented_type_loads_or_says_what_is_missing(type_: str) -> None
         assert str(refused.value) == f"plugins[0].type: {kind} is not there yet: {builtin.MISSING[kind]}"
     else:
         pipeline = loaded(text)
-        assert (type_ in pipeline.parts) == (kind in builtin.CLASSES)
+        assert (type_ in pipeline.registry) == (kind in builtin.CLASSES)
 
 
 SOURCE = "\n".join(path.read_text("utf-8") for path in Path(epp.__file__).parent.rglob("*.py"))

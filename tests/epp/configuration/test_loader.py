@@ -76,7 +76,7 @@ def test_strategies_load(name: str) -> None:
         if "No module named 'epp.scheduling.cost'" in str(error):
             pytest.skip("epp.scheduling.cost is not there yet")
         raise
-    assert types <= {part.type for part in pipeline.parts.values()}
+    assert types <= {entry.type for entry in pipeline.registry.values()}
     assert not pipeline.unused
 
 
@@ -112,7 +112,7 @@ def test_picker_handler_and_detector_by_default() -> None:
     assert profile.scorers[0][1] == 2.5
     assert isinstance(pipeline.handler, SingleProfileHandler)
     assert isinstance(pipeline.detector, UtilizationDetector)
-    added = {part.name: part.added for part in pipeline.parts.values() if part.added}
+    added = {entry.name: entry.added for entry in pipeline.registry.values() if entry.added}
     assert added == {
         "utilization-detector": "the default",
         "max-score-picker": "profile main has no picker",
@@ -159,13 +159,13 @@ def test_producers_come_before_those_who_need_their_signals() -> None:
 def test_cache_room_brings_the_cache_it_is_the_other_half_of() -> None:
     pipeline = loaded(config("approx-cache-room-producer"))
     assert [producer.produces.__name__ for producer in pipeline.producers] == ["PrefixMatch", "CacheRoom"]
-    assert pipeline.parts["approx-prefix-cache-producer"].added == "approx-cache-room-producer needs PrefixMatch"
+    assert pipeline.registry["approx-prefix-cache-producer"].added == "approx-cache-room-producer needs PrefixMatch"
 
 
 def test_a_users_producer_takes_the_place_of_the_default_one() -> None:
     pipeline = loaded(config("OwnMatch Warm"))
     assert [producer.produces for producer in pipeline.producers] == [PrefixMatch]
-    assert "approx-prefix-cache-producer" not in pipeline.parts
+    assert "approx-prefix-cache-producer" not in pipeline.registry
 
 
 def test_unused_plugins_take_no_part_and_plugins_with_hooks_only_do() -> None:
@@ -400,7 +400,7 @@ def test_a_reload_keeps_what_it_does_not_change() -> None:
     first = loaded(config("All Warm approx-cache-room-producer", "a: All Warm*1"))
     second = loaded(config("Warm All approx-cache-room-producer", "a: Warm*3 All"), previous=first)
     for name in ("All", "Warm", "approx-prefix-cache-producer", "approx-cache-room-producer", "utilization-detector"):
-        assert second.parts[name].plugin is first.parts[name].plugin
+        assert second.registry[name].plugin is first.registry[name].plugin
     assert second.profiles["a"].scorers[0][1] == 3.0
 
 
@@ -411,10 +411,10 @@ def test_a_reload_makes_anew_what_it_changes_and_what_is_made_of_it() -> None:
     )
     first = loaded(text)
     second = loaded(text.replace("size: 1", "size: 2"), previous=first)
-    assert second.parts["c"].plugin is not first.parts["c"].plugin
-    half: Any = second.parts["o"].plugin
-    assert half is not first.parts["o"].plugin
-    assert half.couple is second.parts["c"].plugin
+    assert second.registry["c"].plugin is not first.registry["c"].plugin
+    half: Any = second.registry["o"].plugin
+    assert half is not first.registry["o"].plugin
+    assert half.couple is second.registry["c"].plugin
 
 
 # --- anything at all ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ plugins:
 
 def test_a_users_class_needs_no_registration() -> None:
     pipeline = loaded(CONFIG.format(f"{OURS}.Warm\n  name: warm\n  parameters: {{floor: 0.5, wait: 2s, maxTTFTMs: 7}}"))
-    warm = pipeline.parts["warm"].plugin
+    warm = pipeline.registry["warm"].plugin
     assert isinstance(warm, Warm)
     assert (warm.floor, warm.wait.total_seconds(), warm.max_ttft_ms, warm.seen) == (0.5, 2.0, 7, 0)
     assert (warm.name, warm.clock, warm.random) == ("warm", clock, RANDOM)
@@ -82,7 +82,7 @@ def from_modules(type_: str, plugins_from: Sequence[str] | None) -> Pipeline:
 
 @pytest.mark.parametrize("plugins_from", [None, ["tests"], ["acme", OURS], [OURS.rpartition(".")[0]]])
 def test_modules_that_are_allowed(plugins_from: Sequence[str] | None) -> None:
-    assert f"{OURS}.Warm" in from_modules(f"{OURS}.Warm", plugins_from).parts
+    assert f"{OURS}.Warm" in from_modules(f"{OURS}.Warm", plugins_from).registry
 
 
 @pytest.mark.parametrize("plugins_from", [[], ["test"], ["acme", f"{OURS}.Warm"], [OURS + "x"], ["os"]])
@@ -104,7 +104,7 @@ def test_a_module_that_is_not_allowed_is_not_imported(
 
 def test_an_entry_point_is_code_of_its_module_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "entry_points", lambda group: [metadata.EntryPoint("warm", f"{OURS}:Warm", group)])
-    assert "warm" in from_modules("warm", [OURS]).parts
+    assert "warm" in from_modules("warm", [OURS]).registry
     with pytest.raises(ConfigError, match="is code of the module"):
         from_modules("warm", [])
 
@@ -122,7 +122,7 @@ def test_names_are_unique() -> None:
 @pytest.mark.parametrize("order", [("Couple", "OtherHalf"), ("OtherHalf", "Couple")])
 def test_a_companion_is_made_of_the_active_plugin(order: tuple[str, str]) -> None:
     pipeline = loaded(CONFIG.format("\n- type: ".join(f"{OURS}.{name}" for name in order)))
-    half, couple = pipeline.parts[f"{OURS}.OtherHalf"].plugin, pipeline.parts[f"{OURS}.Couple"].plugin
+    half, couple = pipeline.registry[f"{OURS}.OtherHalf"].plugin, pipeline.registry[f"{OURS}.Couple"].plugin
     assert isinstance(half, OtherHalf)
     assert isinstance(couple, Couple)
     assert half.couple is couple
@@ -156,7 +156,9 @@ schedulingProfiles:
 
 def test_parameters_go_to_the_type_that_has_them_now() -> None:
     pipeline = loaded(GIE)
-    scorer, producer = (pipeline.parts[name].plugin for name in ("prefix-cache-scorer", "approx-prefix-cache-producer"))
+    scorer, producer = (
+        pipeline.registry[name].plugin for name in ("prefix-cache-scorer", "approx-prefix-cache-producer")
+    )
     assert vars(producer).items() >= {"block_size_tokens": 64, "lru_capacity_per_server": 1000}.items()
     assert vars(scorer)["match_length_weight"] == 0.5
     assert producer in pipeline.producers

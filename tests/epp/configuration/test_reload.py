@@ -48,7 +48,7 @@ class Watched:
         before = len(self.pipelines)
         await until(lambda: len(self.pipelines) > before)
         assert self.file.pipeline is self.pipelines[-1]
-        return set(self.pipelines[-1].parts)
+        return set(self.pipelines[-1].registry)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
 
 async def test_a_changed_file_takes_effect(path: Path) -> None:
     watched = Watched(path)
-    assert "tests.support.plugins.All" in watched.file.pipeline.parts
+    assert "tests.support.plugins.All" in watched.file.pipeline.registry
     async with watched.watching():
         write(path, WARM)
         assert "tests.support.plugins.Warm" in await watched.change()
@@ -189,7 +189,7 @@ async def test_a_file_that_was_only_touched_changes_nothing(path: Path, monkeypa
 
 async def test_what_a_change_does_not_concern_is_kept(path: Path) -> None:
     watched = Watched(path)
-    kept = watched.file.pipeline.parts["utilization-detector"].plugin
+    kept = watched.file.pipeline.registry["utilization-detector"].plugin
     async with watched.watching():
         write(path, WARM)
         await watched.change()

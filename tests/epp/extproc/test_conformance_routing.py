@@ -4,7 +4,7 @@ import pytest
 
 from epp import protocol
 from epp.errors import NoEndpoint
-from epp.extproc.conformance_routing import Steered
+from epp.extproc.conformance_routing import ConformanceRouter
 from epp.flow.admission import Admission
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
@@ -32,7 +32,7 @@ class House:
             self.diary,
             lambda: 0.0,
         )
-        self.steered = Steered(self.router)
+        self.steered = ConformanceRouter(self.router)
 
     async def chosen(self, selection: str | None = None, subset: tuple[str, ...] | None = None) -> set[str]:
         """Where eight requests go."""

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
-from epp.extproc.deadlines import Patience, Task
+from epp.extproc.deadlines import Deadlines, Task
 from tests.support.waiting import until
 
 
@@ -13,26 +13,26 @@ def me() -> Task:
     return task
 
 
-async def waits(patience: Patience, then: Callable[[], None] = lambda: None) -> str:
-    """Stays inside until it is cancelled; says whether the patience did that."""
-    patience.start(me())
+async def waits(deadlines: Deadlines, then: Callable[[], None] = lambda: None) -> str:
+    """Stays inside until it is cancelled; says whether the deadlines did that."""
+    deadlines.start(me())
     then()
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
-        if not patience.lost(me()):
+        if not deadlines.lost(me()):
             raise
         return "lost"
     finally:
-        patience.stop(me())
+        deadlines.stop(me())
     return "went on"
 
 
 async def test_who_waits_too_long_is_cancelled_and_may_go_on() -> None:
-    patience = Patience(0.01)
+    deadlines = Deadlines(0.01)
 
     async def twice() -> list[str]:
-        return [await waits(patience), await waits(patience)]
+        return [await waits(deadlines), await waits(deadlines)]
 
     async with asyncio.TaskGroup() as tasks:
         found = [tasks.create_task(twice()) for _ in range(3)]
@@ -40,20 +40,20 @@ async def test_who_waits_too_long_is_cancelled_and_may_go_on() -> None:
 
 
 async def test_who_stops_in_time_is_left_alone() -> None:
-    patience = Patience(0.01)
-    patience.start(me())
-    patience.stop(me())
-    patience.stop(me())
+    deadlines = Deadlines(0.01)
+    deadlines.start(me())
+    deadlines.stop(me())
+    deadlines.stop(me())
     async with asyncio.TaskGroup() as tasks:  # the timer has fired when this one is lost
-        other = tasks.create_task(waits(patience))
+        other = tasks.create_task(waits(deadlines))
     assert other.result() == "lost"
-    assert not patience.lost(me())
+    assert not deadlines.lost(me())
     assert me().cancelling() == 0
 
 
 async def test_a_cancellation_of_somebody_else_stays_one() -> None:
-    patience, inside = Patience(60), asyncio.Event()
-    task = asyncio.ensure_future(waits(patience, inside.set))
+    deadlines, inside = Deadlines(60), asyncio.Event()
+    task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -61,29 +61,29 @@ async def test_a_cancellation_of_somebody_else_stays_one() -> None:
 
 
 async def test_cancelled_by_both_counts_as_cancelled() -> None:
-    patience, inside = Patience(), asyncio.Event()
-    task = asyncio.ensure_future(waits(patience, inside.set))
+    deadlines, inside = Deadlines(), asyncio.Event()
+    task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
-    patience.end()
+    deadlines.end()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 async def test_without_a_time_it_lasts_until_its_end() -> None:
-    patience, inside = Patience(), asyncio.Event()
-    task = asyncio.ensure_future(waits(patience, inside.set))
+    deadlines, inside = Deadlines(), asyncio.Event()
+    task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
     assert not task.done()
-    patience.end()
+    deadlines.end()
     assert await task == "lost"
 
 
 async def test_the_timer_rests_when_nobody_waits() -> None:
-    patience = Patience(0.01)
-    patience.start(me())
-    patience.stop(me())
-    await until(lambda: patience._timer is None)
+    deadlines = Deadlines(0.01)
+    deadlines.start(me())
+    deadlines.stop(me())
+    await until(lambda: deadlines._timer is None)
     async with asyncio.TaskGroup() as tasks:
-        later = tasks.create_task(waits(patience))
+        later = tasks.create_task(waits(deadlines))
     assert later.result() == "lost"

@@ -17,7 +17,7 @@ from h2.connection import H2Connection
 from epp import protocol
 from epp.errors import BadRequest, ConfigError, NoEndpoint
 from epp.extproc import server
-from epp.extproc.server import Door, Settings
+from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.stream import Memory
 from epp.telemetry.metrics import Metrics
 from tests.support.degradations import RecordedMetrics
@@ -44,7 +44,7 @@ def settings(**changes: float) -> Settings:
 
 
 @asynccontextmanager
-async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[Door, Gateway]]:
+async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[ExtProcServer, Gateway]]:
     async with asyncio.timeout(20), door(route, settings(**changes)) as served:
         async with Gateway(served.ports[0]) as gateway:
             yield served, gateway
@@ -435,7 +435,7 @@ async def test_pools_of_one_process_share_what_they_may_hold() -> None:
     async with AsyncExitStack() as stack:
         gateways = []
         for _ in range(2):
-            served = Door(route, Metrics(), settings(), memory)
+            served = ExtProcServer(route, Metrics(), settings(), memory)
             await served.start()
             stack.push_async_callback(served.drain, 0)
             gateways.append(await stack.enter_async_context(Gateway(served.ports[0])))
@@ -560,7 +560,7 @@ async def test_drain_ends_what_outlives_its_grace() -> None:
 async def test_a_taken_port_is_a_clear_error() -> None:
     async with serving(Route()) as (served, _):
         taken = f"127.0.0.1:{served.ports[0]}"
-        second = Door(Route(), Metrics(), Settings(listen=(taken,), health=LOOPBACK))
+        second = ExtProcServer(Route(), Metrics(), Settings(listen=(taken,), health=LOOPBACK))
         with pytest.raises(ConfigError, match=f"--grpc-port: cannot listen on {taken}"):
             await second.start()
         await second.drain(0)

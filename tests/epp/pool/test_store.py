@@ -195,7 +195,7 @@ class Tended:
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(self.pool.tend("test of", self.work, self.leave))
+            task = group.create_task(self.pool.run_for_each("test of", self.work, self.leave))
             yield
             task.cancel()
 
@@ -230,7 +230,7 @@ async def test_work_that_fails_ends_it_all_and_says_why() -> None:
     tended = Tended(pool_of("10.0.0.1:8000", "10.0.0.2:8000"))
     asyncio.get_running_loop().call_soon(tended.fails.set)
     with pytest.raises(ExceptionGroup, match="TaskGroup") as error:
-        await tended.pool.tend("test of", tended.work, tended.leave)
+        await tended.pool.run_for_each("test of", tended.work, tended.leave)
     assert [str(each) for each in error.value.exceptions][:1] == ["no e0"]
     assert tended.at_work == []
     assert (tended.pool.on_added, tended.pool.on_removed) == ([], [])

@@ -57,12 +57,12 @@ class Rig:
         self.reasons = Counter[str]()
         self.cache.degraded = lambda reason, detail: self.reasons.update([reason])
         for endpoint in self.endpoints:
-            self.cache.shelves.shelf(endpoint).state = "live"
+            self.cache.kv_index.state_of(endpoint).state = "live"
 
     def say(self, endpoint: Endpoint, *events: object) -> None:
-        shelf = self.cache.shelves.shelf(endpoint)
-        shelf.heard(self.now, 0.0)
-        shelf.engine(0).apply(decode(batch(*events)))
+        kv_state = self.cache.kv_index.state_of(endpoint)
+        kv_state.heard(self.now, 0.0)
+        kv_state.engine(0).apply(decode(batch(*events)))
 
     async def ask(self, prompt: bytes, **fields: str) -> Request:
         made = Request(id="r", prompt=prompt, **{"model": "m"} | fields, tokens=len(prompt) // 3)  # type: ignore[arg-type]
@@ -155,7 +155,7 @@ async def test_an_emptied_cache_holds_nothing_but_what_is_in_flight(how: str) ->
     if how == "cleared":
         rig.say(a, {"type": "AllBlocksCleared"})
     else:
-        rig.cache.shelves.shelf(a).engine(0).clear(emptied=True)
+        rig.cache.kv_index.state_of(a).engine(0).clear(emptied=True)
     assert [await rig.held(text(n, seed) + text(4, 9)) for n, seed in ((640, 1), (100, 2), (320, 3))] == [
         [0, 0],
         [0, 0],
@@ -173,7 +173,7 @@ async def test_what_was_only_missed_is_not_taken_for_gone() -> None:
     a, _ = rig.endpoints
     a.load = Load(block_size=SIZE, blocks=1000, at=0.0)
     await rig.send(a, text(640))
-    rig.cache.shelves.shelf(a).engine(0).clear(emptied=False)
+    rig.cache.kv_index.state_of(a).engine(0).clear(emptied=False)
     rig.source.fails = "late"
     assert (await rig.held(text(640)))[0] > 600
 
@@ -226,7 +226,7 @@ async def test_an_endpoint_that_is_not_heard_is_matched_approximately_and_the_ot
     rig.say(a, stored(ids_of(text(4, 2))))
     rig.now = 3.0
     assert await rig.held(text(640) + text(2, 3)) == [0, 640]
-    rig.cache.shelves.shelf(a).state = state  # type: ignore[assignment]
+    rig.cache.kv_index.state_of(a).state = state  # type: ignore[assignment]
     assert await rig.held(text(640) + text(2, 3)) == [640, 640]
     assert rig.reasons == {"approximate-block-size": 1, f"approximate-{reason}": 1}
 
@@ -234,7 +234,7 @@ async def test_an_endpoint_that_is_not_heard_is_matched_approximately_and_the_ot
 async def test_a_prompt_is_not_read_where_nobody_is_heard() -> None:
     rig = Rig()
     for endpoint in rig.endpoints:
-        rig.cache.shelves.shelf(endpoint).state = "connecting"
+        rig.cache.kv_index.state_of(endpoint).state = "connecting"
     made = await rig.ask(text(640))
     assert made.tokens == 640 * 4 // 3
     assert rig.reasons == {"approximate-events": 1}
@@ -304,9 +304,9 @@ async def test_block_sizes_may_differ_between_endpoints() -> None:
 
 async def test_all_ranks_of_an_endpoint_count() -> None:
     rig = Rig(1)
-    shelf = rig.cache.shelves.shelf(rig.endpoints[0])
+    kv_state = rig.cache.kv_index.state_of(rig.endpoints[0])
     for rank, seed in ((0, 1), (1, 2)):
-        shelf.engine(rank).apply(decode(batch(stored(ids_of(text(100, seed))))))
+        kv_state.engine(rank).apply(decode(batch(stored(ids_of(text(100, seed))))))
     assert [await rig.held(text(100, seed) + text(4, 3)) for seed in (1, 2)] == [[100], [100]]
 
 
@@ -497,7 +497,7 @@ async def test_tiers_count_also_where_events_are_not_heard() -> None:
         a.node = "a"
         stand_in.store(ids_of(text(100))[:64], "a")
         rig.say(b, stored(ids_of(text(8, 9))))
-        rig.cache.shelves.shelf(a).state = "lost"
+        rig.cache.kv_index.state_of(a).state = "lost"
         assert rig.cache.tiers is not None
         await rig.cache.tiers.read()
         matches = (await rig.ask(text(100))).signal(PrefixMatch)
@@ -537,13 +537,13 @@ def test_lmcache_is_configured_beside_the_events() -> None:
 async def test_pods_that_come_and_go_leave_nothing_behind() -> None:
     """A thousand pods, each of which said something, was sent something and left."""
     rig = Rig(1)
-    tables = (rig.cache.shelves._shelves, rig.cache._pinned, rig.cache._trust, rig.cache._doubted, rig.cache.shadows)
+    tables = (rig.cache.kv_index._kv_index, rig.cache._pinned, rig.cache._trust, rig.cache._doubted, rig.cache.shadows)
     for turn in range(1000):
         pod = Endpoint(
             f"pod-{turn}", f"10.1.{turn // 250}.{turn % 250}:8000", load=Load(block_size=4, blocks=100, at=0.0)
         )
         rig.endpoints = [pod]
-        rig.cache.shelves.shelf(pod).state = "live"
+        rig.cache.kv_index.state_of(pod).state = "live"
         rig.say(
             pod,
             stored(ids_of(text(20, turn)), lora_name=f"adapter-{turn}"),
@@ -556,8 +556,8 @@ async def test_pods_that_come_and_go_leave_nothing_behind() -> None:
         rig.cache.on_removed(pod)
         if not turn % 2:
             rig.cache.on_finished(made, pod, OK)
-    shelves = rig.cache.shelves
+    kv_index = rig.cache.kv_index
     assert [len(table) for table in tables] == [1, 0, 0, 0, 0]
-    assert (shelves.adapters, shelves.waiting, shelves.budget.used) == ({}, 0, 0)
-    assert all(len(index._slots) <= 2 for index in (*shelves.indexes.values(), rig.cache._in_flight))
+    assert (kv_index.adapters, kv_index.waiting, kv_index.budget.used) == ({}, 0, 0)
+    assert all(len(index._slots) <= 2 for index in (*kv_index.indexes.values(), rig.cache._in_flight))
     assert (len(rig.cache._lingering), rig.cache.statistics()["holdings"]) == (0, 0)

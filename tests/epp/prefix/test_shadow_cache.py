@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 from epp.plugin import CacheRoom, Endpoint
 from epp.prefix.block_hashes import SHORT
 from epp.prefix.index import PrefixIndex
-from epp.prefix.shadow_cache import Pin, Shadow
+from epp.prefix.shadow_cache import Pin, ShadowCache
 
 PER_TOKEN = 4.0
 BLOCK = SHORT // 4
 
 
-def shadow(blocks: int, limit: int = 10**9) -> Shadow:
+def shadow(blocks: int, limit: int = 10**9) -> ShadowCache:
     """Room for `blocks` of our blocks."""
-    return Shadow(Endpoint("pod", "10.0.0.1:8000"), PrefixIndex(limit), blocks * BLOCK, 16)
+    return ShadowCache(Endpoint("pod", "10.0.0.1:8000"), PrefixIndex(limit), blocks * BLOCK, 16)
 
 
-def pin(of: Shadow, chain: list[int]) -> Pin:
+def pin(of: ShadowCache, chain: list[int]) -> Pin:
     return of.pin(chain, len(chain) * BLOCK + 1, PER_TOKEN)
 
 
-def served(of: Shadow, chain: list[int], generated: int = 1) -> None:
+def served(of: ShadowCache, chain: list[int], generated: int = 1) -> None:
     of.release(pin(of, chain), generated)
     of.check()
 
 
-def held(of: Shadow, chain: list[int]) -> int:
+def held(of: ShadowCache, chain: list[int]) -> int:
     return of.index.depth(chain, of.bit)
 
 
@@ -150,7 +150,7 @@ def test_our_own_memory_is_bounded() -> None:
 
 def test_forgetting_leaves_nothing() -> None:
     index = PrefixIndex(10**9)
-    first, second = (Shadow(Endpoint(n, n), index, 10_000, 16) for n in "ab")
+    first, second = (ShadowCache(Endpoint(n, n), index, 10_000, 16) for n in "ab")
     served(first, chain(1, 10))
     pin(first, chain(2, 10))
     served(second, chain(1, 10))

@@ -10,11 +10,13 @@ from hack.benches.rig.fit import Fitted, Timing
 from hack.benches.rig.processes import BenchError
 from hack.benches.rig.workloads import mixed
 from tooling.replay.policies import policy
-from tooling.replay.replay import Conditions, Play
+from tooling.replay.replay import Conditions, Replay
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.presets import pods
 
-FITTED = Fitted(base=12.5e-3, per_decode=1.5e-3, per_context_token=2e-6, linear=0.5e-3, attention=3.25e-8, door=8e-3)
+FITTED = Fitted(
+    base=12.5e-3, per_decode=1.5e-3, per_context_token=2e-6, linear=0.5e-3, attention=3.25e-8, overhead=8e-3
+)
 
 
 def test_what_it_writes_replay_reads(tmp_path: Path) -> None:
@@ -33,7 +35,7 @@ def test_the_step_time_is_that_of_steps_in_which_all_decode() -> None:
     assert found.seconds / found.steps == pytest.approx(0.1)
     assert found.decodes == 2 * found.steps
     assert 2 * 100 < found.context / found.steps < 2 * 120
-    assert found.doors == 0
+    assert found.requests == 0
 
 
 def test_answers_that_hardly_overlap_say_nothing() -> None:
@@ -52,10 +54,10 @@ def test_of_each_place_the_median_counts() -> None:
 def test_an_engine_that_is_as_the_replay_says_has_no_error() -> None:
     kind = kind_of(FITTED, LAPTOP, "mine", 1.0)
     trace = at_load(mixed(1, 12), kind, 0.3, 1)
-    served = Play(trace, [kind], policy("round-robin").build, Conditions(), 1).run()
+    served = Replay(trace, [kind], policy("round-robin").build, Conditions(), 1).run()
     answers = []
     for ask, each in zip(trace.asks, served, strict=True):
-        first, step = each.first + FITTED.door, (each.ended - each.first) / (ask.output - 1)
+        first, step = each.first + FITTED.overhead, (each.ended - each.first) / (ask.output - 1)
         times = [first + step * n for n in range(ask.output)]
         answers.append(Answered(each.sent, ask.tokens, each.cached, times))
     slow = [Answered(each.sent, each.prompt, each.cached, [at + 5 for at in each.times]) for each in answers]

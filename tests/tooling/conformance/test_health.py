@@ -2,7 +2,7 @@ import pytest
 
 from tests.support.bent_doors import Bend, Status, bent, failing
 from tooling.conformance.suite import CASES, run
-from tooling.conformance.target import Options
+from tooling.conformance.target import ConformanceOptions
 
 
 class NotServing(Bend):
@@ -39,8 +39,8 @@ async def test_a_health_port_where_nobody_is_and_one_that_was_not_named() -> Non
     cases = [case for case in CASES if case.group == "health"]
     async with bent(Bend) as port:
         at = f"127.0.0.1:{port}"
-        gone = await run(Options(at, health="127.0.0.1:1"), cases)
-        unnamed = await run(Options(at), cases)
+        gone = await run(ConformanceOptions(at, health="127.0.0.1:1"), cases)
+        unnamed = await run(ConformanceOptions(at), cases)
     assert [result.outcome for result in gone] == ["fail", "fail", "fail", "pass"]
     assert "nobody there" in gone[0].detail
     assert [result.outcome for result in unnamed] == ["skip", "skip", "skip", "pass"]

@@ -16,7 +16,7 @@ from tests.support.ext_proc_door import Gateway, Route, door
 from tooling.conformance import wire
 from tooling.conformance.relay import relay
 from tooling.conformance.talk import routed
-from tooling.conformance.target import Options, reach
+from tooling.conformance.target import ConformanceOptions, reach
 from tooling.conformance.verdict import Unreachable
 
 
@@ -55,7 +55,7 @@ async def secured(credentials: grpc.ServerCredentials) -> AsyncIterator[int]:
 
 async def test_a_certificate_that_nobody_can_verify_is_taken(credentials: grpc.ServerCredentials) -> None:
     body = wire.long_chat("m", 300_000)
-    async with secured(credentials) as port, reach(Options(f"127.0.0.1:{port}", tls=True)) as target:
+    async with secured(credentials) as port, reach(ConformanceOptions(f"127.0.0.1:{port}", tls=True)) as target:
         forwarded = await routed(target, body)
     assert (forwarded.destination, forwarded.body) == ("10.0.0.1:80", body)
 
@@ -63,11 +63,11 @@ async def test_a_certificate_that_nobody_can_verify_is_taken(credentials: grpc.S
 async def test_tls_is_asked_for_where_it_is_spoken_and_only_there(credentials: grpc.ServerCredentials) -> None:
     async with secured(credentials) as port:
         with pytest.raises(Unreachable, match=r"in plain text.*with --tls"):
-            async with reach(Options(f"127.0.0.1:{port}", patience=1.5)):
+            async with reach(ConformanceOptions(f"127.0.0.1:{port}", patience=1.5)):
                 pass
     async with bent(Bend) as port:
         with pytest.raises(Unreachable, match=r"over TLS.*without --tls"):
-            async with reach(Options(f"127.0.0.1:{port}", tls=True, patience=1.5)):
+            async with reach(ConformanceOptions(f"127.0.0.1:{port}", tls=True, patience=1.5)):
                 pass
 
 

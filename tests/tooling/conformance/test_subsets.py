@@ -5,7 +5,7 @@ import pytest
 from tests.support.bent_doors import Bend, Broken, Reply, Request, bent, failing, subset_of
 from tooling.conformance.subsets import address_of, joined
 from tooling.conformance.suite import CASES, run
-from tooling.conformance.target import Options
+from tooling.conformance.target import ConformanceOptions
 
 
 class Ignores(Bend):
@@ -122,7 +122,7 @@ async def test_an_epp_that_takes_the_last_messages_metadata_is_given_what_envoy_
 async def test_what_needs_endpoints_is_skipped_without_them() -> None:
     cases = [case for case in CASES if case.group == "subset"]
     async with bent(Bend) as port:
-        found = await run(Options(f"127.0.0.1:{port}"), cases)
+        found = await run(ConformanceOptions(f"127.0.0.1:{port}"), cases)
     assert {result.case.id for result in found if result.outcome == "pass"} == {"3.3", "3.4", "3.7"}
     assert {result.outcome for result in found} == {"pass", "skip"}
     assert all("--endpoint" in result.detail for result in found if result.outcome == "skip")

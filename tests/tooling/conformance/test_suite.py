@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.bent_doors import ENDPOINTS, Bend, bent
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome, run
-from tooling.conformance.target import Options, Target, reach
+from tooling.conformance.target import ConformanceOptions, Target, reach
 from tooling.laptop.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -44,8 +44,8 @@ async def test_a_case_that_never_ends_is_ended() -> None:
         await asyncio.Event().wait()
 
     endless = Case("9.1", "none", "waits", "MUST", "here", "by waiting", waits)
-    async with bent(Bend) as port, reach(Options(f"127.0.0.1:{port}")) as target:
-        target.options = Options("", patience=0.01)
+    async with bent(Bend) as port, reach(ConformanceOptions(f"127.0.0.1:{port}")) as target:
+        target.options = ConformanceOptions("", patience=0.01)
         assert await outcome(endless, target) == Result(
             endless, "fail", "expected an end of the case; got none within 0.06 s"
         )
@@ -54,6 +54,6 @@ async def test_a_case_that_never_ends_is_ended() -> None:
 async def test_results_are_shown_as_they_come() -> None:
     seen: list[Result] = []
     async with bent(Bend) as port:
-        results = await run(Options(f"127.0.0.1:{port}"), CASES[:3], seen.append)
+        results = await run(ConformanceOptions(f"127.0.0.1:{port}"), CASES[:3], seen.append)
     assert [result.case for result in results] == list(CASES[:3])
     assert seen == results

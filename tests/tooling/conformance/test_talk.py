@@ -5,14 +5,14 @@ from tests.support.ext_proc_door import Route, door, failing
 from tooling.conformance import wire
 from tooling.conformance.replies import Refused
 from tooling.conformance.talk import asked, routed, talk
-from tooling.conformance.target import Options, reach
+from tooling.conformance.target import ConformanceOptions, reach
 from tooling.conformance.verdict import Failed, Skipped
 
 CHAT = wire.chat("m")
 
 
-def options(port: int) -> Options:
-    return Options(f"127.0.0.1:{port}", patience=2, quiet=0.05, headers={"x-team": "a"})
+def options(port: int) -> ConformanceOptions:
+    return ConformanceOptions(f"127.0.0.1:{port}", patience=2, quiet=0.05, headers={"x-team": "a"})
 
 
 async def test_a_whole_exchange() -> None:

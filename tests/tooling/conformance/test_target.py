@@ -1,7 +1,7 @@
 import pytest
 
 from tests.support.ext_proc_door import Route, door
-from tooling.conformance.target import Options, host_and_port, reach
+from tooling.conformance.target import ConformanceOptions, host_and_port, reach
 from tooling.conformance.verdict import Skipped, Unreachable
 
 
@@ -27,7 +27,9 @@ def test_addresses(text: str, address: tuple[str, int] | None) -> None:
 
 async def test_what_the_user_did_not_say_is_skipped() -> None:
     async with door(Route()) as made:
-        async with reach(Options(f"127.0.0.1:{made.ports[0]}", endpoints=("10.0.0.1:80", "[::1]:80"))) as target:
+        async with reach(
+            ConformanceOptions(f"127.0.0.1:{made.ports[0]}", endpoints=("10.0.0.1:80", "[::1]:80"))
+        ) as target:
             assert target.endpoints(2) == ("10.0.0.1:80", "[::1]:80")
             assert target.ipv6_endpoint() == "[::1]:80"
             with pytest.raises(Skipped, match="needs 3"):
@@ -35,7 +37,7 @@ async def test_what_the_user_did_not_say_is_skipped() -> None:
             with pytest.raises(Skipped, match="--health"):
                 async with target.health_channel():
                     pass
-        async with reach(Options(f"127.0.0.1:{made.ports[0]}")) as target:
+        async with reach(ConformanceOptions(f"127.0.0.1:{made.ports[0]}")) as target:
             with pytest.raises(Skipped, match="IPv6"):
                 target.ipv6_endpoint()
 
@@ -43,5 +45,5 @@ async def test_what_the_user_did_not_say_is_skipped() -> None:
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_target_that_is_not_there(tls: bool) -> None:
     with pytest.raises(Unreachable, match=r"nothing at 127\.0\.0\.1:1 speaks gRPC .*\?"):
-        async with reach(Options("127.0.0.1:1", tls=tls, patience=0.3)):
+        async with reach(ConformanceOptions("127.0.0.1:1", tls=tls, patience=0.3)):
             pass

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from epp.cli import warmpath
 from epp.errors import ConfigError
 from tests.support.tokenizers import make
-from tooling.doctor.command import Options, diagnose
+from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.publisher import KvEventsConfig
 from tooling.simulator.server import SimulatedPod
@@ -62,20 +62,22 @@ async def test_files_say_what_a_pool_is(tmp_path: Path) -> None:
         host, port = one.address.split(":")
         file = tmp_path / "pool.yaml"
         file.write_text(f"endpoints:\n- {{name: pod-a, address: {host}, port: {port}}}\n")
-        examined, findings = await diagnose(Options(endpoints=[file]))
+        examined, findings = await diagnose(DoctorOptions(endpoints=[file]))
     assert (examined, findings) == (["default/pod-a"], [])
 
 
 async def test_files_of_another_tokenizer_are_told(tmp_path: Path) -> None:
     files = f"sim={make('llama', tmp_path / 'm')}"
     async with pod() as one:
-        _, findings = await diagnose(Options(endpoint=[one.url], tokenizer=[files]))
+        _, findings = await diagnose(DoctorOptions(endpoint=[one.url], tokenizer=[files]))
         assert [(finding.subject, finding.check) for finding in findings] == [(one.address, "tokenizer")]
-        assert (await diagnose(Options(endpoint=[one.url], tokenizer=[files.replace("sim", "other", 1)])))[1] == []
+        assert (await diagnose(DoctorOptions(endpoint=[one.url], tokenizer=[files.replace("sim", "other", 1)])))[
+            1
+        ] == []
 
 
 async def test_servers_that_are_not_there_are_told() -> None:
-    _, findings = await diagnose(Options(lmcache=["127.0.0.1:1"], coordinator="http://127.0.0.1:1"))
+    _, findings = await diagnose(DoctorOptions(lmcache=["127.0.0.1:1"], coordinator="http://127.0.0.1:1"))
     assert [finding.check for finding in findings] == ["lmcache-unreachable", "coordinator-unreachable"]
 
 
@@ -96,4 +98,4 @@ async def test_what_cannot_be_examined_is_refused(arguments: tuple[str, ...], to
 
 async def test_kubernetes_needs_credentials(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        await diagnose(Options(pool_name="p", kubeconfig=tmp_path / "nowhere"))
+        await diagnose(DoctorOptions(pool_name="p", kubeconfig=tmp_path / "nowhere"))

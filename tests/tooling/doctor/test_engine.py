@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tooling.doctor.engine import Pod, examine, probe
+from tooling.doctor.engine import ProbedEndpoint, examine, probe
 from tooling.doctor.finding import Finding
-from tooling.doctor.http import Ask
+from tooling.doctor.http import HttpClient
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.publisher import KvEventsConfig
 from tooling.simulator.server import SimulatedPod
@@ -24,9 +24,11 @@ def pod(**settings: Any) -> SimulatedPod:
     return SimulatedPod(**{"kv_events": FREE, "time_scale": 100.0, **settings})
 
 
-async def examined(address: str, model: str | None = None, patience: float = 5.0) -> tuple[Pod, list[Finding]]:
-    found = Pod("pod-a", f"http://{address}", address)
-    async with Ask(5.0) as ask:
+async def examined(
+    address: str, model: str | None = None, patience: float = 5.0
+) -> tuple[ProbedEndpoint, list[Finding]]:
+    found = ProbedEndpoint("pod-a", f"http://{address}", address)
+    async with HttpClient(5.0) as ask:
         return found, await examine(found, ask, model=model, seed=7, patience=patience)
 
 

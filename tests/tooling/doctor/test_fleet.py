@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from tooling.doctor.engine import Pod
+from tooling.doctor.engine import ProbedEndpoint
 from tooling.doctor.fleet import against_files, compare
 
 BLOCK = (1, 2, 3)
 
 
-def pods(*changes: dict[str, Any]) -> list[Pod]:
+def pods(*changes: dict[str, Any]) -> list[ProbedEndpoint]:
     """Equal pods, but for the changes."""
     same: dict[str, Any] = {
         "models": ["m"],
@@ -20,7 +20,7 @@ def pods(*changes: dict[str, Any]) -> list[Pod]:
         "tokens": {"chat": [1, 2, 3], "text": [4]},
         "hashes": {BLOCK: 7},
     }
-    return [Pod(f"pod-{i}", "http://x", "x", True, **{**same, **change}) for i, change in enumerate(changes)]
+    return [ProbedEndpoint(f"pod-{i}", "http://x", "x", True, **{**same, **change}) for i, change in enumerate(changes)]
 
 
 def test_equal_pods_are_well() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from tooling.doctor.http import MOST, Ask, Trouble
+from tooling.doctor.http import MOST, HttpClient, Trouble
 
 
 @asynccontextmanager
@@ -27,7 +27,7 @@ async def server(response: web.Response) -> AsyncIterator[str]:
 
 
 async def test_a_get_and_a_post() -> None:
-    async with server(web.json_response({"a": 1})) as url, Ask(5.0) as ask:
+    async with server(web.json_response({"a": 1})) as url, HttpClient(5.0) as ask:
         assert await ask.json(url) == {"a": 1}
         assert await ask.json(url, {"b": 2}) == {"sent": {"b": 2}}
 
@@ -43,14 +43,14 @@ async def test_a_get_and_a_post() -> None:
     ],
 )
 async def test_other_answers_are_trouble(response: web.Response, told: str, status: int) -> None:
-    async with server(response) as url, Ask(5.0) as ask:
+    async with server(response) as url, HttpClient(5.0) as ask:
         with pytest.raises(Trouble, match=told) as trouble:
             await ask.json(url)
         assert trouble.value.status == status
 
 
 async def test_nobody_and_nonsense_are_trouble_without_a_status() -> None:
-    async with Ask(5.0) as ask:
+    async with HttpClient(5.0) as ask:
         for url in ("http://127.0.0.1:1", "http://[", "nonsense"):
             with pytest.raises(Trouble) as trouble:
                 await ask.bytes(url)
@@ -59,6 +59,6 @@ async def test_nobody_and_nonsense_are_trouble_without_a_status() -> None:
 
 async def test_silence_is_trouble() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        async with Ask(0.05) as ask:
+        async with HttpClient(0.05) as ask:
             with pytest.raises(Trouble, match=r"within 0\.05 s"):
                 await ask.bytes(f"http://127.0.0.1:{silent.getsockname()[1]}")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tooling.doctor.engine import Pod
-from tooling.doctor.http import Ask
+from tooling.doctor.engine import ProbedEndpoint
+from tooling.doctor.http import HttpClient
 from tooling.doctor.lmcache import Stores, examine_coordinator, examine_server, findings_of, stores, stuck
 
 URL = "http://127.0.0.1:8591"
@@ -37,11 +37,11 @@ def status(block: int = 32, **changes: Any) -> Any:
     return {**said, "kv_events": events, **changes}
 
 
-def pod(algorithm: str = "sha256_cbor") -> Pod:
-    return Pod("pod", "http://x", "x", True, block_size=32, algorithm=algorithm)
+def pod(algorithm: str = "sha256_cbor") -> ProbedEndpoint:
+    return ProbedEndpoint("pod", "http://x", "x", True, block_size=32, algorithm=algorithm)
 
 
-def found(config: Any, status: Any, *pods: Pod) -> list[tuple[str, str, str]]:
+def found(config: Any, status: Any, *pods: ProbedEndpoint) -> list[tuple[str, str, str]]:
     return [(each.check, each.level, each.mend) for each in findings_of(URL, config, status, pods or [pod()])]
 
 
@@ -79,11 +79,13 @@ def test_what_is_wrong_is_told_with_its_flag(said: Any, state: Any, check: str, 
 def test_without_an_engine_the_pods_say_what_a_block_is() -> None:
     state = status(registered_gpu_ids=[], cache_context_meta={})
     assert [check for check, _, _ in found(config(chunk=256), state)] == ["lmcache-engines", "lmcache-chunk"]
-    assert [check for check, _, _ in found(config(chunk=256), state, Pod("pod", "", ""))] == ["lmcache-engines"]
+    assert [check for check, _, _ in found(config(chunk=256), state, ProbedEndpoint("pod", "", ""))] == [
+        "lmcache-engines"
+    ]
 
 
 def test_pages_without_what_is_looked_for_are_borne() -> None:
-    assert found({}, {}, Pod("pod", "", ""))
+    assert found({}, {}, ProbedEndpoint("pod", "", ""))
     assert found({"mp": 1, "storage_manager": [], "coordinator": None}, {"cache_context_meta": [], "kv_events": 1})
 
 
@@ -129,7 +131,7 @@ async def serving(pages: dict[str, Any]) -> AsyncIterator[str]:
 
 async def test_a_server_is_asked_for_its_pages() -> None:
     pages = {"/config": config(), "/status": status(), "/metrics": METRICS}
-    async with serving(pages) as url, Ask(5.0) as ask:
+    async with serving(pages) as url, HttpClient(5.0) as ask:
         assert [each.check for each in await examine_server(url, ask, [pod()], Stores(4, 12, 4, 3))] == ["l2-stuck"]
         del pages["/metrics"]
         assert await examine_server(url, ask, [pod()], Stores()) == []
@@ -143,12 +145,12 @@ async def test_a_coordinator_is_asked_whom_it_knows() -> None:
         "/healthz": {"status": "healthy"},
         "/instances": {"instances": [{"instance_id": "a", "ip": "127.0.0.1", "http_port": 8591}]},
     }
-    async with serving(pages) as url, Ask(5.0) as ask:
+    async with serving(pages) as url, HttpClient(5.0) as ask:
         assert await examine_coordinator(url, ask, [URL], [pod()], 1.0) == []
         (finding,) = await examine_coordinator(url, ask, ["http://127.0.0.1:8592"], [], 1.0)
         assert (finding.check, finding.level) == ("coordinator-unreachable", "problem")
         assert "127.0.0.1:8591" in finding.found
-    async with Ask(5.0) as ask:
+    async with HttpClient(5.0) as ask:
         (finding,) = await examine_coordinator("http://127.0.0.1:1", ask, [], [], 1.0)
         assert (finding.subject, finding.check) == ("http://127.0.0.1:1", "coordinator-unreachable")
 
@@ -161,7 +163,7 @@ async def test_prompts_that_all_wait_for_l2_are_told(looked_up: int, waiting: in
     page = f'lmcache_mp_l2_prefetch_lookup_requests_total{{otel_scope_name="lmcache.l2"}} {looked_up}.0\n'
     state = status(storage_manager={"prefetch_controller": {"lookup_phase_count": waiting}})
     pages = {"/config": config(), "/status": state, "/metrics": page.encode()}
-    async with serving(pages) as url, Ask(5.0) as ask:
+    async with serving(pages) as url, HttpClient(5.0) as ask:
         assert [each.check for each in await examine_server(url, ask, [pod()], Stores())] == checks
         pages["/metrics"] = page.replace(".0", ".0.0").encode()  # no number
         assert await examine_server(url, ask, [pod()], Stores()) == []

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from epp.prefix.lmcache.chunk_keys import chunks_of
-from tooling.doctor.http import Ask
+from tooling.doctor.http import HttpClient
 from tooling.doctor.names import Chunk, examine_names, told
 
 PROMPT = list(range(100, 164))
@@ -58,7 +58,7 @@ def name(tokens: Sequence[int], algorithm: Any = "sha256_cbor") -> str:
 
 
 async def checks(directory: Directory, *firsts: Sequence[int], seconds: float = 5.0) -> list[str]:
-    async with directory.serving() as url, Ask(5.0) as ask:
+    async with directory.serving() as url, HttpClient(5.0) as ask:
         return [each.check for each in await examine_names(url, url, "node-a", ask, firsts, seconds)]
 
 
@@ -105,5 +105,5 @@ async def test_what_cannot_be_told_is_not_told(algorithm: str, chunks: Any) -> N
 
 async def test_without_a_prompt_and_without_answers_nothing_is_told() -> None:
     assert await checks(Directory("sha256_cbor", [("ff" * 32, PROMPT)])) == []
-    async with Ask(1.0) as ask:
+    async with HttpClient(1.0) as ask:
         assert await examine_names("http://127.0.0.1:1", "http://127.0.0.1:1", "a", ask, [PROMPT], 1.0) == []

@@ -18,7 +18,7 @@ from tests.support.family import Family
 from tooling.laptop.engines import Simulated
 from tooling.laptop.load import Outcome
 from tooling.laptop.ports import free_ports
-from tooling.laptop.up import Options, UpError, comparison, run
+from tooling.laptop.up import UpError, UpOptions, comparison, run
 from tooling.simulator.workloads import chats
 
 pytestmark = pytest.mark.envoy
@@ -199,8 +199,8 @@ def workload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tooling.laptop.up, "demo", lambda seed: chats(seed, sessions=2, turns=2, seconds=0.1))
 
 
-def once(logs: Path) -> Options:
-    return Options(once=True, pods=2, port=free_ports(1)[0], keep_logs=logs)
+def once(logs: Path) -> UpOptions:
+    return UpOptions(once=True, pods=2, port=free_ports(1)[0], keep_logs=logs)
 
 
 MINE = """
@@ -259,4 +259,4 @@ async def test_an_engine_that_is_not_installed_is_told(tmp_path: Path, monkeypat
     monkeypatch.setattr("tooling.laptop.engines.ENGINE_PYTHON", tmp_path / "bin" / "python")
     monkeypatch.setattr("tooling.laptop.engines.find_spec", lambda name: None)
     with pytest.raises(UpError, match="vLLM is not installed: run `hack/install engine`"):
-        await run(Options(engine="vllm"))
+        await run(UpOptions(engine="vllm"))

@@ -13,7 +13,7 @@ from epp.documents.files import stamp_of
 from gateway.errors import GatewayError
 from tests.support.waiting import until
 from tooling.laptop.chain import Chain, ChainError
-from tooling.laptop.engines import Pod
+from tooling.laptop.engines import LaptopPod
 from tooling.laptop.watch import watch
 
 
@@ -23,7 +23,7 @@ class Fake:
 
     endpoints_file: Path
     ends: list[tuple[str, str]] = field(default_factory=list)
-    pods: list[Pod] = field(default_factory=lambda: [Pod("pod-a", 1)])
+    pods: list[LaptopPod] = field(default_factory=lambda: [LaptopPod("pod-a", 1)])
     replicas: list[Any] = field(default_factory=lambda: [SimpleNamespace(name="epp-1"), SimpleNamespace(name="epp-2")])
     gone: list[str] = field(default_factory=list)
     envoy: Any = field(default_factory=lambda: SimpleNamespace(status=None))

@@ -1,11 +1,11 @@
 """What was sent where: prefixes only, bounded, the tail forgotten first."""
 
 from tests.support.rivals import ask, pods, text
-from tooling.policies.sent_prompts import Routed, chain_of
+from tooling.policies.sent_prompts import SentPrompts, chain_of
 
 
 def test_only_prefixes_match() -> None:
-    routed, (a, b) = Routed(128, 100), pods(2)
+    routed, (a, b) = SentPrompts(128, 100), pods(2)
     routed.add(ask([a, b], text(4)), a)
     assert routed.match(ask([a, b], text(8)), [a, b]) == [0.5, 0.0]
     assert routed.match(ask([a, b], text(4)[128:]), [a, b]) == [0.0, 0.0]
@@ -20,7 +20,7 @@ def test_other_models_share_nothing() -> None:
 
 
 def test_the_tail_of_what_was_sent_longest_ago_goes_first() -> None:
-    routed, (a,) = Routed(128, 6), pods(1)
+    routed, (a,) = SentPrompts(128, 6), pods(1)
     old, new = ask([a], text({1: 4})), ask([a], text({2: 4}))
     routed.add(old, a)
     routed.add(new, a)

@@ -15,26 +15,27 @@ from epp.prefix.lmcache.tiers import Listed
 from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from tests.support.replaying import play, steady, waits
-from tooling.replay.kv_events import Ledger, at_once, batch_of, ears_of
-from tooling.replay.pod import Pod
+from tooling.replay.kv_events import TierLog, at_once, batch_of, delivery_to
+from tooling.replay.pod import VirtualPod
 from tooling.replay.policies import policy
-from tooling.replay.replay import Conditions, Failure, Play
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.replay import Conditions, Failure, Replay
+from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator.presets import pods
 from tooling.simulator.tiers import CHUNK, Changed, TierParameters
 
 
-def precise(made: Play) -> PrecisePrefixCache:
+def precise(made: Replay) -> PrecisePrefixCache:
     return next(p for p in made.replicas[0].scheduler.plugins if isinstance(p, PrecisePrefixCache))
 
 
-def heard(made: Play, pod: Pod, ask: Ask) -> int:
+def heard(made: Replay, pod: VirtualPod, ask: TraceRequest) -> int:
     """Blocks of a prompt that the picker was told this pod holds."""
     cache = precise(made)
-    shelf = cache.shelves.shelf(made.replicas[0].endpoint_of[pod])
+    shelf = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
     chain = chain_of_tokens(ask.ids(), 16)[: ask.tokens // 16]
     return max(
-        (cache.shelves.indexes["device"].depth(chain, e.tiers["device"].bit) for e in shelf.engines.values()), default=0
+        (cache.kv_index.indexes["device"].depth(chain, e.tiers["device"].bit) for e in shelf.engines.values()),
+        default=0,
     )
 
 
@@ -54,7 +55,7 @@ def test_what_was_heard_is_what_the_pods_hold(foreign: float) -> None:
 
 def test_every_request_was_picked_by_events() -> None:
     reasons: list[str] = []
-    made = Play(steady(100, 0.1), pods("3*laptop"), policy("kv-aware").build, Conditions(), 0)
+    made = Replay(steady(100, 0.1), pods("3*laptop"), policy("kv-aware").build, Conditions(), 0)
     precise(made).degraded = lambda reason, detail: reasons.append(reason)
     made.run()
     assert reasons == []
@@ -62,7 +63,7 @@ def test_every_request_was_picked_by_events() -> None:
 
 def test_a_pod_that_comes_back_under_the_same_name_is_known_to_be_empty() -> None:
     """It is back before anybody notices; only its events tell."""
-    trace = Trace("t", [Ask(0.5 * n, (Piece(1, 1600), Piece(2 + n, 30)), 4) for n in range(20)])
+    trace = Trace("t", [TraceRequest(0.5 * n, (Piece(1, 1600), Piece(2 + n, 30)), 4) for n in range(20)])
     conditions = Conditions(failures=(Failure(0, 4.7, 0.1),), notice=5.0)
     made = play(trace, pods="laptop", name="kv-aware", conditions=conditions)
     again = made.served[10]
@@ -79,9 +80,9 @@ def test_events_that_are_late_cost_little_while_nothing_else_writes_to_the_pods(
 
 
 def test_events_say_what_the_engine_did() -> None:
-    pod = Pod("p", pods("laptop")[0])
+    pod = VirtualPod("p", pods("laptop")[0])
     pod.watch()
-    ask = Ask(0.0, (Piece(1, 40),), 30, answer=2)
+    ask = TraceRequest(0.0, (Piece(1, 40),), 30, answer=2)
     pod.add(1, ask, 0.0)
     pod.begin(0.0)
     while (due := pod.due) < inf:
@@ -101,12 +102,12 @@ def test_events_say_what_the_engine_did() -> None:
 STORAGE = TierParameters(tokens=30_000, speed=50_000.0)
 
 
-def l1_of(cache: PrecisePrefixCache, made: Play, pod: Pod, ask: Ask) -> int:
+def l1_of(cache: PrecisePrefixCache, made: Replay, pod: VirtualPod, ask: TraceRequest) -> int:
     """Chunks of a prompt that the picker was told lie in this pod's L1."""
-    shelf = cache.shelves.shelf(made.replicas[0].endpoint_of[pod])
+    shelf = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
     chain = chain_of_tokens(ask.ids(), CHUNK)[: ask.tokens // CHUNK]
     tiers = [engine.tiers["l1"] for engine in shelf.engines.values() if "l1" in engine.tiers]
-    return max((cache.shelves.indexes["l1"].depth(chain, tier.bit) for tier in tiers), default=0)
+    return max((cache.kv_index.indexes["l1"].depth(chain, tier.bit) for tier in tiers), default=0)
 
 
 @pytest.mark.parametrize("per_node", [1, 3])
@@ -149,10 +150,12 @@ def test_the_directory_is_read_as_in_production() -> None:
 
 
 def test_late_events_make_late_tiers() -> None:
-    trace = Trace("t", [Ask(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate((0.0, 4.0, 30.0))])
+    trace = Trace(
+        "t", [TraceRequest(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate((0.0, 4.0, 30.0))]
+    )
     known: dict[float, int] = {}
     for lag in (0.0, 10.0):
-        made = Play(trace, pods("laptop"), policy("kv-aware").build, Conditions(event_lag=lag, l2=STORAGE), 0)
+        made = Replay(trace, pods("laptop"), policy("kv-aware").build, Conditions(event_lag=lag, l2=STORAGE), 0)
         tiers = precise(made).tiers
         assert tiers is not None
         made._at(5.0, lambda lag=lag, tiers=tiers: known.__setitem__(lag, len(tiers.directory)))
@@ -162,9 +165,9 @@ def test_late_events_make_late_tiers() -> None:
 
 @pytest.mark.parametrize(("name", "knows"), [("prefix-aware", False), ("kv-aware", True)])
 def test_the_default_knows_nothing_of_what_lies_below_the_device(name: str, knows: bool) -> None:
-    trace = Trace("t", [Ask(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate((0.0, 9.0))])
+    trace = Trace("t", [TraceRequest(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate((0.0, 9.0))])
     conditions = Conditions(failures=(Failure(0, 2.0, 4.0),), l2=STORAGE)
-    made = Play(trace, pods("laptop"), policy(name).build, conditions, 0)
+    made = Replay(trace, pods("laptop"), policy(name).build, conditions, 0)
     told: list[tuple[int, int]] = []
 
     def ask() -> None:
@@ -178,15 +181,15 @@ def test_the_default_knows_nothing_of_what_lies_below_the_device(name: str, know
 
 
 def test_the_ledger_tells_what_is_new_at_its_end() -> None:
-    ledger = Ledger(["node-1"])
-    ledger.note("", [Changed(None, (1, 2), [0, 1], [])])
-    ledger.note("node-1", [Changed(None, (2, 3), [0, 1], [])])
+    tier_log = TierLog(["node-1"])
+    tier_log.note("", [Changed(None, (1, 2), [0, 1], [])])
+    tier_log.note("node-1", [Changed(None, (2, 3), [0, 1], [])])
     directory = Directory(10)
-    pages = [Waited(ledger.keys(offset)).page for offset in (0, 2, 3, 9)]
+    pages = [Waited(tier_log.keys(offset)).page for offset in (0, 2, 3, 9)]
     assert [page.total for page in pages] == [3] * 4
     assert [dict(page.chunks(directory, "")) for page in pages] == [{1: 1, 2: 3, 3: 2}, {3: 2}, {}, {}]
-    ledger.note("", [Changed(None, (9,), [0], [1, 2])])
-    assert dict(Waited(ledger.keys(0)).page.chunks(directory, "")) == {2: 2, 3: 2, 9: 1}
+    tier_log.note("", [Changed(None, (9,), [0], [1, 2])])
+    assert dict(Waited(tier_log.keys(0)).page.chunks(directory, "")) == {2: 2, 3: 2, 9: 1}
 
 
 class Waited:
@@ -202,4 +205,4 @@ class Waited:
 def test_only_those_who_listen_have_ears() -> None:
     for name, listens in (("kv-aware", True), ("prefix-aware", False)):
         pipeline = load_strategy(name, clock=lambda: 0.0, random=Random(0))
-        assert (ears_of(pipeline.plugins) is not None) == listens
+        assert (delivery_to(pipeline.plugins) is not None) == listens

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.replaying import play, waits
 from tooling.replay.generators import WORKLOADS
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.trace import Piece, Trace, TraceRequest
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_nobody_beats_the_oracle_by_more_than_noise(workload: str, pods: str, ra
 
 def test_it_sees_a_restart_and_foreign_traffic_that_others_cannot() -> None:
     """Two pods of different speed: only the oracle knows which."""
-    trace = Trace("t", [Ask(float(n), (Piece(n + 1, 800),), 5) for n in range(20)])
+    trace = Trace("t", [TraceRequest(float(n), (Piece(n + 1, 800),), 5) for n in range(20)])
     made = play(trace, pods="laptop@0.2,laptop", name="oracle")
     assert {served.pod for served in made.served} == {1}

@@ -8,18 +8,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.support.replaying import asks, play, steady
-from tooling.replay.pod import Pod
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.pod import VirtualPod
+from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator.engine import LAPTOP, Engine
 from tooling.simulator.metrics import Histograms
 from tooling.simulator.presets import preset
-from tooling.simulator.realtime import Clockwork, Order
+from tooling.simulator.realtime import Order, RealTimeEngine
 
 KIND = preset("laptop")
 
 
-def one(id: int, tokens: int, output: int) -> Ask:
-    return Ask(0.0, (Piece(id, tokens),), output)
+def one(id: int, tokens: int, output: int) -> TraceRequest:
+    return TraceRequest(0.0, (Piece(id, tokens),), output)
 
 
 class Skipping(selectors.DefaultSelector):
@@ -46,7 +46,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 async def served_in_real_time(trace: Trace) -> list[tuple[float | None, float | None, int]]:
     """First token, end and cached tokens of each request on the simulator's own clockwork."""
     engine = Engine(LAPTOP)
-    clock = Clockwork(engine, Histograms(CollectorRegistry(), {"engine": "0", "model_name": "m"}), 1.0)
+    clock = RealTimeEngine(engine, Histograms(CollectorRegistry(), {"engine": "0", "model_name": "m"}), 1.0)
     loop = asyncio.get_running_loop()
 
     async def ask(number: int) -> tuple[float | None, float | None, int]:
@@ -86,14 +86,14 @@ def test_virtual_time_equals_real_time(trace: Trace) -> None:
 
 
 def test_an_idle_pod_has_nothing_due() -> None:
-    pod = Pod("p", KIND)
+    pod = VirtualPod("p", KIND)
     pod.begin(1.0)
     assert pod.due == inf
     assert pod.end() is None
 
 
 def test_a_request_that_comes_during_a_leap_is_looked_at_when_the_step_in_progress_ends() -> None:
-    pod = Pod("p", KIND)
+    pod = VirtualPod("p", KIND)
     pod.add(1, one(1, 100, 50), 0.0)
     pod.begin(0.0)
     pod.end()
@@ -111,7 +111,7 @@ def test_a_request_that_comes_during_a_leap_is_looked_at_when_the_step_in_progre
 
 
 def test_the_load_is_what_it_is_now_not_at_the_end_of_the_leap() -> None:
-    pod = Pod("p", KIND)
+    pod = VirtualPod("p", KIND)
     pod.add(1, one(1, 160, 300), 0.0)
     pod.begin(0.0)
     pod.end()
@@ -123,7 +123,7 @@ def test_the_load_is_what_it_is_now_not_at_the_end_of_the_leap() -> None:
 
 
 def test_a_pod_that_dies_has_lost_everything_and_works_again_when_it_is_back() -> None:
-    pod = Pod("p", KIND)
+    pod = VirtualPod("p", KIND)
     pod.add(1, one(1, 160, 300), 0.0)
     pod.begin(0.0)
     pod.die(0.01)

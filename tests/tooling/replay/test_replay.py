@@ -12,8 +12,8 @@ from epp.scheduling.cost import ExpectedTtft
 from tests.support.replaying import asks, play, steady, waits
 from tooling.replay.generators import WORKLOADS
 from tooling.replay.policies import policy
-from tooling.replay.replay import ATTEMPTS, Conditions, Failure, Play
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.replay import ATTEMPTS, Conditions, Failure, Replay
+from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator.engine import Engine
 from tooling.simulator.presets import pods
 from tooling.simulator.tiers import TierParameters
@@ -21,7 +21,7 @@ from tooling.simulator.tiers import TierParameters
 CALM = Conditions()
 
 
-def books_are_closed(made: Play) -> None:
+def books_are_closed(made: Replay) -> None:
     """Every account of every replica is closed, and the pods are empty."""
     for replica in made.replicas:
         assert replica.scheduler._open == {}
@@ -83,7 +83,7 @@ def test_every_request_ends_once_and_no_account_stays_open(
 def test_progress_counts_each_request_once() -> None:
     seen: list[int] = []
     trace = steady(20)
-    Play(trace, pods("2*laptop"), policy("round-robin").build, CALM, 0, seen.append).run()
+    Replay(trace, pods("2*laptop"), policy("round-robin").build, CALM, 0, seen.append).run()
     assert seen == list(range(1, 21))
 
 
@@ -98,9 +98,9 @@ def test_a_turn_comes_its_pause_after_the_last_of_those_before_it() -> None:
     trace = Trace(
         "turns",
         [
-            Ask(0.0, (Piece(1, 100),), 30, answer=2),
-            Ask(0.0, (Piece(3, 100),), 5),
-            Ask(0.0, (Piece(1, 100), Piece(2, 30), Piece(4, 20)), 5, after=(0, 1), pause=2.5),
+            TraceRequest(0.0, (Piece(1, 100),), 30, answer=2),
+            TraceRequest(0.0, (Piece(3, 100),), 5),
+            TraceRequest(0.0, (Piece(1, 100), Piece(2, 30), Piece(4, 20)), 5, after=(0, 1), pause=2.5),
         ],
     )
     first, second, third = play(trace).served
@@ -185,7 +185,7 @@ def test_four_replicas_that_speak_are_as_good_as_one() -> None:
 
 def test_saturating_keeps_pods_busy_and_stops_when_it_has_seen_enough() -> None:
     trace = WORKLOADS["independent"](1, 6000, "poisson")
-    made = Play(trace, pods("2*laptop"), policy("round-robin").build, replace(CALM, saturate=True), 0)
+    made = Replay(trace, pods("2*laptop"), policy("round-robin").build, replace(CALM, saturate=True), 0)
     served = made.run()
     ended = [one for one in served if one.ended >= 0]
     assert 2000 <= len(ended) < len(trace.asks)
@@ -201,7 +201,7 @@ NAMES = ["prefix-aware", "kv-aware", "round-robin", "oracle"]
 
 
 def one_document(*times: float) -> Trace:
-    return Trace("t", [Ask(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate(times)])
+    return Trace("t", [TraceRequest(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate(times)])
 
 
 @settings(max_examples=25)
@@ -289,7 +289,7 @@ def test_what_came_from_storage_stays_in_the_nodes_memory() -> None:
 
 def test_a_tier_holds_no_more_than_it_has_room_for() -> None:
     """Twelve documents in turn: more than a pod, fewer than a large tier holds."""
-    trace = Trace("t", [Ask(n * 1.0, (Piece(1 + n % 12, 2048), Piece(100 + n, 30)), 2) for n in range(48)])
+    trace = Trace("t", [TraceRequest(n * 1.0, (Piece(1 + n % 12, 2048), Piece(100 + n, 30)), 2) for n in range(48)])
     found = [
         sum(s.l1 for s in play(trace, pods="laptop", l1=size and size + MEMORY).served)
         for size in (None, "4096", "30000")

@@ -6,17 +6,17 @@ import pytest
 
 from epp.errors import ConfigError
 from epp.plugin import Load
-from tooling.replay.pod import Pod
+from tooling.replay.pod import VirtualPod
 from tooling.replay.policies import policy
 from tooling.replay.replica import Replica
-from tooling.replay.trace import Ask, Piece
+from tooling.replay.trace import Piece, TraceRequest
 from tooling.simulator.presets import pods
 
-ASK = Ask(0.0, (Piece(1, 512),), 10, session="s")
+ASK = TraceRequest(0.0, (Piece(1, 512),), 10, session="s")
 
 
-def replica(spec: str = "prefix-aware", *, sees_answer: bool = True) -> tuple[Replica, Sequence[Pod]]:
-    made = [Pod(f"pod-{n}", kind) for n, kind in enumerate(pods("3*laptop"))]
+def replica(spec: str = "prefix-aware", *, sees_answer: bool = True) -> tuple[Replica, Sequence[VirtualPod]]:
+    made = [VirtualPod(f"pod-{n}", kind) for n, kind in enumerate(pods("3*laptop"))]
     return Replica(policy(spec).build, made, lambda: 0.0, Random(0), sees_answer=sees_answer), made
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from epp.errors import ConfigError
 from epp.prefix.block_hashes import chain_of
-from tooling.replay.trace import MOONCAKE_TICK, Ask, Piece, Trace, read_mooncake
+from tooling.replay.trace import MOONCAKE_TICK, Piece, Trace, TraceRequest, read_mooncake
 
 PATHS = st.lists(st.integers(1, 300), min_size=1, max_size=5)
 
@@ -30,7 +30,7 @@ def written(tmp_path: Path, *lines: str, name: str = "trace.jsonl") -> Path:
 
 @given(PATHS)
 def test_bytes_and_chain_are_as_long_as_the_prompt(lengths: list[int]) -> None:
-    ask = Ask(0.0, path(lengths), 5)
+    ask = TraceRequest(0.0, path(lengths), 5)
     assert len(ask.bytes()) == 4 * ask.tokens == 4 * sum(lengths)
     assert len(ask.chain(16)) == ask.tokens // 16
     assert len(set(ask.chain(16))) == ask.tokens // 16, "each block stands for itself"
@@ -39,8 +39,8 @@ def test_bytes_and_chain_are_as_long_as_the_prompt(lengths: list[int]) -> None:
 @given(PATHS, PATHS, PATHS)
 def test_prompts_share_what_their_paths_share_and_no_more(head: list[int], one: list[int], two: list[int]) -> None:
     shared = path(head)
-    first = Ask(0.0, (*shared, *path(one, 1000)), 5)
-    second = Ask(0.0, (*shared, *path(two, 2000)), 5)
+    first = TraceRequest(0.0, (*shared, *path(one, 1000)), 5)
+    second = TraceRequest(0.0, (*shared, *path(two, 2000)), 5)
     common = sum(head) // 16
     assert first.chain(16)[:common] == second.chain(16)[:common]
     assert not set(first.chain(16)[common:]) & set(second.chain(16)[common:])
@@ -51,14 +51,16 @@ def test_prompts_share_what_their_paths_share_and_no_more(head: list[int], one: 
 
 
 def test_an_answer_is_part_of_the_chain_when_a_later_turn_contains_it() -> None:
-    first = Ask(0.0, (Piece(1, 30),), 34, answer=2)
-    second = Ask(0.0, (Piece(1, 30), Piece(2, 34), Piece(3, 100)), 5)
+    first = TraceRequest(0.0, (Piece(1, 30),), 34, answer=2)
+    second = TraceRequest(0.0, (Piece(1, 30), Piece(2, 34), Piece(3, 100)), 5)
     assert first.chain(16) == second.chain(16)[:4]
-    assert Ask(0.0, (Piece(1, 30),), 34).chain(16) == first.chain(16)[:1]
+    assert TraceRequest(0.0, (Piece(1, 30),), 34).chain(16) == first.chain(16)[:1]
 
 
 def test_scaling_speeds_up_arrivals_and_leaves_pauses() -> None:
-    trace = Trace("t", [Ask(10.0, (Piece(1, 5),), 1), Ask(20.0, (Piece(2, 5),), 1, after=(0,), pause=3.0)])
+    trace = Trace(
+        "t", [TraceRequest(10.0, (Piece(1, 5),), 1), TraceRequest(20.0, (Piece(2, 5),), 1, after=(0,), pause=3.0)]
+    )
     assert [(ask.at, ask.pause) for ask in trace.scaled(2.0).asks] == [(5.0, 0.0), (10.0, 3.0)]
     assert trace.rate == 0.1
     assert trace.scaled(2.0).rate == 0.2
@@ -66,7 +68,10 @@ def test_scaling_speeds_up_arrivals_and_leaves_pauses() -> None:
 
 def test_the_bound_is_what_one_endless_cache_would_hold() -> None:
     pieces = path([100, 50])
-    trace = Trace("t", [Ask(0.0, pieces, 1), Ask(1.0, pieces, 1), Ask(2.0, (pieces[0], Piece(9, 50)), 1)])
+    trace = Trace(
+        "t",
+        [TraceRequest(0.0, pieces, 1), TraceRequest(1.0, pieces, 1), TraceRequest(2.0, (pieces[0], Piece(9, 50)), 1)],
+    )
     assert trace.cached_bound() == pytest.approx((0 + 149 + 100) / 450), "the last token is always computed"
     assert Trace("t", []).cached_bound() == 0.0
 

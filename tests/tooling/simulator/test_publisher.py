@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from epp.plugin import Endpoint
-from epp.prefix.events.engine_cache import EngineCache, Shelves
+from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.wire import decode
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from tooling.simulator.engine import LAPTOP, Engine
@@ -94,7 +94,7 @@ def test_an_engines_changes_are_events_that_another_can_follow() -> None:
     draw = random.Random(5)
     engine = Engine(replace(LAPTOP, blocks=40, block_size=4))
     engine.watch()
-    cache, said = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(1000)), 0
+    cache, said = EngineCache(Endpoint("a", "10.0.0.1:8000"), KvEventIndex(1000)), 0
     shared, sequences = draw.randbytes(4 * 24), list[bytes]()
     for number in range(60):
         tokens = shared[: 4 * draw.randint(0, 24)] + draw.randbytes(4 * draw.randint(4, 40))

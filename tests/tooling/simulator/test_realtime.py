@@ -10,19 +10,19 @@ from prometheus_client import CollectorRegistry
 
 from tooling.simulator.engine import LAPTOP, Engine, NeverFits
 from tooling.simulator.metrics import Histograms
-from tooling.simulator.realtime import Clockwork, Live, Order
+from tooling.simulator.realtime import Live, Order, RealTimeEngine
 
 LABELS = {"engine": "0", "model_name": "m"}
 
 
-def clockwork(pace: float = 0.1) -> tuple[Clockwork, Engine, CollectorRegistry]:
+def clockwork(pace: float = 0.1) -> tuple[RealTimeEngine, Engine, CollectorRegistry]:
     registry = CollectorRegistry()
     engine = Engine(replace(LAPTOP, blocks=64))
-    return Clockwork(engine, Histograms(registry, LABELS), pace), engine, registry
+    return RealTimeEngine(engine, Histograms(registry, LABELS), pace), engine, registry
 
 
 @asynccontextmanager
-async def running(clock: Clockwork) -> AsyncIterator[None]:
+async def running(clock: RealTimeEngine) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         runner = group.create_task(clock.run())
         yield

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
-from epp.prefix.events.engine_cache import EngineCache, Shelves
+from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.wire import (
     AllBlocksCleared,
     Batch,
@@ -51,12 +51,12 @@ def removed(*blocks: int, **fields: Any) -> BlockRemoved:
 
 class Engine:
     def __init__(self, limit: int = 1000) -> None:
-        self.shelves = Shelves(limit)
-        self.cache = self.shelves.shelf(Endpoint("a", "10.0.0.1:8000")).engine(0)
+        self.kv_index = KvEventIndex(limit)
+        self.cache = self.kv_index.state_of(Endpoint("a", "10.0.0.1:8000")).engine(0)
 
     @property
     def size(self) -> int:
-        return self.shelves.shelf(self.cache.endpoint).size
+        return self.kv_index.state_of(self.cache.endpoint).size
 
     def say(self, *events: Event) -> "Engine":
         self.cache.apply(Batch(1.0, events))
@@ -98,7 +98,7 @@ def test_salt_and_adapter_are_part_of_a_prompt() -> None:
     extras: list[Any] = [["lora", "tenant"], *[["lora"]] * 7]
     engine = Engine().say(stored(lora_name="lora", extra_keys=extras))
     assert (engine.depth(adapter="lora", salt="tenant"), engine.depth(adapter="lora"), engine.depth()) == (8, 0, 0)
-    assert engine.shelves.adapters == {"lora": 1}
+    assert engine.kv_index.adapters == {"lora": 1}
     assert Engine().say(stored(lora_name="lora", extra_keys=None)).depth(adapter="lora") == 8
 
 
@@ -127,7 +127,7 @@ def test_clearing_is_of_the_device() -> None:
     engine = Engine().say(stored(), stored(medium="CPU"), AllBlocksCleared())
     assert (engine.depth(), engine.depth("l1")) == (0, 8)
     assert engine.say(stored(0, 2)).depth() == 2
-    assert engine.shelves.counts["cleared"] == 1
+    assert engine.kv_index.counts["cleared"] == 1
 
 
 def test_stores_without_tokens_are_known_by_their_hashes() -> None:
@@ -138,7 +138,7 @@ def test_stores_without_tokens_are_known_by_their_hashes() -> None:
     engine.say(removed(*range(7, -1, -1)), stored(0, 1, token_ids=None, medium="CPU"), removed(0, medium="CPU"))
     assert (engine.depth(), engine.depth("l1")) == (0, 6)
     assert engine.say(stored(6, 8, token_ids=None, medium="CPU")).depth("l1") == 6
-    assert engine.shelves.counts["unresolved"] == 2
+    assert engine.kv_index.counts["unresolved"] == 2
 
 
 def test_children_may_come_first() -> None:
@@ -188,27 +188,27 @@ def test_what_waits_for_a_beginning_is_bounded_whatever_it_is(attack: Attack) ->
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    shelves = engine.shelves
+    kv_index = engine.kv_index
     assert grown < 6 << 20
-    assert shelves.waiting <= 3 * 1024
-    assert shelves.waiting + shelves.counts["unresolved"] + shelves.counts["malformed"] == 4001
-    assert 0.3 * grown - 200_000 < shelves.bytes < 3 * grown + 200_000
+    assert kv_index.waiting <= 3 * 1024
+    assert kv_index.waiting + kv_index.counts["unresolved"] + kv_index.counts["malformed"] == 4001
+    assert 0.3 * grown - 200_000 < kv_index.bytes < 3 * grown + 200_000
     engine.cache.clear(emptied=False)
-    assert (shelves.waiting, shelves.bytes) == (0, Shelves(1).bytes)
+    assert (kv_index.waiting, kv_index.bytes) == (0, KvEventIndex(1).bytes)
 
 
 def test_sixty_thousand_stores_of_one_block_are_told_as_what_they_are() -> None:
     engine = Engine(10_000)
     for _ in range(60_000):
         engine.cache.apply(early(1, 2))
-    assert (engine.shelves.waiting, engine.shelves.counts["unresolved"]) == (1024, 60_000 - 1024)
+    assert (engine.kv_index.waiting, engine.kv_index.counts["unresolved"]) == (1024, 60_000 - 1024)
     engine.say(BlockRemoved([1], "GPU"))
-    assert (engine.shelves.waiting, engine.shelves.bytes) == (0, Shelves(1).bytes)
+    assert (engine.kv_index.waiting, engine.kv_index.bytes) == (0, KvEventIndex(1).bytes)
 
 
 def test_what_waits_of_one_endpoint_does_not_push_out_what_waits_of_another() -> None:
-    shelves = Shelves(1000)
-    good, bad = (shelves.shelf(Endpoint(name, f"10.0.0.{name}:8000")).engine(0) for name in "12")
+    kv_index = KvEventIndex(1000)
+    good, bad = (kv_index.state_of(Endpoint(name, f"10.0.0.{name}:8000")).engine(0) for name in "12")
     good.apply(Batch(1.0, [stored(4, 8)]))
     for i in range(3000):
         bad.apply(early(i, 2**40 + i))
@@ -226,21 +226,21 @@ def test_the_books_of_what_waits_balance(said: list[tuple[bool, list[int], int]]
         engine.say(stored(**fields | {"extra_keys": None}) if is_store else BlockRemoved(list(names), "GPU"))
     engine.say(BlockRemoved(list(range(10)), "GPU"))
     early_ = engine.cache.early.get("device")
-    assert engine.shelves.waiting == 0
+    assert engine.kv_index.waiting == 0
     assert early_ is None or (early_.bytes, early_._where, len(early_._behind)) == (0, {}, 0)
 
 
 def test_adapters_are_bounded_and_those_of_a_gone_engine_are_forgotten() -> None:
     engine = Engine(10_000)
-    other = EngineCache(Endpoint("b", "10.0.0.2:8000"), engine.shelves)
+    other = EngineCache(Endpoint("b", "10.0.0.2:8000"), engine.kv_index)
     other.apply(Batch(1.0, [stored(lora_name="lora")]))
     for i in range(3000):
         engine.say(stored(lora_name=f"{i}"))
-    assert len(engine.shelves.adapters) == 256 + 1
+    assert len(engine.kv_index.adapters) == 256 + 1
     engine.say(stored(lora_name="x" * 100_000))
-    assert engine.shelves.counts["malformed"] == 1
+    assert engine.kv_index.counts["malformed"] == 1
     engine.cache.leave()
-    assert engine.shelves.adapters == {"lora": 1}
+    assert engine.kv_index.adapters == {"lora": 1}
 
 
 def test_extra_keys_nested_as_deep_as_can_be_read_are_counted_and_left_out() -> None:
@@ -255,8 +255,8 @@ def test_extra_keys_nested_as_deep_as_can_be_read_are_counted_and_left_out() -> 
         event = ["BlockStored", [depth], None, [1], 1, None, "GPU", None, [extras]]
         with suppress(MalformedBatch):
             deeper(20, decode(msgspec.msgpack.encode([1.0, [event]])))
-    assert engine.shelves.counts["malformed"] > 0
-    assert engine.shelves.counts["stored"] > 0
+    assert engine.kv_index.counts["malformed"] > 0
+    assert engine.kv_index.counts["stored"] > 0
 
 
 def test_only_the_group_that_keeps_whole_prefixes_counts() -> None:
@@ -288,38 +288,38 @@ def test_more_tokens_than_the_blocks_have_are_left_out() -> None:
 def test_words_that_make_no_sense_are_counted_and_left_out(event: BlockStored) -> None:
     engine = Engine().say(stored(0, 2), event, stored(2, 4))
     assert engine.depth() == 4
-    assert engine.shelves.counts["malformed"] == 1
+    assert engine.kv_index.counts["malformed"] == 1
 
 
 def test_another_block_size_and_an_unknown_medium_are_not_for_us() -> None:
     engine = Engine().say(stored(), stored(block_size=2), stored(medium="TAPE"))
     assert engine.depth() == 8
-    assert engine.shelves.counts["ignored"] == 2
+    assert engine.kv_index.counts["ignored"] == 2
 
 
 def test_block_sizes_are_bounded_and_go_with_those_who_had_them() -> None:
     """Each costs every pick a chain of its own."""
-    shelves = Shelves(10_000)
+    kv_index = KvEventIndex(10_000)
 
     def say(name: int, rank: int, size: int) -> None:
         event = stored(block_hashes=[1], block_size=size, token_ids=[1] * size, medium="CPU", extra_keys=None)
-        shelves.shelf(endpoints[name]).engine(rank).apply(Batch(1.0, [event]))
+        kv_index.state_of(endpoints[name]).engine(rank).apply(Batch(1.0, [event]))
 
     endpoints = [Endpoint(f"e{i}", f"10.0.0.{i}:8000") for i in range(20)]
     for rank in range(64):
         say(0, rank, rank + 1)
-    assert shelves.sizes["l1"] == {1: 1, 2: 1}
-    assert shelves.counts["ignored"] == 62
+    assert kv_index.sizes["l1"] == {1: 1, 2: 1}
+    assert kv_index.counts["ignored"] == 62
     for name in range(1, 20):
         say(name, 0, name)
-    assert shelves.sizes["l1"] == {1: 2, 2: 2, **dict.fromkeys(range(3, 9), 1)}
+    assert kv_index.sizes["l1"] == {1: 2, 2: 2, **dict.fromkeys(range(3, 9), 1)}
     for name in range(10):
-        shelves.leave(endpoints[name])
-    assert shelves.sizes["l1"] == {}
+        kv_index.leave(endpoints[name])
+    assert kv_index.sizes["l1"] == {}
     say(19, 0, 19)
-    shelves.shelf(endpoints[19]).engine(0).clear(emptied=True)
+    kv_index.state_of(endpoints[19]).engine(0).clear(emptied=True)
     say(19, 0, 20)
-    assert shelves.sizes["l1"] == {20: 1}
+    assert kv_index.sizes["l1"] == {20: 1}
 
 
 def test_a_new_process_may_have_another_block_size() -> None:
@@ -352,7 +352,7 @@ def test_no_event_is_fatal(values: list[Any], draw: random.Random) -> None:
         for tier in engine.cache.tiers.values():
             tier.check()
     engine.cache.leave()
-    assert engine.shelves.budget.used == 0
+    assert engine.kv_index.budget.used == 0
 
 
 def test_the_simulators_own_chains_are_just_other_names() -> None:
@@ -379,12 +379,12 @@ def test_the_memory_it_reports_is_the_memory_it_takes() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        shelves = Shelves(100_000)
-        caches = [EngineCache(Endpoint(f"e{i}", f"10.0.0.{i}:8000"), shelves) for i in range(8)]
+        kv_index = KvEventIndex(100_000)
+        caches = [EngineCache(Endpoint(f"e{i}", f"10.0.0.{i}:8000"), kv_index) for i in range(8)]
         for cache, events in zip(caches, batches, strict=True):
             cache.apply(Batch(1.0, events))
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert shelves.budget.used == 8 * 20 * 32
-    assert 0.6 < shelves.bytes / taken < 1.4
+    assert kv_index.budget.used == 8 * 20 * 32
+    assert 0.6 < kv_index.bytes / taken < 1.4

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.plugin import Endpoint
-from epp.prefix.events.held_blocks import NOBODY, Budget, Holdings
+from epp.prefix.events.held_blocks import NOBODY, Budget, HeldBlocks
 from epp.prefix.index import PrefixIndex
 
 A = Endpoint("a", "10.0.0.1:8000")
 
 
-def holdings(limit: int = 10_000) -> Holdings:
-    return Holdings(A, PrefixIndex(limit), Budget(limit))
+def holdings(limit: int = 10_000) -> HeldBlocks:
+    return HeldBlocks(A, PrefixIndex(limit), Budget(limit))
 
 
 def chain(*path: int) -> list[int]:
@@ -23,11 +23,11 @@ def chain(*path: int) -> list[int]:
     return [hash(path[: i + 1]) & (2**63 - 1) for i in range(len(path))]
 
 
-def put(held: Holdings, names: list[int], at: int = 0) -> None:
+def put(held: HeldBlocks, names: list[int], at: int = 0) -> None:
     held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NOBODY)
 
 
-def depth(held: Holdings, names: list[int]) -> int:
+def depth(held: HeldBlocks, names: list[int]) -> int:
     return held.index.depth(names, held.bit)
 
 
@@ -88,7 +88,7 @@ def test_clearing_and_leaving_give_everything_back() -> None:
 
 def test_two_engines_share_an_index_and_not_their_blocks() -> None:
     index, budget = PrefixIndex(100), Budget(100)
-    one, other = Holdings(A, index, budget), Holdings(Endpoint("b", "10.0.0.2:8000"), index, budget)
+    one, other = HeldBlocks(A, index, budget), HeldBlocks(Endpoint("b", "10.0.0.2:8000"), index, budget)
     names = chain(1, 2, 3)
     put(one, names)
     put(other, names[:2])
@@ -147,7 +147,7 @@ def test_any_history_against_a_naive_count(seed: int, at_once: int) -> None:
         any_history(random.Random(seed))
 
 
-def is_prefix(held: Holdings, names: list[int]) -> bool:
+def is_prefix(held: HeldBlocks, names: list[int]) -> bool:
     shown = [bool(held.index._masks.get(name, 0) & held.bit) for name in names]
     return shown == sorted(shown, reverse=True)
 
@@ -191,7 +191,7 @@ def test_a_name_with_many_blocks_behind_it_is_shown_and_hidden_bit_by_bit() -> N
     held.store([1], [1], NOBODY)
     for chat in tree:
         put(held, chat, 1)
-    unfinished: list[Holdings] = held._unfinished
+    unfinished: list[HeldBlocks] = held._unfinished
     for change in (lambda: held.remove([1]), lambda: held.store([1], [1], NOBODY), held.clear):
         before, turns = held.index.holdings, 0
         change()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.plugin import Endpoint
-from epp.prefix.events.engine_cache import EngineCache, Shelves
-from epp.prefix.events.stream import Feed
+from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
+from epp.prefix.events.stream import EventStream
 from tests.support.kv_events import SIZE, batch, block_stored, depth, removed, stored
 
 IDS = list(range(64))
@@ -19,19 +19,21 @@ PROMPTS = [[100 * i + j for j in range(16)] for i in range(1, 9)]
 
 
 class Line:
-    """A feed and a publisher that may be asked for what it said."""
+    """A stream and a publisher that may be asked for what it said."""
 
     def __init__(self, *, replays: bool = True) -> None:
         self.faults = Counter[str]()
-        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(10_000))
-        self.feed = Feed(self.cache, lambda fault: self.faults.update([fault]), replays=replays, largest=LARGEST)
+        self.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), KvEventIndex(10_000))
+        self.stream = EventStream(
+            self.cache, lambda fault: self.faults.update([fault]), replays=replays, largest=LARGEST
+        )
         self.said: list[bytes] = []
         self.answers = True
         self.first = 0
         """Number of the first message the publisher still has."""
 
     def connect(self) -> None:
-        if self.feed.connected():
+        if self.stream.connected():
             self.replay()
 
     def say(self, *events: object, lost: bool = False) -> None:
@@ -40,16 +42,16 @@ class Line:
             self.hear(len(self.said) - 1)
 
     def hear(self, number: int) -> None:
-        if not self.feed.receive(number, self.said[number]):
-            if self.feed.replays:
+        if not self.stream.receive(number, self.said[number]):
+            if self.stream.replays:
                 self.replay()
-            self.feed.settle(number, self.said[number])
+            self.stream.settle(number, self.said[number])
 
     def replay(self, drops: frozenset[int] = frozenset()) -> None:
         if not self.answers:
-            self.feed.gave_up()
+            self.stream.gave_up()
             return
-        replay = self.feed.replay()
+        replay = self.stream.replay()
         while True:
             for number in range(max(replay.start, self.first), len(self.said)):
                 if number not in drops:
@@ -157,7 +159,7 @@ def test_a_replay_with_holes_is_asked_for_again() -> None:
     line = Line()
     for prompt in PROMPTS[:6]:
         line.say(stored(prompt), lost=True)
-    assert line.feed.connected()
+    assert line.stream.connected()
     line.replay(drops=frozenset({2, 4}))
     assert line.knows(*PROMPTS[:6])
     assert line.faults == {"gap": 1}
@@ -167,7 +169,7 @@ def test_a_publisher_that_never_gets_it_right_is_given_up() -> None:
     line = Line()
     line.connect()
     line.say(stored(PROMPTS[0]))
-    replay, asked = line.feed.replay(), 0
+    replay, asked = line.stream.replay(), 0
     while True:
         asked += 1
         replay.take(replay.start, line.said[0])
@@ -202,7 +204,7 @@ def test_a_large_message_is_taken_over_a_part_at_a_time() -> None:
     line.said.append(message)
     line.hear(0)
     depths = [depth(line.cache, ids)]
-    while line.feed.step():
+    while line.stream.step():
         depths.append(depth(line.cache, ids))
     assert depths[-1] == 5000
     assert max(after - before for before, after in pairwise([0, *depths])) <= 512
@@ -217,26 +219,26 @@ def test_what_follows_a_large_message_finds_it_done() -> None:
     assert depth(line.cache, ids) < 5000
     line.say(["BlockRemoved", [5000]])
     assert depth(line.cache, ids) == 4999
-    assert not line.feed.step()
+    assert not line.stream.step()
 
 
 def test_an_event_that_moves_a_whole_cache_is_taken_over_a_part_at_a_time() -> None:
     """The block all others are behind goes and comes back, again and again in one message."""
     line = Line()
-    line.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), Shelves(10**6))
-    line.feed = Feed(line.cache, lambda fault: None, replays=True, largest=1 << 22)
+    line.cache = EngineCache(Endpoint("a", "10.0.0.1:8000"), KvEventIndex(10**6))
+    line.stream = EventStream(line.cache, lambda fault: None, replays=True, largest=1 << 22)
     line.connect()
     ids, message = long_prompt(0, 60_000)
     back = block_stored(ids[:SIZE], [1], 0, SIZE)
     gone = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU", "group_idx": 0}
     line.said += [message, batch(*[gone, back] * 10, gone)]
     line.hear(0)
-    while line.feed.step():
+    while line.stream.step():
         pass
     index, most = line.cache.tiers["device"].index, 0
     line.hear(1)
     before, steps = index.holdings, 1
-    while line.feed.step():
+    while line.stream.step():
         most, before, steps = max(most, abs(index.holdings - before)), index.holdings, steps + 1
     assert (most, index.holdings) == (4096, 0)
     assert steps > 21 * 60_000 // 4096
@@ -251,7 +253,7 @@ def test_what_is_left_of_a_message_goes_with_the_process_that_sent_it() -> None:
     line.restart()
     line.say(stored(PROMPTS[0]), lost=True)
     line.hear(0)
-    assert not line.feed.step()
+    assert not line.stream.step()
     assert depth(line.cache, ids) == 0
     assert line.knows(PROMPTS[0])
 
@@ -285,8 +287,8 @@ def test_a_replay_that_was_broken_off_goes_on_where_it_was() -> None:
     line = Line()
     for prompt in PROMPTS:
         line.say(stored(prompt), lost=True)
-    assert line.feed.connected()
-    replay, starts = line.feed.replay(), []
+    assert line.stream.connected()
+    replay, starts = line.stream.replay(), []
     for _ in range(4):
         starts.append(replay.start)
         for number in range(replay.start, min(replay.start + 3, len(line.said))):

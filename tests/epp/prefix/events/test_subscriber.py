@@ -18,7 +18,7 @@ from aiohttp import web
 
 from epp.plugin import Endpoint, Load
 from epp.pool.store import Pool
-from epp.prefix.events.engine_cache import Shelves
+from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import KvEvents, PodDiscovery
 from epp.prefix.events.subscriber import Subscribers, _Queue
 from tests.support import waiting
@@ -64,23 +64,23 @@ class Server:
 
 
 class Rig:
-    """A pool of one endpoint, its server, and subscribers that fill `shelves`."""
+    """A pool of one endpoint, its server, and subscribers that fill `kv_index`."""
 
     def __init__(self, server: Server, config: KvEvents) -> None:
         self.pool = Pool("p", random=random.Random(1))
         self.endpoint = Endpoint("ns/pod", server.address)
         self.pool.replace([self.endpoint])
         self.metrics = RecordedMetrics()
-        self.shelves = Shelves(200_000)
+        self.kv_index = KvEventIndex(200_000)
         self.subscribers = Subscribers(self.pool, self.metrics, time.monotonic, lambda: 3.0)
-        self.subscribers.use(self.shelves, config)
+        self.subscribers.use(self.kv_index, config)
 
     @property
     def state(self) -> str:
-        return self.shelves.shelf(self.endpoint).state
+        return self.kv_index.state_of(self.endpoint).state
 
     def knows(self, *prompts: list[int], rank: int = 0) -> bool:
-        engine = self.shelves.shelf(self.endpoint).engine(rank)
+        engine = self.kv_index.state_of(self.endpoint).engine(rank)
         return [depth(engine, ids) for ids in PROMPTS] == [4 if ids in prompts else 0 for ids in PROMPTS]
 
 
@@ -119,7 +119,7 @@ async def test_what_was_said_before_and_what_is_said_now() -> None:
             assert listener.knows(PROMPTS[0])
             engine.publish([stored(PROMPTS[1])])
             await until(lambda: listener.knows(*PROMPTS[:2]))
-            assert listener.shelves.shelf(listener.endpoint).lag == 2.0
+            assert listener.kv_index.state_of(listener.endpoint).lag == 2.0
             assert not listener.metrics.reasons()
 
 
@@ -134,7 +134,7 @@ async def test_a_gap_is_asked_for() -> None:
             engine.muted = False
             engine.publish([stored(PROMPTS[2])])
             await until(lambda: listener.knows(*PROMPTS[:3]))
-            assert listener.shelves.faults["gap"] == 1
+            assert listener.kv_index.faults["gap"] == 1
             assert "kv-events-gap" in listener.metrics.reasons()
 
 
@@ -149,7 +149,7 @@ async def test_a_new_process_under_the_old_address_begins_anew() -> None:
             await engine.__aenter__()
             engine.publish([stored(PROMPTS[1])])
             await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
-            assert listener.shelves.faults["restart"] == 1
+            assert listener.kv_index.faults["restart"] == 1
 
 
 async def test_a_publisher_that_moves_is_asked_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +190,8 @@ async def test_rubbish_is_counted_and_nothing_else_harmed() -> None:
             engine.publish([stored(PROMPTS[0])])
             await until(lambda: listener.knows(PROMPTS[0]))
             assert listener.state == "live"
-            assert listener.shelves.faults == {"malformed": 6, "replay": 1}
-            assert listener.shelves.counts["malformed"] == 1
+            assert listener.kv_index.faults == {"malformed": 6, "replay": 1}
+            assert listener.kv_index.counts["malformed"] == 1
 
 
 async def test_without_anybody_to_ask_a_lost_connection_costs_what_was_known() -> None:
@@ -254,7 +254,7 @@ async def test_one_that_is_not_there_yet_is_asked_until_it_is(monkeypatch: pytes
         dead = Endpoint("ns/dead", "127.0.0.1:1")
         listener.pool.replace([dead])
         await until(lambda: "kv-events-failed" in listener.metrics.reasons())
-        assert listener.shelves.shelf(dead).state == "connecting"
+        assert listener.kv_index.state_of(dead).state == "connecting"
         async with publisher() as engine:
             server.sources = engine.sources()
             listener.pool.replace([listener.endpoint, dead])
@@ -268,10 +268,10 @@ async def test_an_endpoint_that_leaves_takes_all_with_it() -> None:
             engine.publish([stored(PROMPTS[0])])
             await until(lambda: listener.knows(PROMPTS[0]))
             listener.pool.replace([])
-            assert listener.shelves.budget.used == 0
+            assert listener.kv_index.budget.used == 0
             engine.publish([stored(PROMPTS[1])])
             await asyncio.sleep(0.02)
-            assert listener.shelves.budget.used == 0
+            assert listener.kv_index.budget.used == 0
 
 
 async def test_other_shelves_are_filled_from_the_beginning() -> None:
@@ -281,8 +281,8 @@ async def test_other_shelves_are_filled_from_the_beginning() -> None:
             engine.publish([stored(PROMPTS[0])])
             await until(lambda: listener.knows(PROMPTS[0]))
             listener.subscribers.use(None)
-            listener.shelves = Shelves(1000)
-            listener.subscribers.use(listener.shelves)
+            listener.kv_index = KvEventIndex(1000)
+            listener.subscribers.use(listener.kv_index)
             await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
 
 
@@ -310,13 +310,13 @@ async def test_engines_may_connect_to_us() -> None:
             context.destroy(linger=0)
 
 
-async def most_in_a_turn(shelves: Shelves, blocks: int) -> int:
+async def most_in_a_turn(kv_index: KvEventIndex, blocks: int) -> int:
     """Blocks that were stored between two turns of the event loop at most, until so many are."""
-    most = last = shelves.counts["stored"]
+    most = last = kv_index.counts["stored"]
     async with asyncio.timeout(30):
         while last < blocks:
             await asyncio.sleep(0)
-            most, last = max(most, shelves.counts["stored"] - last), shelves.counts["stored"]
+            most, last = max(most, kv_index.counts["stored"] - last), kv_index.counts["stored"]
     return most
 
 
@@ -332,9 +332,9 @@ async def test_a_large_message_leaves_turns_of_the_loop_to_others(monkeypatch: p
             if live:
                 await until(lambda: listener.state == "live")
                 engine.publish([event])
-            assert await most_in_a_turn(listener.shelves, 20_000) <= 1024
+            assert await most_in_a_turn(listener.kv_index, 20_000) <= 1024
             await until(lambda: listener.state == "live")
-            assert depth(listener.shelves.shelf(listener.endpoint).engine(0), ids) == 20_000
+            assert depth(listener.kv_index.state_of(listener.endpoint).engine(0), ids) == 20_000
 
 
 async def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ async def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.Mo
             for ids in prompts:
                 first.publish([stored(ids)])
                 second.publish([stored(ids)])
-            assert await most_in_a_turn(listener.shelves, 2 * 60 * 100) <= 100
+            assert await most_in_a_turn(listener.kv_index, 2 * 60 * 100) <= 100
 
 
 async def test_what_is_too_large_is_told_of_and_approximate_until_all_is_known_again() -> None:
@@ -404,9 +404,9 @@ async def test_a_replay_larger_than_there_is_room_for_comes_in_pieces(monkeypatc
             engine.publish([stored(ids)])
         async with rig(sources=engine.sources()) as (listener, _):
             await until(lambda: listener.state == "live")
-            cache = listener.shelves.shelf(listener.endpoint).engine(0)
+            cache = listener.kv_index.state_of(listener.endpoint).engine(0)
             assert [depth(cache, ids) for ids in prompts] == [4] * 200
-            assert listener.shelves.faults == {"replay": 1}
+            assert listener.kv_index.faults == {"replay": 1}
 
 
 def claimed(number: int, rank: Any, prompt: list[int]) -> list[bytes]:
@@ -424,7 +424,7 @@ async def test_ranks_that_messages_claim_are_bounded() -> None:
         topic = f"kv@{listener.endpoint.address}@m".encode()
         try:
             engine.connect(f"tcp://127.0.0.1:{port}")
-            shelf = listener.shelves.shelf(listener.endpoint)
+            kv_state = listener.kv_index.state_of(listener.endpoint)
             while not listener.knows(PROMPTS[0], rank=7):
                 await engine.send_multipart([topic, *claimed(0, 7, PROMPTS[0])])
                 await asyncio.sleep(0.01)
@@ -438,8 +438,8 @@ async def test_ranks_that_messages_claim_are_bounded() -> None:
             await until(lambda: listener.knows(PROMPTS[3], rank=7))
         finally:
             context.destroy(linger=0)
-        assert len(shelf.engines) == 64
-        faults = listener.shelves.faults
+        assert len(kv_state.engines) == 64
+        faults = listener.kv_index.faults
         assert (faults["malformed"], faults["rank"]) == (2, 3 + 20_000 - 63)
         details = dict(listener.metrics.degradations)
         assert details["kv-events-unknown"].isprintable()
@@ -456,13 +456,13 @@ async def test_ranks_that_an_endpoint_does_not_name_any_more_are_forgotten(monke
             await until(lambda: listener.state == "live")
             engine.publish([stored(PROMPTS[0])])
             await until(lambda: listener.knows(PROMPTS[0]))
-            shelf = listener.shelves.shelf(listener.endpoint)
+            kv_state = listener.kv_index.state_of(listener.endpoint)
             await engine.__aexit__(None, None, None)
             for turn in range(1, 4):
                 server.sources = {str(100 * turn + i): nobody for i in range(64)}
-                await until(partial(shelf.engines.__contains__, 100 * turn))
-                assert len(shelf.engines) == 64
-            assert listener.shelves.budget.used == 0
+                await until(partial(kv_state.engines.__contains__, 100 * turn))
+                assert len(kv_state.engines) == 64
+            assert listener.kv_index.budget.used == 0
             await engine.__aenter__()
 
 

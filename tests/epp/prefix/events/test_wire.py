@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.plugin import Endpoint
-from epp.prefix.events.engine_cache import Shelves
+from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import KvEvents
 from epp.prefix.events.wire import (
     AllBlocksCleared,
@@ -194,14 +194,14 @@ def test_a_message_comes_in_parts_of_bounded_work(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_parts_say_what_the_whole_says(name: str) -> None:
-    whole, piecemeal = Shelves(10**6), Shelves(10**6)
+    whole, piecemeal = KvEventIndex(10**6), KvEventIndex(10**6)
     where = Endpoint("a", "10.0.0.1:8000")
-    whole.shelf(where).engine(0).apply(decode(HOSTILE[name]))
+    whole.state_of(where).engine(0).apply(decode(HOSTILE[name]))
     for part in parts(HOSTILE[name]):
-        piecemeal.shelf(where).engine(0).apply(part)
+        piecemeal.state_of(where).engine(0).apply(part)
     assert piecemeal.counts == whole.counts
-    for medium, tier in whole.shelf(where).engine(0).tiers.items():
-        assert piecemeal.shelf(where).engine(0).tiers[medium].rows.keys() == tier.rows.keys()
+    for medium, tier in whole.state_of(where).engine(0).tiers.items():
+        assert piecemeal.state_of(where).engine(0).tiers[medium].rows.keys() == tier.rows.keys()
         assert list(piecemeal.indexes[medium]._masks) == list(whole.indexes[medium]._masks)
 
 

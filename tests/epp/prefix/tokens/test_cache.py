@@ -2,7 +2,7 @@
 
 from array import array
 
-from epp.prefix.tokens.cache import Pieces, key_of
+from epp.prefix.tokens.cache import TokenCache, key_of
 
 
 def ids(count: int, start: int = 0) -> "array[int]":
@@ -10,14 +10,14 @@ def ids(count: int, start: int = 0) -> "array[int]":
 
 
 def test_what_was_put_is_found() -> None:
-    pieces = Pieces(10_000)
+    pieces = TokenCache(10_000)
     pieces.put(b"a", ids(3), 9)
     assert pieces.get(b"a") == ids(3)
     assert pieces.get(b"b") is None
 
 
 def test_the_least_recently_used_goes_first() -> None:
-    pieces = Pieces(4000)
+    pieces = TokenCache(4000)
     for name in (b"a", b"b", b"c", b"d", b"e"):
         pieces.put(name, ids(130), 1)
     pieces.get(b"a")
@@ -26,7 +26,7 @@ def test_the_least_recently_used_goes_first() -> None:
 
 
 def test_what_is_kept_never_takes_more_than_its_room() -> None:
-    pieces = Pieces(20_000)
+    pieces = TokenCache(20_000)
     for i in range(500):
         pieces.put(str(i % 90).encode(), ids(i % 70), 1)
         assert pieces.bytes <= 20_000
@@ -34,7 +34,7 @@ def test_what_is_kept_never_takes_more_than_its_room() -> None:
 
 
 def test_a_piece_put_twice_counts_once() -> None:
-    pieces = Pieces(10_000)
+    pieces = TokenCache(10_000)
     pieces.put(b"a", ids(10), 1)
     before = pieces.bytes
     pieces.put(b"a", ids(10), 1)
@@ -42,7 +42,7 @@ def test_a_piece_put_twice_counts_once() -> None:
 
 
 def test_a_huge_piece_pushes_nobody_out() -> None:
-    pieces = Pieces(8000)
+    pieces = TokenCache(8000)
     pieces.put(b"a", ids(100), 1)
     pieces.put(b"huge", ids(1000), 1)
     assert pieces.get(b"a") is not None
@@ -50,7 +50,7 @@ def test_a_huge_piece_pushes_nobody_out() -> None:
 
 
 def test_tokenized_bytes_are_counted_whether_kept_or_not() -> None:
-    pieces = Pieces(8000)
+    pieces = TokenCache(8000)
     pieces.put(b"a", ids(100), 30)
     pieces.put(b"huge", ids(1000), 12)
     assert pieces.encoded == 42

@@ -13,7 +13,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.plugin import Api, Endpoint, Request
 from epp.prefix.tokens import remote
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import ANY_MODEL, NoTokens, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
 from tests.support.tokenizers import make
@@ -37,7 +37,7 @@ def tokens(tmp_path: Path) -> Iterator[Made]:
         make("llama", directory)
         if template is not None:
             (directory / "chat_template.jinja").write_text(template)
-        pieces = Pieces(1 << 20)
+        pieces = TokenCache(1 << 20)
         made.append(Tokens(load_tokenizers({model: TokenizerFiles(str(directory))}, pieces), pieces, **settings))
         return made[-1]
 
@@ -197,7 +197,7 @@ async def test_a_pod_that_is_away_or_silent_is_told(tokens: Made) -> None:
 
 def test_files_that_are_no_good_are_told_with_their_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--tokenizer m: .*nowhere: expected a directory"):
-        load_tokenizers({"m": TokenizerFiles(str(tmp_path / "nowhere"))}, Pieces(1000))
+        load_tokenizers({"m": TokenizerFiles(str(tmp_path / "nowhere"))}, TokenCache(1000))
 
 
 def test_a_model_of_the_hub_is_looked_for_in_its_cache_where_there_is_no_hub(
@@ -208,12 +208,12 @@ def test_a_model_of_the_hub_is_looked_for_in_its_cache_where_there_is_no_hub(
     with pytest.raises(
         ConfigError, match=r"--tokenizer m: hf:org/name: expected a model on the hub or in its local cache"
     ):
-        load_tokenizers({"m": TokenizerFiles("hf:org/name")}, Pieces(1000))
+        load_tokenizers({"m": TokenizerFiles("hf:org/name")}, TokenCache(1000))
     home = tmp_path / "models--org--name"
     make("qwen", home / "snapshots" / "abc")
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text("abc")
-    assert load_tokenizers({"m": TokenizerFiles("hf:org/name")}, Pieces(1000))["m"].cut
+    assert load_tokenizers({"m": TokenizerFiles("hf:org/name")}, TokenCache(1000))["m"].cut
 
 
 def test_flags_say_where_tokenizers_are_and_what_their_engines_were_told() -> None:

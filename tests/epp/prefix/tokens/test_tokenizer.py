@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers
 
 from epp.errors import ConfigError
 from epp.plugin import Request
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import Text, prompt_of
 from epp.prefix.tokens.sandbox import TemplateTooLong
@@ -36,7 +36,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
         directory = home / style
         if not directory.exists():
             make(style, directory)
-        tokenizer = ModelTokenizer.load(directory, Pieces(1 << 24))
+        tokenizer = ModelTokenizer.load(directory, TokenCache(1 << 24))
         return tokenizer, Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     return loaded
@@ -107,7 +107,7 @@ def chat(turns: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "uncut"])
 def test_a_conversation_s_next_turn_tokenizes_that_turn_alone(load: Load, style: str) -> None:
-    directory_pieces = Pieces(1 << 24)
+    directory_pieces = TokenCache(1 << 24)
     tokenizer = load(style)[0]
     tokenizer._pieces = directory_pieces
     ids_of(tokenizer, "chat", chat(9))
@@ -129,7 +129,7 @@ def test_the_same_prompt_again_tokenizes_nothing(load: Load) -> None:
 
 
 def test_what_is_remembered_is_each_tokenizer_s_own(tmp_path: Path) -> None:
-    pieces = Pieces(1 << 20)
+    pieces = TokenCache(1 << 20)
     one = ModelTokenizer.load(make("llama", tmp_path / "llama"), pieces)
     other = ModelTokenizer.load(make("gemma", tmp_path / "gemma"), pieces)
     text = Text("hello world", special=False)
@@ -162,10 +162,10 @@ ATTACK = """
 import asyncio, json, resource, sys
 from pathlib import Path
 from epp.plugin import Request
-from epp.prefix.tokens.cache import Pieces
+from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.source import NoTokens, TokenizerFiles, Tokens, load_tokenizers
 
-pieces = Pieces(1 << 20)
+pieces = TokenCache(1 << 20)
 tokens = Tokens(load_tokenizers({"m": TokenizerFiles(sys.argv[1])}, pieces), pieces, deadline=30.0)
 body = json.dumps({"prompt": "What of it, hello? " * 200_000}).encode()
 request = Request(id="1", model="m", api="completions", body=body)
@@ -196,7 +196,7 @@ def test_prompts_of_4_mb_take_no_memory_worth_mentioning(tmp_path: Path) -> None
 def test_a_prompt_that_begins_with_an_added_token_written_longer_is_cut_at_the_longer(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "<": 2, ">": 3}, []))
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<a>", "<a>b", "b<")])
-    loaded = ModelTokenizer.load(write(tmp_path / "m", tokenizer, {}, None), Pieces(10_000))
+    loaded = ModelTokenizer.load(write(tmp_path / "m", tokenizer, {}, None), TokenCache(10_000))
     assert loaded.cut
     for text in ("<a>b<a>", "a<a>bb<a>", "b<<a>b<"):
         assert list(loaded.ids(Text(text), 9.0)) == tokenizer.encode(text).ids
@@ -206,7 +206,7 @@ def test_a_tokenizer_that_reads_over_its_special_tokens_is_not_cut(tmp_path: Pat
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "x": 2}, []))
     tokenizer.add_special_tokens([AddedToken("<a>", normalized=False)])
     directory = write(tmp_path / "m", tokenizer, {"split_special_tokens": True}, None)
-    loaded = ModelTokenizer.load(directory, Pieces(10_000))
+    loaded = ModelTokenizer.load(directory, TokenCache(10_000))
     assert not loaded.cut
     assert list(loaded.ids(Text("<a>b"), 9.0)) == [0, 1]
 
@@ -215,7 +215,7 @@ def test_a_normalizer_that_joins_what_a_cut_parts_is_found_at_load(tmp_path: Pat
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "H": 2}, []))
     tokenizer.normalizer = normalizers.Strip()
     tokenizer.add_special_tokens([AddedToken("<a>", normalized=False)])
-    loaded = ModelTokenizer.load(write(tmp_path / "m", tokenizer, {}, None), Pieces(10_000))
+    loaded = ModelTokenizer.load(write(tmp_path / "m", tokenizer, {}, None), TokenCache(10_000))
     for text in (" a <a> b ", "<a> <a>a"):
         assert list(loaded.ids(Text(text), 9.0)) == tokenizer.encode(text).ids
 
@@ -226,15 +226,18 @@ def test_what_the_engine_was_told_by_flags_counts(tmp_path: Path) -> None:
         "{{ greeting }}{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
     )
     given = ModelTokenizer.load(
-        directory, Pieces(10_000), chat_template=tmp_path / "other.jinja", chat_template_kwargs={"greeting": "hello "}
+        directory,
+        TokenCache(10_000),
+        chat_template=tmp_path / "other.jinja",
+        chat_template_kwargs={"greeting": "hello "},
     )
-    plain = ModelTokenizer.load(directory, Pieces(10_000))
+    plain = ModelTokenizer.load(directory, TokenCache(10_000))
     body = {"messages": [{"role": "user", "content": "world"}]}
     assert ids_of(given, "chat", body) == list(plain.ids(Text("hello world", special=False), 9.0))
     body["chat_template_kwargs"] = {"greeting": "my "}  # type: ignore[assignment]
     assert ids_of(given, "chat", body) == list(plain.ids(Text("my world", special=False), 9.0))
     strings = ModelTokenizer.load(
-        directory, Pieces(10_000), chat_template=tmp_path / "other.jinja", content_format="string"
+        directory, TokenCache(10_000), chat_template=tmp_path / "other.jinja", content_format="string"
     )
     assert ids_of(strings, "chat", body) == list(plain.ids(Text("my ", special=False), 9.0))
 
@@ -249,7 +252,7 @@ def test_requests_with_tools_get_the_template_for_tools(tmp_path: Path) -> None:
     for as_files in (False, True):
         if as_files:
             _as_files(directory)
-        tokenizer = ModelTokenizer.load(directory, Pieces(10_000))
+        tokenizer = ModelTokenizer.load(directory, TokenCache(10_000))
         plain, tools = ({"messages": [{"role": "user", "content": "x"}], **more} for more in ({}, {"tools": [tool]}))
         assert ids_of(tokenizer, "chat", plain) == list(tokenizer.ids(Text("hello", special=False), 9.0))
         assert ids_of(tokenizer, "chat", tools) == list(tokenizer.ids(Text("world", special=False), 9.0))
@@ -267,7 +270,7 @@ def _as_files(directory: Path) -> None:
 def test_a_chat_without_a_template_is_not_rendered(tmp_path: Path) -> None:
     directory = make("qwen", tmp_path / "m")
     (directory / "chat_template.jinja").unlink()
-    tokenizer = ModelTokenizer.load(directory, Pieces(10_000))
+    tokenizer = ModelTokenizer.load(directory, TokenCache(10_000))
     with pytest.raises(Unsupported, match="no chat template"):
         ids_of(tokenizer, "chat", chat(1))
     assert ids_of(tokenizer, "completions", {"prompt": "hello"})
@@ -282,13 +285,13 @@ def test_a_last_message_that_cannot_be_continued_is_told(tmp_path: Path) -> None
     }
     (directory / "chat_template.jinja").write_text("{{ messages | length }}")
     with pytest.raises(TemplateError, match="last message"):
-        ids_of(ModelTokenizer.load(directory, Pieces(10_000)), "chat", body)
+        ids_of(ModelTokenizer.load(directory, TokenCache(10_000)), "chat", body)
     (directory / "chat_template.jinja").write_text(
         "{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}"
     )
     body["messages"] = [{"role": "user", "content": []}]
     with pytest.raises(Unsupported, match="no text"):
-        ids_of(ModelTokenizer.load(directory, Pieces(10_000)), "chat", body)
+        ids_of(ModelTokenizer.load(directory, TokenCache(10_000)), "chat", body)
 
 
 def _break(name: str, content: str | bytes | None) -> Callable[[Path], None]:
@@ -322,14 +325,14 @@ def test_files_that_are_no_good_are_refused(tmp_path: Path, change: Callable[[Pa
     directory = make("qwen", tmp_path / "m")
     change(directory)
     with pytest.raises(ConfigError, match=told):
-        ModelTokenizer.load(directory, Pieces(10_000))
+        ModelTokenizer.load(directory, TokenCache(10_000))
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: expected a directory with tokenizer\.json"):
-        ModelTokenizer.load(tmp_path / "nowhere", Pieces(10_000))
+        ModelTokenizer.load(tmp_path / "nowhere", TokenCache(10_000))
     with pytest.raises(ConfigError, match=r"no\.jinja: expected a text file: No such file"):
-        ModelTokenizer.load(make("qwen", tmp_path / "m"), Pieces(10_000), chat_template=tmp_path / "no.jinja")
+        ModelTokenizer.load(make("qwen", tmp_path / "m"), TokenCache(10_000), chat_template=tmp_path / "no.jinja")
 
 
 def test_templates_of_every_family_are_read_as_vllm_reads_them(load: Load) -> None:

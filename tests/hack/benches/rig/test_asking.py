@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from hack.benches.rig.asking import Door, client, play, text
+from hack.benches.rig.asking import EngineClient, client, play, text
 from hack.benches.rig.processes import BenchError
-from tooling.replay.trace import Ask, Piece, Trace
+from tooling.replay.trace import Piece, Trace, TraceRequest
 
 
 @dataclass
@@ -66,7 +66,7 @@ async def api() -> AsyncIterator[Api]:
 
 async def test_an_answer_is_counted_by_its_tokens(api: Api) -> None:
     async with client() as http:
-        answered = await Door(http, api.url, "m").ask([1, 2, 3], 5, "me")
+        answered = await EngineClient(http, api.url, "m").ask([1, 2, 3], 5, "me")
     assert (answered.prompt, answered.cached, answered.ids) == (3, 7, [0, 1, 2, 3, 4])
     assert answered.sent < answered.times[0] <= answered.times[-1]
     assert api.sessions == ["me"]
@@ -78,13 +78,13 @@ async def test_prompts_share_what_the_trace_says(api: Api) -> None:
     trace = Trace(
         "t",
         [
-            Ask(0.0, (shared, own), 2, answer=9),
-            Ask(0.0, (shared, other), 3),
-            Ask(0.0, (shared, own, Piece(9, 2), Piece(4, 5)), 4, after=(0,)),
+            TraceRequest(0.0, (shared, own), 2, answer=9),
+            TraceRequest(0.0, (shared, other), 3),
+            TraceRequest(0.0, (shared, own, Piece(9, 2), Piece(4, 5)), 4, after=(0,)),
         ],
     )
     async with client() as http:
-        answers = await play(trace, Door(http, api.url, "m"), "salt")
+        answers = await play(trace, EngineClient(http, api.url, "m"), "salt")
     first, second, third = (api.prompt(output) for output in (2, 3, 4))
     assert [len(prompt) for prompt in (first, second, third)] == [50, 50, 57]
     assert first[:40] == second[:40]
@@ -107,10 +107,10 @@ async def test_half_an_answer_is_none(api: Api, fault: dict[str, int], told: str
         setattr(api, name, value)
     async with client() as http:
         with pytest.raises(BenchError, match=told):
-            await play(Trace("t", [Ask(0.0, (Piece(1, 4),), 2)]), Door(http, api.url, "m"), "salt")
+            await play(Trace("t", [TraceRequest(0.0, (Piece(1, 4),), 2)]), EngineClient(http, api.url, "m"), "salt")
 
 
 async def test_nobody_there_is_told() -> None:
     async with client() as http:
         with pytest.raises(BenchError, match=r"no answer from http://127\.0\.0\.1:1: "):
-            await Door(http, "http://127.0.0.1:1", "m").ask([1], 1)
+            await EngineClient(http, "http://127.0.0.1:1", "m").ask([1], 1)

@@ -8,7 +8,7 @@ import pytest
 
 from hack.benches.rig.fit import FEWEST, NAMES, FitError, Fitted, Timing, fit, prefill
 
-TRUE = Fitted(base=12e-3, per_decode=1.5e-3, per_context_token=2e-6, linear=0.5e-3, attention=3e-8, door=8e-3)
+TRUE = Fitted(base=12e-3, per_decode=1.5e-3, per_context_token=2e-6, linear=0.5e-3, attention=3e-8, overhead=8e-3)
 
 
 def design() -> list[Timing]:
@@ -17,7 +17,7 @@ def design() -> list[Timing]:
     for tokens in (32, 128, 512, 1024, 2048, 4096):
         for cached in (0, 1024, 3072):
             fresh, pairs = prefill(fresh=tokens, cached=cached)
-            timings.append(Timing(seconds=1, steps=-(-tokens // 2048), prefill=fresh, pairs=pairs, doors=1))
+            timings.append(Timing(seconds=1, steps=-(-tokens // 2048), prefill=fresh, pairs=pairs, requests=1))
     for streams in (1, 2, 4, 8):
         for context in (128, 1024, 3072):
             timings.append(Timing(seconds=1, steps=20, decodes=20 * streams, context=20 * streams * context))
@@ -54,7 +54,7 @@ def test_timings_that_were_disturbed_count_little(seed: int) -> None:
     assert max(map(abs, errors)) < 0.1
 
 
-@pytest.mark.parametrize("gone", ["per_decode", "per_context_token", "attention", "door"])
+@pytest.mark.parametrize("gone", ["per_decode", "per_context_token", "attention", "overhead"])
 def test_no_parameter_is_below_zero(gone: str) -> None:
     for seed in range(5):
         found = fit(timed(replace(TRUE, **{gone: 0.0}), 0.05, seed))
