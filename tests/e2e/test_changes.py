@@ -111,30 +111,41 @@ def test_a_killed_picker_costs_at_most_what_it_held(stack: Stack, load: Load) ->
 
 @pytest.fixture
 def asked_once(kind: Stack) -> Iterator[Stack]:
-    """The overlay `kind` with a gateway that asks one picker, once, and checks none: as gateways do by themselves."""
+    """The overlay `kind` with a gateway that asks once, connects through the Service and checks nobody's health."""
     policy = kind.kubectl.get("envoyextensionpolicy", "warmpath")["spec"]["extProc"]
     without = [{**each, "backendSettings": dict(each["backendSettings"])} for each in policy]
     for each in without:
         del each["backendSettings"]["retry"], each["backendSettings"]["healthCheck"]
-    wired(kind, without, retries=False)
+    wired(kind, without, once=True)
     yield kind
-    wired(kind, policy, retries=True)
+    wired(kind, policy, once=False)
 
 
-def wired(stack: Stack, processors: list[Any], *, retries: bool) -> None:
+def wired(stack: Stack, processors: list[Any], *, once: bool) -> None:
     """Return when Envoy asks pickers like this."""
-    patch = json.dumps([{"op": "replace", "path": "/spec/extProc", "value": processors}])
-    stack.kubectl("patch", "envoyextensionpolicy", "warmpath", "--type=json", "--patch", patch)
+    for name, path, value in (
+        ("envoyextensionpolicy/warmpath", "/spec/extProc", processors),
+        ("envoyproxy/inference", "/spec/routingType", "Service" if once else "Endpoint"),
+    ):
+        patch = json.dumps([{"op": "add", "path": path, "value": value}])
+        stack.kubectl("patch", name, "--type=json", "--patch", patch)
+    service = stack.kubectl.get("service", "warmpath")["spec"]["clusterIP"]
     gateways, _ = stack.door
     (envoy,) = gateways.get("pods", "-l", f"{OWNER}-name=inference,{OWNER}-namespace=default")["items"]
     with gateways.forwarded(f"pod/{envoy['metadata']['name']}", ADMIN) as url:
-        wait(lambda: asks_again(url) == retries, "Envoy has its new configuration")
+        wanted = (not once, once)
+        wait(lambda: (asks_again(url), f"{service}:9002" in page(f"{url}/clusters")) == wanted, "Envoy is set up so")
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text
 
 
 def asks_again(url: str) -> bool:
     """Whether this Envoy asks another picker where one fails."""
-    with urllib.request.urlopen(f"{url}/config_dump", timeout=30) as answer:
-        services = list(under("grpc_service", json.load(answer)))
+    services = list(under("grpc_service", json.loads(page(f"{url}/config_dump"))))
     assert services
     return any("retry_policy" in each for each in services)
 

@@ -16,8 +16,10 @@ case $1 in
        [ -z "$FAKE_FAILS" ] || { echo "undefined: Everything" >&2; exit 1; }
        while [ "$1" != -o ]; do shift; done
        echo made >"$2" && chmod +x "$2" ;;
-  version) printf '\\tmod\\tgithub.com/envoyproxy/gateway\\tv1.9.1\\n'
-       printf '\\tdep\\thelm.sh/helm/v3\\tv3.99.7\\th1:=\\n\\tdep\\thelm.sh/other\\tv5.0.0\\n' ;;
+  version) case $3 in
+         */helm) printf '\\tmod\\thelm.sh/helm/v3\\tv3.99.7\\th1:=\\n\\tdep\\thelm.sh/other\\tv5.0.0\\n' ;;
+         *) printf '\\tmod\\tgithub.com/envoyproxy/gateway\\t(devel)\\n' ;;
+       esac ;;
 esac
 """
 
