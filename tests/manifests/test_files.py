@@ -81,7 +81,7 @@ def test_envoys_configuration_is_up_to_date() -> None:
     assert json.loads((STANDALONE / "envoy.json").read_text(encoding="utf-8")) == made, expected
 
 
-@pytest.mark.parametrize("file", ["tooling/laptop/route.yaml", "components/gateway/httproute.yaml"])
+@pytest.mark.parametrize("file", ["laptop/route.yaml", "components/gateway/httproute.yaml"])
 def test_routes_lead_to_the_api_of_model_servers_and_not_to_what_else_they_answer(file: str) -> None:
     (route,) = documents(MANIFESTS / file)
     matches = [match for rule in route["spec"]["rules"] for match in rule["matches"]]
