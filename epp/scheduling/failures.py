@@ -10,7 +10,9 @@ What counts, as far as the gateway tells:
                                   refused or reset (503) or took too long (504); an answer that another endpoint gave
                                   on the gateway's retry; a client that gave up waiting for the response headers of
                                   a stream, if the endpoint has answered nobody since, for 5 s
-    a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended
+    a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended;
+                                  an answer that another endpoint gave instead of one that has answered nobody yet:
+                                  for 30 s that may be an endpoint which the gateway has not heard of
     good                          status 2xx and 3xx, when the response headers are seen
     nothing                       other 4xx and 501: the request's own fault; a stream that ended without a status soon
 
@@ -26,8 +28,10 @@ from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Respon
 
 ONE: Final = 1 / 8
 """Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
-_FULL: Final = 0.3
-"""What an answer 429 counts for, of a failure."""
+_PART: Final = 0.3
+"""What counts as a part of a failure counts for."""
+_JOINING: Final = 30.0
+"""Seconds from its first request in which an endpoint may be unknown to a gateway, as where that asks DNS for it."""
 _HALF_LIFE: Final = 5.0
 """Seconds in which a share halves by itself."""
 _FORGOTTEN: Final = 0.01
@@ -66,9 +70,26 @@ _ALL_WELL: Final = _Shares()
 class _Record:
     """What is known of one endpoint."""
 
-    __slots__ = ("answered", "at", "bad", "good", "picks", "share", "since", "suspended", "tried", "trying")
+    __slots__ = (
+        "answered",
+        "at",
+        "bad",
+        "first",
+        "good",
+        "known",
+        "picks",
+        "share",
+        "since",
+        "suspended",
+        "tried",
+        "trying",
+    )
 
     def __init__(self, now: float) -> None:
+        self.first = now
+        """When its first request was sent."""
+        self.known = False
+        """It has answered somebody, with whatever status."""
         self.answered = now
         """When its last answer was seen."""
         self.share = 0.0
@@ -183,15 +204,16 @@ class FailureShares(Producer[FailureShare]):
             return
         record, sent = noted
         status = response.status
+        record.known = record.known or status > 0
         if 200 <= status < 400:
             self._sees_status = True
             record.answered = now = self.clock()
             if record.share or record.suspended:
                 self._good(record, sent, now)
+        elif status == 429 or (response.failed and not record.known and self.clock() - record.first < _JOINING):
+            self._failed(record, endpoint, sent, _PART)
         elif response.failed or (not status and self._is_silent(record, request, sent)):
             self._failed(record, endpoint, sent, 1.0)
-        elif status == 429:
-            self._failed(record, endpoint, sent, _FULL)
         elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
             record.trying -= 1
             record.tried = sent - _QUIET

@@ -118,7 +118,7 @@ class World:
 def test_what_is_the_endpoints_own_fault(response: Response, failed: bool) -> None:
     world = World()
     a = world.endpoints[0]
-    world.answer(a, *[response] * 30)
+    world.answer(a, OK, *[response] * 30)
     assert response.failed is failed
     assert world.look(a).suspended is failed
     assert world.told == (["a"] if failed else [])
@@ -144,6 +144,21 @@ def test_a_full_endpoint_costs_more_but_is_not_suspended() -> None:
     world.answer(a, *[Response(status=429)] * 50)
     assert not world.look(a).suspended
     assert 0.05 < ExpectedTtft()._failing(world.look(a), 0.05) < 1
+
+
+def test_one_whom_the_gateway_does_not_know_yet_costs_more_and_is_suspended_when_that_lasts() -> None:
+    """A new endpoint may be ready before the gateway's DNS has it: others serve what it was sent."""
+    world = World()
+    a, elsewhere = world.endpoints[0], Response(served="10.9.9.9:80")
+    world.answer(a, *[elsewhere] * 20)
+    assert not world.look(a).suspended
+    assert 0.05 < ExpectedTtft()._failing(world.look(a), 0.05) < 1
+    world.now += 30
+    world.answer(a, *[elsewhere] * 4)
+    assert world.look(a).suspended
+    b = world.endpoints[1]
+    world.answer(b, OK, *[elsewhere] * 4)
+    assert world.look(b).suspended, "one that has answered is known"
 
 
 def test_failures_fade() -> None:
