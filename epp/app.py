@@ -48,11 +48,8 @@ from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
-from epp.route import RequestObserver, Router
-from epp.scheduling.chain import Chain
+from epp.route import Policy, RequestObserver, Router
 from epp.scheduling.failures import FailureShares
-from epp.scheduling.scheduler import Scheduler
-from epp.scheduling.shadow import ShadowPolicy
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
@@ -217,8 +214,7 @@ class ServedPool:
         self.router = Router(
             pool,
             Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
-            Admission(self.pipeline.detector),
-            self._scheduler(),
+            self._policy(),
             observer,
             shared.clock,
             honour_subset=not settings.disable_endpoint_subset_filter,
@@ -234,11 +230,11 @@ class ServedPool:
         self._watch_failures()
         self.port = port
         """The ext_proc port asked for; 0: any."""
-        pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
+        pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
-        shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
+        shared.metrics.add_source(lambda: self.router.policy.scheduler.statistics(), pool.name)
         shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
-        shared.metrics.add_endpoint_source(lambda: self.router.scheduler.endpoint_statistics(), pool.name)
+        shared.metrics.add_endpoint_source(lambda: self.router.policy.scheduler.endpoint_statistics(), pool.name)
         shared.metrics.add_kv_events(pool.name, self._kv_events)
 
     async def follow(self) -> None:
@@ -251,8 +247,7 @@ class ServedPool:
 
     def _changed(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.router.scheduler = self._scheduler()
-        self.router.admission.detector = pipeline.detector
+        self.router.policy = self._policy()
         self._listen()
         self._watch_failures()
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
@@ -291,25 +286,15 @@ class ServedPool:
     def _kv_events(self) -> KvEventFigures | None:
         return self._precise.figures(self.pool.endpoints) if self._precise is not None else None
 
-    def _scheduler(self) -> Scheduler:
-        pipeline = self.pipeline
-        return Scheduler(
-            pipeline.producers,
-            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
-            pipeline.handler,
-            (*pipeline.plugins, self._learner),
+    def _policy(self) -> Policy:
+        scheduler = self.pipeline.scheduler(
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
-            shadow=self._shadow(),
+            others=(self._learner,),
+            shadow_random=self._shared.random,
         )
-
-    def _shadow(self) -> ShadowPolicy | None:
-        if (found := self.pipeline.shadow) is None:
-            return None
-        profile = found.profile
-        chain = Chain(profile.name, profile.filters, profile.scorers, profile.picker)
-        return ShadowPolicy(chain, found.cost, found.sample, self._shared.random, self._plugin_failed)
+        return Policy(Admission(self.pipeline.detector), scheduler)
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")

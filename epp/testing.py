@@ -13,9 +13,7 @@ from typing import Any
 
 from epp.configuration import loader
 from epp.plugin import Endpoint, Load, Request
-from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision
-from epp.scheduling.scheduler import Scheduler
 
 __all__ = ["decide", "endpoint", "request"]
 
@@ -40,10 +38,7 @@ def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) ->
     event loop of its own: call it where none runs.
     """
     pipeline = loader.load_text(config_text, clock=lambda: 0.0, random=random.Random(0))
-    profiles = {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()}
-    scheduler = Scheduler(
-        pipeline.producers, profiles, pipeline.handler, pipeline.plugins, wall_clock=lambda: 0.0, on_error=_raise
-    )
+    scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise)
     asyncio.run(scheduler.prepare(request))
     return scheduler.choose(request, endpoints)
 

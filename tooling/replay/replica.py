@@ -8,9 +8,7 @@ from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Load, Plugin, Request
 from epp.prefix.events.wire import Batch
-from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision
-from epp.scheduling.scheduler import Scheduler
 from tooling.replay.kv_events import TierLog, at_once, delivery_to
 from tooling.replay.pod import VirtualPod
 from tooling.replay.trace import TraceRequest
@@ -41,15 +39,7 @@ class Replica:
         tier_log: TierLog | None = None,
     ) -> None:
         pipeline = build(clock, random)
-        self.scheduler = Scheduler(
-            pipeline.producers,
-            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
-            pipeline.handler,
-            pipeline.plugins,
-            wall_clock=clock,
-            on_error=_fail,
-            fallbacks=1,
-        )
+        self.scheduler = pipeline.scheduler(wall_clock=clock, on_error=_fail, fallbacks=1)
         self.endpoints: tuple[Endpoint, ...] = ()
         self.endpoint_of: dict[VirtualPod, Endpoint] = {}
         self.pod_of: dict[Endpoint, VirtualPod] = {}

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from epp.configuration.loader import load_strategy
 from epp.plugin import Endpoint, FailureShare, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.scheduling.chain import Chain
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
 from epp.scheduling.failures import FailingEndpointFilter, FailureShares
-from epp.scheduling.scheduler import Scheduler
 from tests.support.scheduling import ask, fail, pods
 
 OK, ERROR, GONE = Response(status=200), Response(status=500), Response()
@@ -33,14 +31,7 @@ class World:
         self._count = 0
         if strategy:
             pipeline = load_strategy(strategy, clock=lambda: self.now, random=Random(1))
-            self.scheduler = Scheduler(
-                pipeline.producers,
-                {n: Chain(n, p.filters, p.scorers, p.picker) for n, p in pipeline.profiles.items()},
-                pipeline.handler,
-                pipeline.plugins,
-                wall_clock=lambda: self.now,
-                on_error=fail,
-            )
+            self.scheduler = pipeline.scheduler(wall_clock=lambda: self.now, on_error=fail)
             self.shares = next(each for each in pipeline.producers if isinstance(each, FailureShares))
             self.plugins = pipeline.plugins
         self.shares.clock = lambda: self.now
