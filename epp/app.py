@@ -23,6 +23,7 @@ from epp.admin.recorder import Recorder
 from epp.admin.server import AdminServer
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
+from epp.configuration.lifecycle import Lasting, Lifecycle
 from epp.configuration.loader import Pipeline, load_strategy, load_text
 from epp.configuration.reload import ConfigFile
 from epp.errors import ConfigError
@@ -34,29 +35,22 @@ from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
 from epp.parsing.parser import Parser
 from epp.parsing.token_ratio import TokenRatio
+from epp.plugin import Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
-from epp.prefix.events.subscriber import Subscribers
-from epp.prefix.lmcache.tiers import TierReader
-from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.ratio import LearnTokens
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
-from epp.route import RequestObserver, Router
-from epp.scheduling.chain import Chain
-from epp.scheduling.failures import FailureShares
-from epp.scheduling.scheduler import Scheduler
-from epp.scheduling.shadow import ShadowPolicy
+from epp.route import Policy, RequestObserver, Router
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.series import KvEventFigures
 
 log = logging.getLogger("warmpath")
 
@@ -144,8 +138,7 @@ class Shared:
         self.credentials = _credentials(settings, self.metrics)
         self.certificate = _certificate(settings, self.metrics)
         self.tracing = _tracing(self.metrics) if settings.tracing else None
-        self.failing: set[str] = set()
-        """Names of the pools of which endpoints are suspended, because they fail."""
+        self.lasting: Lasting = {}
         self.tokens = TokenRatio()
         self.token_cache = TokenCache(_TOKEN_CACHE)
         self.tokenizers = load_tokenizers(
@@ -217,8 +210,7 @@ class ServedPool:
         self.router = Router(
             pool,
             Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
-            Admission(self.pipeline.detector),
-            self._scheduler(),
+            self._policy(),
             observer,
             shared.clock,
             honour_subset=not settings.disable_endpoint_subset_filter,
@@ -227,19 +219,16 @@ class ServedPool:
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
         self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
-        self.subscribers = Subscribers(pool, shared.metrics, shared.clock, wall_clock)
-        self.tiers = TierReader(shared.metrics.degraded)
-        self._precise: PrecisePrefixCache | None = None
-        self._listen()
-        self._watch_failures()
+        self.lifecycle = Lifecycle(self._services(), shared.lasting, self._plugin_failed)
+        self.lifecycle.use(self.pipeline.plugins)
         self.port = port
         """The ext_proc port asked for; 0: any."""
-        pool.on_removed.append(lambda endpoint: self.router.scheduler.removed(endpoint))
+        pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
         shared.metrics.add_pool(pool)
-        shared.metrics.add_source(lambda: self.router.scheduler.statistics(), pool.name)
+        shared.metrics.add_source(lambda: self.router.policy.scheduler.statistics(), pool.name)
         shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
-        shared.metrics.add_endpoint_source(lambda: self.router.scheduler.endpoint_statistics(), pool.name)
-        shared.metrics.add_kv_events(pool.name, self._kv_events)
+        shared.metrics.add_endpoint_source(lambda: self.router.policy.scheduler.endpoint_statistics(), pool.name)
+        shared.metrics.add_kv_events(pool.name, lambda: self.router.policy.scheduler.kv_events(pool.endpoints))
 
     async def follow(self) -> None:
         """Take each good change of the configuration between two requests, for ever."""
@@ -251,65 +240,35 @@ class ServedPool:
 
     def _changed(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.router.scheduler = self._scheduler()
-        self.router.admission.detector = pipeline.detector
-        self._listen()
-        self._watch_failures()
+        self.router.policy = self._policy()
+        self.lifecycle.use(pipeline.plugins)
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
         _tell_idle(pipeline)
 
-    def _listen(self) -> None:
-        """Listen to KV events for the producer that wants them, if the configuration has one."""
-        precise = next((each for each in self.pipeline.producers if isinstance(each, PrecisePrefixCache)), None)
-        if precise is not None:
-            precise.source, precise.degraded = self._prompts, self._shared.metrics.degraded
-            self.subscribers.use(precise.kv_index, precise.kv_events_config)
-        else:
-            self.subscribers.use(None)
-        self.tiers.use(precise.tiers if precise is not None else None)
-        self._precise = precise
+    def _services(self) -> Services:
+        metrics, pool = self._shared.metrics, self.pool
 
-    def _watch_failures(self) -> None:
-        """Have endpoints that fail told of, if the configuration looks at failures."""
-        suspended = 0.0
-        for each in self.pipeline.producers:
-            if isinstance(each, FailureShares):
-                each.degraded, each.recovered = self._fails, self._well
-                suspended += each.statistics()["suspended"]
-        if not suspended:  # a producer that is not kept by a reload has forgotten who fails
-            self._well()
+        def degraded(reason: str, detail: str = "", *, lasting: bool = False) -> None:
+            metrics.degraded(reason, f"{pool.name}: {detail}", lasting=lasting)
 
-    def _fails(self, endpoint: str) -> None:
-        self._shared.failing.add(self.pool.name)
-        self._shared.metrics.degraded("endpoint-failing", f"{self.pool.name}: {endpoint}", lasting=True)
+        return Services(
+            endpoints=lambda: pool.endpoints,
+            for_each_endpoint=pool.run_for_each,
+            tokens=self._prompts.of,
+            degraded=degraded,
+            recovered=metrics.recovered,
+            wall_clock=wall_clock,
+        )
 
-    def _well(self) -> None:
-        self._shared.failing.discard(self.pool.name)
-        if not self._shared.failing:
-            self._shared.metrics.recovered("endpoint-failing")
-
-    def _kv_events(self) -> KvEventFigures | None:
-        return self._precise.figures(self.pool.endpoints) if self._precise is not None else None
-
-    def _scheduler(self) -> Scheduler:
-        pipeline = self.pipeline
-        return Scheduler(
-            pipeline.producers,
-            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
-            pipeline.handler,
-            (*pipeline.plugins, self._learner),
+    def _policy(self) -> Policy:
+        scheduler = self.pipeline.scheduler(
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
-            shadow=self._shadow(),
+            others=(self._learner,),
+            shadow_random=self._shared.random,
         )
-
-    def _shadow(self) -> ShadowPolicy | None:
-        if (found := self.pipeline.shadow) is None:
-            return None
-        profile = found.profile
-        chain = Chain(profile.name, profile.filters, profile.scorers, profile.picker)
-        return ShadowPolicy(chain, found.cost, found.sample, self._shared.random, self._plugin_failed)
+        return Policy(Admission(self.pipeline.detector), scheduler)
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
@@ -413,8 +372,7 @@ async def serve(settings: Settings) -> int:
                 _tell_health(servers, served),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
-                *(one.subscribers.run() for one in served),
-                *(one.tiers.run() for one in served),
+                *(one.lifecycle.run() for one in served),
                 *([shared.audit.run()] if shared.audit else []),
                 *([shared.certificate.watch()] if shared.certificate else []),
             ]

@@ -13,18 +13,30 @@ is nothing to register. Every hook is synchronous and runs on the event loop bet
 
 A request passes: `Producer.prepare` (may wait) -> one synchronous step: `Producer.produce`, filters, scorers, picker,
 `on_picked` -> `on_answered` -> `on_first_token` -> `on_finished`: this once per `on_picked`, however the request ends.
+
+A plugin's life: it is built from its parameters, `start` gives it the process's `Services`, and `run` is a task of its
+own from then until a reload drops it or the process ends. A reload that leaves its parameters as they are takes it
+over: it is not started again, and `run` goes on.
+
+    class Advised(Filter):
+        async def run(self, services):
+            while True:
+                self.full = await ask_the_planner(services.endpoints())
+                await asyncio.sleep(1.0)
 """
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from epp.parsing.request import Api, Request, Response, Usage
 from epp.pool.endpoint import Endpoint, Load
+from epp.telemetry.series import KvEventFigures
 
 __all__ = [
     "Api",
@@ -35,17 +47,21 @@ __all__ = [
     "FailureShare",
     "Filter",
     "InFlight",
+    "KvEventFigures",
     "Load",
+    "NoTokens",
     "Picked",
     "Picker",
     "Plugin",
     "PrefixMatch",
     "Producer",
     "ProfileHandler",
+    "Report",
     "Request",
     "Response",
     "RunProfile",
     "Scorer",
+    "Services",
     "Usage",
     "least",
     "most",
@@ -105,6 +121,55 @@ class FailureShare(msgspec.Struct, frozen=True, gc=False):
     """It would be suspended, but one request should go there now, to see whether it is well again."""
 
 
+# --- services: what the process gives to its plugins ----------------------------------------------------------------
+
+
+class NoTokens(Exception):
+    """This request's tokens are not known in time. `reason` is a word for a metric, the text is for a log.
+
+    no-tokenizer: neither files nor a pod for this model · late: the deadline passed, or too many wait ·
+    unsupported: not a prompt of text, or a format that is not rendered · failed: the template, the tokenizer or the
+    pod has an error
+    """
+
+    Reason = Literal["no-tokenizer", "late", "unsupported", "failed"]
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason: NoTokens.Reason = reason
+        self.detail = detail
+
+
+class Report(Protocol):
+    def __call__(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        """Count a degradation in `warmpath_degraded_total` and log it, at most once a minute.
+
+        `reason` is a fixed word, `detail` is only logged. `lasting`: it goes on until `Services.recovered`, or until
+        the plugin's life ends.
+        """
+
+
+@dataclass(frozen=True)
+class Services:
+    """What the process gives to the plugins of one pool, beside their `clock` and `random`."""
+
+    endpoints: Callable[[], Sequence[Endpoint]]
+    """The pool's endpoints now, in its order; an endpoint is the same object as long as it is in the pool."""
+    for_each_endpoint: Callable[
+        [str, Callable[[Endpoint], Coroutine[Any, Any, None]], Callable[[Endpoint], None]], Awaitable[None]
+    ]
+    """`(what, work, left)`: for ever, a task called `what` does the `work` of each endpoint of the pool as long as it
+    is there; `left` is told of each that goes."""
+    tokens: Callable[[Request], Awaitable[Sequence[int]]]
+    """The token ids the engine will see of a request's prompt, before `on_picked` only. Raises NoTokens, after half a
+    second at the latest."""
+    degraded: Report
+    recovered: Callable[[str], None]
+    """A lasting degradation of this reason is over, as far as this plugin knows."""
+    wall_clock: Callable[[], float]
+    """Seconds since the epoch: for people and for what others' clocks say, never for a decision."""
+
+
 # --- the contract ---------------------------------------------------------------------------------------------------
 
 
@@ -127,6 +192,15 @@ class Plugin:
         for method in ("__eq__", "__hash__"):
             if cls.__dict__.get(method) is None:
                 setattr(cls, method, getattr(object, method))
+
+    def start(self, services: Services) -> None:
+        """Its life begins: keep of `services` what the hooks need. Called before the first request it sees."""
+
+    async def run(self, services: Services) -> None:
+        """What it does for as long as it lives, beside requests; cancelled at its end. May return at once, as here.
+
+        What it raises is reported (`plugin-failed`) and ends this task alone: its hooks are called as before.
+        """
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         """The request was given to this endpoint (also: moved here by the gateway's retry)."""
@@ -154,6 +228,10 @@ class Plugin:
     def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
         """Figures of single endpoints (`warmpath_plugin_endpoint_statistic` and the page): few, fixed names."""
         return {}
+
+    def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures | None:
+        """Of a plugin that hears KV events: how well it hears each of `endpoints`. The first that tells is shown."""
+        return None
 
 
 class Filter(Plugin, ABC):

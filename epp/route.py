@@ -1,6 +1,7 @@
 """The way of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from epp.errors import EppError, NoEndpoint
@@ -93,15 +94,22 @@ class RoutedRequest:
         self.response.complete = self.response.complete or end
 
 
+@dataclass(frozen=True)
+class Policy:
+    """What one configuration decides with: who is admitted and where requests go. A reload replaces it as a whole."""
+
+    admission: Admission
+    scheduler: Scheduler
+
+
 class Router:
-    """Everything a request passes on its way, joined at start-up. A reload replaces `scheduler`."""
+    """Everything a request passes, joined at start-up. A reload replaces `policy`; requests under way keep theirs."""
 
     def __init__(
         self,
         pool: Pool,
         parser: Parser,
-        admission: Admission,
-        scheduler: Scheduler,
+        policy: Policy,
         observer: RequestObserver,
         clock: Callable[[], float],
         *,
@@ -111,8 +119,7 @@ class Router:
         self.honour_subset = honour_subset
         self.pool = pool
         self.parser = parser
-        self.admission = admission
-        self.scheduler = scheduler
+        self.policy = policy
         self.observer = observer
         self.clock = clock
 
@@ -127,15 +134,16 @@ class Router:
 class RequestScope:
     """`Router.route`: a class, which takes fewer steps than a generator made a context manager."""
 
-    __slots__ = ("_raw", "_routed", "_router", "_scheduler")
+    __slots__ = ("_policy", "_raw", "_routed", "_router")
 
     def __init__(self, router: Router, raw: RawRequest) -> None:
         self._router = router
         self._raw = raw
-        self._scheduler = router.scheduler  # a reload swaps it for the next request, never under this one
+        self._policy = router.policy  # a reload replaces it for the next request, never for this one
 
     async def __aenter__(self) -> RoutedRequest:
-        router, raw, scheduler = self._router, self._raw, self._scheduler
+        router, raw, policy = self._router, self._raw, self._policy
+        scheduler = policy.scheduler
         complete_at = router.clock()
         try:
             if router.pool.is_new:
@@ -147,7 +155,7 @@ class RequestScope:
             endpoints = router.pool.candidates(subset)
             if not endpoints:
                 raise NoEndpoint(router.pool.why_empty(subset))
-            router.admission.admit(request, endpoints)
+            policy.admission.admit(request, endpoints)
             decision = scheduler.choose(request, endpoints)
         except EppError as error:
             router.observer.failed(raw, error)
@@ -166,5 +174,5 @@ class RequestScope:
         self._end()
 
     def _end(self) -> None:
-        self._scheduler.finished(self._routed.decision, self._routed.response)
+        self._policy.scheduler.finished(self._routed.decision, self._routed.response)
         self._router.observer.finished(self._routed.decision, self._routed.response)

@@ -8,16 +8,14 @@ def test_short_queue_wins() -> None:
 import asyncio
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from epp.configuration import loader
-from epp.plugin import Endpoint, Load, Request
-from epp.scheduling.chain import Chain
+from epp.plugin import Endpoint, Load, NoTokens, Request, Services
 from epp.scheduling.decision import Decision
-from epp.scheduling.scheduler import Scheduler
 
-__all__ = ["decide", "endpoint", "request"]
+__all__ = ["decide", "endpoint", "request", "services"]
 
 
 def endpoint(name: str = "pod", *, address: str = "", labels: Mapping[str, str] | None = None, **load: Any) -> Endpoint:
@@ -33,6 +31,38 @@ def request(prompt: str | bytes = "hello", model: str = "llama", **fields: Any) 
     return Request(id=fields.pop("id", "test"), model=model, prompt=raw, **fields)
 
 
+def services(endpoints: Sequence[Endpoint] = (), **given: Any) -> Services:
+    """What a plugin of a pool of these endpoints gets; `given` are fields of `Services`.
+
+    Without them nobody hears its reports, the wall clock stands at 0, no prompt's tokens are known, and work for each
+    endpoint is done for those that are there.
+    """
+
+    async def for_each_endpoint(
+        what: str, work: Callable[[Endpoint], Coroutine[Any, Any, None]], left: Callable[[Endpoint], None]
+    ) -> None:
+        async with asyncio.TaskGroup() as group:
+            for endpoint in endpoints:
+                group.create_task(work(endpoint), name=f"{what} {endpoint.name}")
+            await asyncio.Event().wait()
+
+    def degraded(reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        pass
+
+    async def tokens(request: Request) -> Sequence[int]:
+        raise NoTokens("no-tokenizer", "a test has none")
+
+    defaults: dict[str, Any] = {
+        "endpoints": lambda: endpoints,
+        "for_each_endpoint": for_each_endpoint,
+        "tokens": tokens,
+        "degraded": degraded,
+        "recovered": lambda reason: None,
+        "wall_clock": lambda: 0.0,
+    }
+    return Services(**defaults | given)
+
+
 def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) -> Decision:
     """What the configuration (EndpointPickerConfig YAML) decides for `request`, from a cold start, the same each time.
 
@@ -40,10 +70,9 @@ def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) ->
     event loop of its own: call it where none runs.
     """
     pipeline = loader.load_text(config_text, clock=lambda: 0.0, random=random.Random(0))
-    profiles = {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()}
-    scheduler = Scheduler(
-        pipeline.producers, profiles, pipeline.handler, pipeline.plugins, wall_clock=lambda: 0.0, on_error=_raise
-    )
+    for plugin in pipeline.plugins:
+        plugin.start(services(endpoints))
+    scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise)
     asyncio.run(scheduler.prepare(request))
     return scheduler.choose(request, endpoints)
 

@@ -17,6 +17,9 @@ from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, Schedu
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
 from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
+from epp.scheduling.chain import Chain, OnError
+from epp.scheduling.scheduler import Scheduler
+from epp.scheduling.shadow import ShadowPolicy
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -35,6 +38,9 @@ class Profile:
     filters: tuple[Filter, ...]
     scorers: tuple[tuple[Scorer, float], ...]
     picker: Picker
+
+    def chain(self) -> Chain:
+        return Chain(self.name, self.filters, self.scorers, self.picker)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,34 @@ class Pipeline:
     """Names of plugins that are declared and referred to by nothing; they take no entry."""
     idle: tuple[str, ...] = ()
     """Settings of the configuration that are accepted and change nothing: path and why."""
+
+    def scheduler(
+        self,
+        *,
+        wall_clock: Clock,
+        on_error: OnError,
+        fallbacks: int = 0,
+        others: Sequence[Plugin] = (),
+        shadow_random: Random | None = None,
+    ) -> Scheduler:
+        """A scheduler of this configuration, see `Scheduler`. `others`: plugins that have hooks beside its own.
+
+        `shadow_random` draws the requests that the shadow profile looks at; None: it looks at none.
+        """
+        shadow = None
+        if self.shadow is not None and shadow_random is not None:
+            chain = self.shadow.profile.chain()
+            shadow = ShadowPolicy(chain, self.shadow.cost, self.shadow.sample, shadow_random, on_error)
+        return Scheduler(
+            self.producers,
+            {name: profile.chain() for name, profile in self.profiles.items()},
+            self.handler,
+            (*self.plugins, *others),
+            wall_clock=wall_clock,
+            on_error=on_error,
+            fallbacks=fallbacks,
+            shadow=shadow,
+        )
 
 
 def strategies() -> list[str]:

@@ -1,19 +1,17 @@
 """May a request go now? Only those of negative priority can be told no, and only while the pool is full."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from epp.errors import InternalError, Rejected
 from epp.plugin import Detector, Endpoint, Request
 
 
+@dataclass(frozen=True)
 class Admission:
-    """Sheds requests of negative priority while the pool is saturated; what GIE and llm-d do without flow control.
+    """Sheds requests of negative priority while the pool is saturated; what GIE and llm-d do without flow control."""
 
-    `detector` may be replaced between two requests (a reload does).
-    """
-
-    def __init__(self, detector: Detector) -> None:
-        self.detector = detector
+    detector: Detector
 
     def admit(self, request: Request, endpoints: Sequence[Endpoint]) -> None:
         """Return if `request` may be sent to one of `endpoints` now. Raises Rejected (429)."""

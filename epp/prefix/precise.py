@@ -9,24 +9,24 @@ Where an endpoint is not heard, or a prompt's tokens are not known in time, the 
 one is beside all else: it sees every pick, so it knows what it would know alone.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from epp.plugin import Endpoint, PrefixMatch, Request, Response
+from epp.plugin import Endpoint, KvEventFigures, NoTokens, PrefixMatch, Request, Response, Services
 from epp.prefix.approximate import ApproximatePrefixCache
 from epp.prefix.events.engine_cache import EndpointKvState, KvEventIndex
 from epp.prefix.events.sources import KvEvents
+from epp.prefix.events.subscriber import Subscribers
 from epp.prefix.index import PrefixIndex
 from epp.prefix.lmcache.directory import Held
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
 from epp.prefix.shadow_cache import Pin, ShadowCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
-from epp.prefix.tokens.source import NoTokens
 from epp.prefix.trust import Trust
-from epp.telemetry.series import KvEventFigures
 
 _SILENCE: Final = 5.0
 """Seconds an engine that computed something may say nothing. Steps end every few milliseconds; connectors' events and
@@ -35,13 +35,6 @@ clearings were seen to wait 1.6 s on an idle engine."""
 
 _MOST_LINKS: Final = 1 << 16
 """Blocks of a prompt that are looked up: a million tokens in blocks of 16. Making so many links takes some 10 ms."""
-
-
-class TokenSource(Protocol):
-    """Who knows a prompt's tokens: `epp.prefix.tokens.source.Tokens`."""
-
-    async def of(self, request: Request) -> Sequence[int]:
-        """The ids the engine will see, within a deadline. Raises NoTokens."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +117,6 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     kv_index: KvEventIndex = field(init=False)
     tiers: Tiers | None = field(default=None, init=False)
-    source: TokenSource | None = field(default=None, init=False)
-    """Set by the process."""
-    degraded: Callable[[str, str], None] = field(default_factory=lambda: _untold, init=False)
-    """Told of each request that is answered approximately, in part or at all; set by the process."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,14 +133,25 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         self._trust: dict[Endpoint, Trust] = {}
         self._doubted: dict[Endpoint, Trust] = {}
         """Those of them below 1."""
+        self._tokens: Callable[[Request], Awaitable[Sequence[int]]] = _no_tokens
+        self._report: Callable[[str, str], None] = _untold
+        """Told of each request that is answered approximately, in part or at all."""
+
+    def start(self, services: Services) -> None:
+        self._tokens, self._report = services.tokens, services.degraded
+
+    async def run(self, services: Services) -> None:
+        """Listen to the engines' events, and to LMCache's coordinator where there is one."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(Subscribers(self.kv_index, self.kv_events_config, services, self.clock).run())
+            if self.tiers is not None:
+                group.create_task(self.tiers.run(services.degraded))
 
     async def prepare(self, request: Request) -> None:
         reason = "" if request.api != "other" else "unsupported"
-        if self.source is None:
-            reason = "no-tokenizer"
-        elif not reason and self.kv_index.heard:
+        if not reason and self.kv_index.heard:
             try:
-                ids = await self.source.of(request)
+                ids = await self._tokens(request)
             except NoTokens as none:
                 reason = none.reason
             except Exception:  # a source's own fault costs this request its precision, no more
@@ -163,7 +163,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
                 if self.tiers is not None:
                     read.chunks = await self.tiers.names(read.ids, request.salt)
         if reason:
-            self.degraded(f"approximate-{reason}", request.model[:100])
+            self._report(f"approximate-{reason}", request.model[:100])
         await super().prepare(request)
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
@@ -171,7 +171,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         read: _Read | None = request.notes.get(self.kv_index)
         if read is None:
             if not self.kv_index.heard:
-                self.degraded("approximate-events", "no endpoint's events are heard")
+                self._report("approximate-events", "no endpoint's events are heard")
             return super().produce(request, endpoints)
         sizes, unheard = self._sizes(endpoints)
         matches: dict[Endpoint, PrefixMatch] = {}
@@ -210,7 +210,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             size = kv_state.size or endpoint.load.block_size
             if kv_state.state != "live" or stale or size < 1:
                 unheard.append(endpoint)
-                self.degraded(f"approximate-{_why(kv_state, stale)}", endpoint.name)
+                self._report(f"approximate-{_why(kv_state, stale)}", endpoint.name)
             else:
                 sizes.setdefault(size, []).append(endpoint)
         return sizes, unheard
@@ -372,7 +372,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             **(self.tiers.statistics() if self.tiers is not None else {}),
         }
 
-    def figures(self, endpoints: Sequence[Endpoint]) -> KvEventFigures:
+    def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures:
         """How well each of `endpoints` is heard and how far it is believed, and what events came."""
         rows = []
         for endpoint in endpoints:
@@ -383,7 +383,11 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
 
 def _untold(reason: str, detail: str) -> None:
-    """Where no process listens, in tests and replays."""
+    """Before its life has begun nobody is told."""
+
+
+async def _no_tokens(request: Request) -> Sequence[int]:
+    raise NoTokens("no-tokenizer", "its life has not begun")
 
 
 def _why(kv_state: EndpointKvState, stale: bool) -> str:

@@ -5,9 +5,9 @@ other.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -24,33 +24,6 @@ def stamp(path: Path) -> Stamp:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-class Current(Generic[T]):
-    """Does the `work` of one thing at a time: of that in use, until another is."""
-
-    def __init__(self, work: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-        self.value: T | None = None
-        self._work = work
-        self._changed = asyncio.Event()
-
-    def use(self, value: T | None) -> None:
-        """This from now on; None: nothing. What is in use already goes on as it is."""
-        if value is not self.value:
-            self.value = value
-            self._changed.set()
-
-    async def run(self) -> None:
-        """For ever."""
-        while True:
-            self._changed.clear()
-            if self.value is None:
-                await self._changed.wait()
-                continue
-            async with asyncio.TaskGroup() as group:
-                work = group.create_task(self._work(self.value))
-                await self._changed.wait()
-                work.cancel()
 
 
 async def changes(look: Callable[[], T], seen: T, interval: float = INTERVAL) -> AsyncIterator[T]:

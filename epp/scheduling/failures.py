@@ -19,12 +19,12 @@ What counts, as far as the gateway tells:
 An answer that breaks after its headers looks to us like a client that went away, so it counts as good.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp2, inf
 from typing import Any, ClassVar, Final
 
-from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response
+from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services
 
 ONE: Final = 1 / 8
 """Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
@@ -48,12 +48,9 @@ _OTHERS: Final = 25
 """Requests between two such trials: at low rates trials would be a large part of them."""
 _QUIET: Final = 60.0
 """Seconds after which a trial comes, however few those are."""
+_FAILING: Final = "endpoint-failing"
 _SILENCE: Final = 5.0
 """Seconds of an endpoint's silence after which a client's giving up is its fault."""
-
-
-def _untold(*what: object) -> None:
-    """Where no process wants to know."""
 
 
 class _Shares(dict[Endpoint, FailureShare]):
@@ -132,15 +129,16 @@ class FailureShares(Producer[FailureShare]):
 
     produces: ClassVar[type[Any]] = FailureShare
 
-    degraded: Callable[[str], None] = field(default_factory=lambda: _untold, init=False, repr=False)
-    """Told of each endpoint that is suspended; set by the process."""
-    recovered: Callable[[], None] = field(default_factory=lambda: _untold, init=False, repr=False)
-    """Told when none is suspended any more."""
+    _services: Services | None = field(default=None, init=False, repr=False)
+    """Told of each endpoint that is suspended, and when none is any more."""
     _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     """Those of them that failed lately."""
     _picks: int = field(default=0, init=False, repr=False)
     _sees_status: bool = field(default=False, init=False, repr=False)
+
+    def start(self, services: Services) -> None:
+        self._services = services
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, FailureShare]:
         if not self._failing:
@@ -248,15 +246,16 @@ class FailureShares(Producer[FailureShare]):
         if not record.suspended and (record.bad >= _IN_A_ROW or record.share >= _SUSPENDED):
             record.suspended, record.since, record.trying = True, now, 0
             record.tried, record.picks = now, self._picks
-            self.degraded(endpoint.name)
+            if self._services is not None:
+                self._services.degraded(_FAILING, endpoint.name, lasting=True)
 
     def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
         """The endpoint has answered nobody since it was sent this, for long; the headers of a stream come at once."""
         return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= _SILENCE
 
     def _tell_recovered(self) -> None:
-        if not any(record.suspended for record in self._failing.values()):
-            self.recovered()
+        if self._services is not None and not any(record.suspended for record in self._failing.values()):
+            self._services.recovered(_FAILING)
 
 
 class FailingEndpointFilter(Filter):

@@ -10,7 +10,7 @@ from typing import Any
 
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
-from epp.plugin import Endpoint, Plugin, Producer, ProfileHandler, Request, Response
+from epp.plugin import Endpoint, KvEventFigures, Plugin, Producer, ProfileHandler, Request, Response
 from epp.scheduling.chain import Chain, OnError, failed, name_of
 from epp.scheduling.decision import Decision, ProfileRun
 from epp.scheduling.shadow import ShadowPolicy
@@ -58,6 +58,7 @@ class Scheduler:
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
         self._endpoint_statistics = _hooks(plugins, "endpoint_statistics")
+        self._kv_events = _hooks(plugins, "kv_events")
         self._open: dict[Decision, bool] = {}
         """Decisions whose accounts are not closed, and whether their first token was seen."""
 
@@ -168,6 +169,18 @@ class Scheduler:
     def endpoint_statistics(self) -> Mapping[str, Mapping[Endpoint, Mapping[str, float]]]:
         """The same of single endpoints: name of the plugin -> endpoint -> figure -> value."""
         return self._figures(self._endpoint_statistics)
+
+    def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures | None:
+        """How well KV events of `endpoints` are heard; None: no plugin listens."""
+        for name, hook in self._kv_events:
+            try:
+                figures: KvEventFigures | None = hook(endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+            else:
+                if figures is not None:
+                    return figures
+        return None
 
     def _figures(self, hooks: Hooks) -> dict[str, Any]:
         figures: dict[str, Any] = {}

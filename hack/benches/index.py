@@ -22,6 +22,7 @@ from epp.prefix.index import PrefixIndex
 from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from epp.scheduling.cost import ExpectedTtft
+from epp.testing import services
 from tests.support.kv_events import block_stored
 
 OK = Response(status=200)
@@ -154,7 +155,7 @@ def precise() -> None:
     for count in (8, 64, 512):
         cache, endpoints = PrecisePrefixCache(), pool(count)
         ids = [draw.randrange(128_000) for _ in range(8192)]
-        cache.source = Ids(ids)
+        cache.start(services(tokens=Ids(ids).of))
         names = [draw.getrandbits(64) for _ in range(512)]
         for number, endpoint in enumerate(endpoints):
             shelf = cache.kv_index.state_of(endpoint)

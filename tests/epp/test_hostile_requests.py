@@ -15,9 +15,7 @@ from epp.parsing.request import RawRequest
 from epp.parsing.token_ratio import TokenRatio
 from epp.pool.store import Pool
 from epp.prefix.tokens.ratio import LearnTokens
-from epp.route import Router
-from epp.scheduling.chain import Chain
-from epp.scheduling.scheduler import Scheduler
+from epp.route import Policy, Router
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from tests.support.scheduling import pod
@@ -29,17 +27,14 @@ def router(strategy: str, audit: AuditLog, metrics: Metrics) -> Router:
     pool.replace([pod("a", address="10.0.0.1:8000"), pod("b", address="10.0.0.2:8000")])
     pipeline = load_strategy(strategy, clock=lambda: 0.0, random=Random(0))
     tokens = TokenRatio()
-    scheduler = Scheduler(
-        pipeline.producers,
-        {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
-        pipeline.handler,
-        (*pipeline.plugins, LearnTokens(tokens.observe)),
+    scheduler = pipeline.scheduler(
         wall_clock=lambda: 0.0,
         on_error=lambda plugin, error: (_ for _ in ()).throw(error),
+        others=(LearnTokens(tokens.observe),),
     )
     recorder = Recorder("p", metrics, Decisions(), audit, clock=lambda: 0.0, wall_clock=lambda: 0.0)
     parser = Parser(pool, tokens.tokens, lambda: "made-up")
-    return Router(pool, parser, Admission(pipeline.detector), scheduler, recorder, lambda: 0.0)
+    return Router(pool, parser, Policy(Admission(pipeline.detector), scheduler), recorder, lambda: 0.0)
 
 
 def hostile(n: int) -> RawRequest:

@@ -13,9 +13,9 @@ from epp.flow.admission import Admission
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest, Response
-from epp.plugin import Endpoint, Filter, Plugin, Producer, Request
+from epp.plugin import Detector, Endpoint, Filter, Plugin, Producer, Request
 from epp.pool.store import Pool, PoolState, Rewrite, Target
-from epp.route import Router
+from epp.route import Policy, Router
 from epp.scheduling.decision import Decision
 from epp.scheduling.pickers import RoundRobinPicker
 from tests.support.scheduling import pod, scheduler
@@ -97,16 +97,23 @@ class House:
         self.router = Router(
             self.pool,
             Parser(self.pool, lambda model, size: size // 4, lambda: "made-up"),
-            Admission(self.detector),
-            scheduler(
-                picker=RoundRobinPicker(),
-                filters=filters,
-                producers=[Slow(self.pool)] if slow else [],
-                others=[self.accounts, self.detector],
+            Policy(
+                Admission(self.detector),
+                scheduler(
+                    picker=RoundRobinPicker(),
+                    filters=filters,
+                    producers=[Slow(self.pool)] if slow else [],
+                    others=[self.accounts, self.detector],
+                ),
             ),
             self.diary,
             lambda: self.now,
         )
+
+    def reload(self, *others: Plugin, detector: Detector | None = None) -> None:
+        """What a new configuration does."""
+        fresh = scheduler(picker=RoundRobinPicker(), others=others)
+        self.router.policy = Policy(Admission(detector or self.detector), fresh)
 
     async def refusal(self, raw: RawRequest) -> EppError:
         with pytest.raises(EppError) as error:
@@ -307,7 +314,7 @@ class Reader(Plugin):
 
 async def test_the_prompt_is_let_go_once_the_request_is_on_its_way() -> None:
     house, reader = House(), Reader()
-    house.router.scheduler = scheduler(picker=RoundRobinPicker(), others=[reader])
+    house.reload(reader)
     large = CHAT.replace(b"hello", b"x" * 1_000_000)
     tracemalloc.start()
     async with AsyncExitStack() as waiting:
@@ -329,11 +336,30 @@ async def test_candidates_are_those_after_the_wait() -> None:
 async def test_a_reload_leaves_requests_under_way_where_they_are() -> None:
     house, fresh = House(), Accounts()
     async with house.router.route(chat()):
-        house.router.scheduler = scheduler(picker=RoundRobinPicker(), others=[fresh])
+        house.reload(fresh)
         async with house.router.route(chat()):
             assert (len(house.accounts.open), len(fresh.open)) == (1, 1)
         assert (len(house.accounts.open), len(fresh.open)) == (1, 0)
     assert house.accounts.open == []
+
+
+class Full(Detector):
+    def saturation(self, endpoints: Sequence[Endpoint]) -> float:
+        return 1.0
+
+
+async def test_a_reload_replaces_the_detector_too() -> None:
+    house = House()
+    house.reload(detector=Full())
+    assert isinstance(await house.refusal(chat(x_llm_d_inference_objective="batch")), Rejected)
+
+
+async def test_a_request_is_admitted_by_the_configuration_that_chooses_for_it() -> None:
+    house = House(slow=True)
+    asked = house.router.route(chat(x_llm_d_inference_objective="batch"))
+    house.reload(detector=Full())  # as while it waits for its tokens
+    async with asked:
+        assert len(house.accounts.open) == 1
 
 
 async def test_an_errors_text_is_no_first_token() -> None:

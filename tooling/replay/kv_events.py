@@ -131,10 +131,9 @@ class _Mirror(Tiers):
 
 
 class EventDelivery:
-    """How KV events reach a picker that listens to them. `tier_log`: of the tiers below, where there are any."""
+    """Tells a plugin that listens what engines say. `tier_log`: of the tiers below, where there are any."""
 
     def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], tier_log: TierLog | None) -> None:
-        precise.source = _Ids()
         self._kv_index = precise.kv_index
         if tier_log is not None:
             precise.tiers = _Mirror(precise.lmcache, clock, tier_log)
@@ -186,8 +185,6 @@ def at_once(waiting: Coroutine[Any, Any, None]) -> None:
     raise ConfigError("policy", "a producer waits for something outside; such a plugin cannot be replayed")
 
 
-class _Ids:
-    """A prompt of the replay has four bytes a token, so it is its tokens."""
-
-    async def of(self, request: Request) -> Sequence[int]:
-        return array("I", request.prompt)
+async def ids_of(request: Request) -> Sequence[int]:
+    """A prompt's tokens: it has four bytes for each, so it is them."""
+    return array("I", request.prompt)

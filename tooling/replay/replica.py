@@ -2,16 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
-from epp.plugin import Endpoint, Load, Plugin, Request
+from epp.plugin import Endpoint, Load, Plugin, Request, Services
 from epp.prefix.events.wire import Batch
-from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Decision
-from epp.scheduling.scheduler import Scheduler
-from tooling.replay.kv_events import TierLog, at_once, delivery_to
+from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of
 from tooling.replay.pod import VirtualPod
 from tooling.replay.trace import TraceRequest
 
@@ -41,15 +39,7 @@ class Replica:
         tier_log: TierLog | None = None,
     ) -> None:
         pipeline = build(clock, random)
-        self.scheduler = Scheduler(
-            pipeline.producers,
-            {name: Chain(name, p.filters, p.scorers, p.picker) for name, p in pipeline.profiles.items()},
-            pipeline.handler,
-            pipeline.plugins,
-            wall_clock=clock,
-            on_error=_fail,
-            fallbacks=1,
-        )
+        self.scheduler = pipeline.scheduler(wall_clock=clock, on_error=_fail, fallbacks=1)
         self.endpoints: tuple[Endpoint, ...] = ()
         self.endpoint_of: dict[VirtualPod, Endpoint] = {}
         self.pod_of: dict[Endpoint, VirtualPod] = {}
@@ -58,6 +48,16 @@ class Replica:
         for plugin in pipeline.plugins:
             if isinstance(plugin, SeesPods):
                 plugin.pods = self.pod_of
+        self.services = Services(
+            endpoints=lambda: self.endpoints,
+            for_each_endpoint=_never,
+            tokens=ids_of,
+            degraded=_untold,
+            recovered=lambda reason: None,
+            wall_clock=clock,
+        )
+        for plugin in pipeline.plugins:  # started, not run: what `run` would hear from outside is delivered here
+            plugin.start(self.services)
         self.delivery = delivery_to(pipeline.plugins, clock, tier_log)
         for pod in pods:
             self.join(pod, clock())
@@ -128,6 +128,15 @@ class Replica:
 
     def _arrange(self) -> None:
         self.endpoints = tuple(self.endpoint_of[pod] for pod in self._order if pod in self.endpoint_of)
+
+
+async def _never(*what: Any) -> None:
+    """Virtual time has no tasks."""
+    raise ConfigError("policy", "a plugin has work for each endpoint; such a plugin cannot be replayed")
+
+
+def _untold(reason: str, detail: str = "", *, lasting: bool = False) -> None:
+    """A replay reports what became of the requests, not how."""
 
 
 def _fail(plugin: str, error: Exception) -> None:

@@ -15,16 +15,13 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from epp.plugin import Endpoint
+from epp.plugin import Endpoint, Services
 from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
-from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, told
 from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
-from epp.process.follow import Current
-from epp.telemetry.metrics import Metrics
 
 _FRAME: Final = 4
 """Times the largest message that zmq takes off the wire. Between the two a message is told of as too large; beyond, zmq
@@ -61,35 +58,24 @@ _COOL: Final = 10.0
 
 
 class Subscribers:
-    """Keeps `kv_index` true for a pool's endpoints. `clock` as the pool's, `wall_clock`: seconds since the epoch."""
+    """Keeps `kv_index` true for a pool's endpoints. `clock` in seconds, monotonic."""
 
     def __init__(
-        self, pool: Pool, metrics: Metrics, clock: Callable[[], float], wall_clock: Callable[[], float]
+        self, kv_index: KvEventIndex, config: KvEvents, services: Services, clock: Callable[[], float]
     ) -> None:
-        self._pool = pool
-        self._metrics = metrics
+        self._kv_index = kv_index
+        self._config = config
+        self._services = services
         self._clock = clock
-        self._wall_clock = wall_clock
-        self._wanted: Current[tuple[KvEventIndex, KvEvents]] = Current(lambda wanted: self._listen(*wanted))
         self._replays = asyncio.Semaphore(_REPLAYS)
         self.turns = Turns(clock)
 
-    def use(self, kv_index: KvEventIndex | None, config: KvEvents | None = None) -> None:
-        """Fill these kv_index from now on; None: listen to nobody. Those in use already stay as they are."""
-        now = self._wanted.value
-        if kv_index is None:
-            self._wanted.use(None)
-        elif now is None or kv_index is not now[0]:
-            self._wanted.use((kv_index, config or KvEvents()))
-
     async def run(self) -> None:
-        """Listen for ever, following the pool and the configuration."""
-        await self._wanted.run()
-
-    async def _listen(self, kv_index: KvEventIndex, config: KvEvents) -> None:
+        """Listen for ever, following the pool."""
+        kv_index, config = self._kv_index, self._config
         context = zmq.asyncio.Context()
         context.setsockopt(zmq.IPV6, 1)
-        central = _Central(self._pool, self._metrics)
+        central = _Central(self._services)
         try:
             async with asyncio.TaskGroup() as group:
                 if config.zmq_endpoint:
@@ -98,7 +84,7 @@ class Subscribers:
                 def work(endpoint: Endpoint) -> Coroutine[Any, Any, None]:
                     return EndpointSubscription(endpoint, kv_index, config, context, self, central).run()
 
-                await self._pool.run_for_each("KV events of", work, kv_index.leave)
+                await self._services.for_each_endpoint("KV events of", work, kv_index.leave)
         finally:
             context.destroy(linger=0)
 
@@ -112,7 +98,7 @@ class Subscribers:
                     await self.turns.wait()
                     central.put(await socket.recv_multipart())
             except zmq.ZMQError as error:
-                self._metrics.degraded("kv-events-bind", f"{config.zmq_endpoint}: {error}")
+                self._services.degraded("kv-events-bind", f"{config.zmq_endpoint}: {error}")
                 await asyncio.sleep(_RETRY[0])
             finally:
                 socket.close(linger=0)
@@ -164,9 +150,8 @@ class _Queue:
 class _Central:
     """What came over the socket that engines connect to, by endpoint."""
 
-    def __init__(self, pool: Pool, metrics: Metrics) -> None:
-        self._pool = pool
-        self._metrics = metrics
+    def __init__(self, services: Services) -> None:
+        self._services = services
         self._queues: dict[str, _Queue] = {}
         self._named: Sequence[Endpoint] = ()
         self._names: Mapping[str, str] = {}
@@ -178,8 +163,8 @@ class _Central:
         self._queues.pop(endpoint.address, None)
 
     def put(self, frames: list[bytes]) -> None:
-        if self._pool.endpoints is not self._named:
-            self._named = self._pool.endpoints
+        if (endpoints := self._services.endpoints()) is not self._named:
+            self._named = endpoints
             self._names = _names(self._named)
         address = endpoint_of(frames[0], self._names) if frames else None
         queue = self._queues.get(address or "")
@@ -187,7 +172,7 @@ class _Central:
             queue.put(frames)
         else:
             topic = ascii(frames[0][:100]) if frames else ""
-            self._metrics.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
+            self._services.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
 
 
 def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
@@ -249,7 +234,7 @@ class EndpointSubscription:
                 if await self._hear(sources):
                     delay = _RETRY[0]
             except* (OSError, zmq.ZMQError, ValueError) as errors:
-                self._owner._metrics.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)!r}")
+                self._owner._services.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)!r}")
             self._shelf.lost()
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY[1])
@@ -347,7 +332,7 @@ class EndpointSubscription:
     def count(self, fault: str) -> None:
         """A fault of the subscription; the last words tell people which endpoint it was."""
         self._kv_index.faults[fault] = self._kv_index.faults.get(fault, 0) + 1
-        self._owner._metrics.degraded(f"kv-events-{fault}", self._endpoint.name)
+        self._owner._services.degraded(f"kv-events-{fault}", self._endpoint.name)
 
     def set_live(self, rank: int, live: bool) -> None:
         (self._live.add if live else self._live.discard)(rank)
@@ -377,7 +362,7 @@ class EndpointSubscription:
         return True
 
     def _heard_at(self, ts: float) -> None:
-        lag = self._owner._wall_clock() - ts
+        lag = self._owner._services.wall_clock() - ts
         self._shelf.heard(self.clock(), lag if 0.0 <= lag < inf else 0.0)
 
 

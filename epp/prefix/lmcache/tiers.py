@@ -17,7 +17,6 @@ from epp.plugin import Endpoint
 from epp.prefix.lmcache.chunk_keys import Algorithm, chunks_of, salted
 from epp.prefix.lmcache.coordinator import PAGE, Away, Coordinator
 from epp.prefix.lmcache.directory import ENTRY_BYTES, Directory, Held, loads
-from epp.process.follow import Current
 
 _INLINE: Final = 1024
 """Tokens named on the event loop; more take a thread: some 10 us a chunk."""
@@ -29,7 +28,7 @@ _REST: Final = 10
 """How many times as long as a reading of everything took nothing else of the kind is done."""
 
 Tell = Callable[[str, str], None]
-"""`metrics.degraded`."""
+"""`Services.degraded`."""
 
 
 class Listed(Protocol):
@@ -286,18 +285,3 @@ class Tiers:
             self.total = page.total
             if not page.keys or offset >= min(page.total, self.directory.limit):
                 return True
-
-
-class TierReader:
-    """Runs the tiers in use, which a new configuration replaces."""
-
-    def __init__(self, degraded: Tell) -> None:
-        self._tiers: Current[Tiers] = Current(lambda tiers: tiers.run(degraded))
-
-    def use(self, tiers: Tiers | None) -> None:
-        """Follow these from now on; None: nobody. Those in use already stay as they are."""
-        self._tiers.use(tiers)
-
-    async def run(self) -> None:
-        """Follow for ever."""
-        await self._tiers.run()

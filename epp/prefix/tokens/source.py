@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 
 from epp.documents.strict import nearest
 from epp.errors import ConfigError
-from epp.plugin import Request
+from epp.plugin import NoTokens, Request
 from epp.pool.http import BadAnswer
 from epp.prefix.tokens.cache import Ids, TokenCache
 from epp.prefix.tokens.conversation import Unsupported
@@ -31,27 +31,11 @@ from epp.prefix.tokens.tokenizer import ModelTokenizer, TooLate
 
 R = TypeVar("R")
 
-Reason = Literal["no-tokenizer", "late", "unsupported", "failed"]
-
 _SMALL: Final = 64 << 10
 """Bytes that are read at once; more are read in a thread."""
 
 ANY_MODEL: Final = "*"
 """Key of the tokenizer for every model that has none of its own, LoRA adapters above all."""
-
-
-class NoTokens(Exception):
-    """This request's tokens are not known in time. `reason` is a word for a metric, the text is for a log.
-
-    no-tokenizer: neither files nor a pod for this model · late: the deadline passed, or too many wait ·
-    unsupported: not a prompt of text, or a format that is not rendered · failed: the template, the tokenizer or the
-    pod has an error
-    """
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason: Reason = reason
-        self.detail = detail
 
 
 @dataclass(frozen=True)

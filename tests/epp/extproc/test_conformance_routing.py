@@ -10,7 +10,7 @@ from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
 from epp.pool.store import Pool
-from epp.route import Router
+from epp.route import Policy, Router
 from epp.scheduling.pickers import RoundRobinPicker
 from tests.epp.test_route import Diary
 from tests.support.scheduling import pod, scheduler
@@ -27,8 +27,7 @@ class House:
         self.router = Router(
             self.pool,
             Parser(self.pool, lambda model, size: size // 4, lambda: "made-up"),
-            Admission(ConcurrencyDetector()),
-            scheduler(picker=RoundRobinPicker()),
+            Policy(Admission(ConcurrencyDetector()), scheduler(picker=RoundRobinPicker())),
             self.diary,
             lambda: 0.0,
         )

@@ -54,9 +54,3 @@ def test_a_detector_that_fails_is_named() -> None:
     detector.name = "mine"
     with pytest.raises(InternalError, match="plugin 'mine' failed"):
         Admission(detector).admit(request(-1), ENDPOINTS)
-
-
-def test_a_reload_replaces_the_detector() -> None:
-    admission = Admission(At(1.0))
-    admission.detector = At(0.0)
-    admission.admit(request(-1), ENDPOINTS)

@@ -3,19 +3,19 @@
 import random
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
 from epp.configuration.loader import load_text
 from epp.errors import ConfigError
-from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response, Usage
+from epp.plugin import CacheRoom, Endpoint, Load, NoTokens, PrefixMatch, Request, Response, Usage
 from epp.prefix.approximate import ApproximateCacheRoom
 from epp.prefix.events.wire import decode
 from epp.prefix.lmcache.tiers import Lmcache
 from epp.prefix.precise import PrecisePrefixCache
-from epp.prefix.tokens.source import NoTokens, Reason
 from epp.scheduling.cost import ExpectedTtft
+from epp.testing import services
 from tests.support.coordinator import StandIn
 from tests.support.kv_events import SIZE, batch, names_of, removed, stored
 from tests.support.waiting import beside, until
@@ -29,7 +29,7 @@ class Simulated:
     """The simulator's tokenizer: four bytes are a token."""
 
     def __init__(self) -> None:
-        self.fails: Reason | None = None
+        self.fails: NoTokens.Reason | None = None
 
     async def of(self, request: Request) -> Sequence[int]:
         if self.fails:
@@ -53,11 +53,17 @@ class Rig:
         self.cache = PrecisePrefixCache(**parameters)  # type: ignore[arg-type]
         self.now = 0.0
         self.cache.clock = lambda: self.now
-        self.source = self.cache.source = Simulated()
+        self.source = Simulated()
         self.reasons = Counter[str]()
-        self.cache.degraded = lambda reason, detail: self.reasons.update([reason])
+        self.start(self.source.of)
         for endpoint in self.endpoints:
             self.cache.kv_index.state_of(endpoint).state = "live"
+
+    def start(self, tokens: Callable[[Request], Awaitable[Sequence[int]]]) -> None:
+        self.cache.start(services(tokens=tokens, degraded=self.degraded))
+
+    def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        self.reasons.update([reason])
 
     def say(self, endpoint: Endpoint, *events: object) -> None:
         kv_state = self.cache.kv_index.state_of(endpoint)
@@ -187,7 +193,7 @@ async def test_a_prompt_that_failed_is_not_held() -> None:
 
 
 @pytest.mark.parametrize("reason", ["no-tokenizer", "late", "unsupported", "failed"])
-async def test_without_tokens_the_answer_is_approximate(reason: Reason) -> None:
+async def test_without_tokens_the_answer_is_approximate(reason: NoTokens.Reason) -> None:
     rig = Rig()
     a, _ = rig.endpoints
     await rig.send(a, text(640))
@@ -205,9 +211,9 @@ async def test_a_source_that_breaks_or_is_not_there_harms_nobody() -> None:
         async def of(self, request: Request) -> Sequence[int]:
             raise ZeroDivisionError
 
-    rig.cache.source = Broken()
+    rig.start(Broken().of)
     assert await rig.held(text(640)) == [0, 0]
-    rig.cache.source = None
+    rig.start(services().tokens)
     assert await rig.held(text(640)) == [0, 0]
     assert (rig.reasons["approximate-failed"], rig.reasons["approximate-no-tokenizer"]) == (1, 1)
 
@@ -322,7 +328,7 @@ async def test_who_does_not_keep_its_promises_is_believed_less_and_earns_it_back
     doubted, believed = await rig.held(prompt)
     assert doubted < 2000
     assert believed == 4000
-    rows = {name: trust for name, _, _, trust in rig.cache.figures(rig.endpoints).endpoints}
+    rows = {name: trust for name, _, _, trust in rig.cache.kv_events(rig.endpoints).endpoints}
     assert rows == {"pod-0": pytest.approx(doubted / 4000, abs=0.01), "pod-1": 1.0}
     for _ in range(300):
         await rig.send(a, prompt, Response(status=200, usage=Usage(4004, 10, 4000)))
@@ -513,7 +519,7 @@ async def test_what_lies_in_l2_is_prefetched_to_the_chosen_endpoint() -> None:
         stand_in.store(ids_of(text(100)), "l2")
         tiers = rig.cache.tiers
         assert tiers is not None
-        async with beside(tiers.run(rig.cache.degraded)):
+        async with beside(tiers.run(rig.degraded)):
             await until(lambda: tiers.reached)
             rig.cache.on_picked(await rig.ask(text(100)), rig.endpoints[1])
             await until(lambda: bool(stand_in.prefetches))

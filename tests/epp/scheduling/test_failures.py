@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from epp.configuration.loader import load_strategy
 from epp.plugin import Endpoint, FailureShare, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.scheduling.chain import Chain
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
 from epp.scheduling.failures import FailingEndpointFilter, FailureShares
-from epp.scheduling.scheduler import Scheduler
+from epp.testing import services
 from tests.support.scheduling import ask, fail, pods
 
 OK, ERROR, GONE = Response(status=200), Response(status=500), Response()
@@ -33,19 +32,19 @@ class World:
         self._count = 0
         if strategy:
             pipeline = load_strategy(strategy, clock=lambda: self.now, random=Random(1))
-            self.scheduler = Scheduler(
-                pipeline.producers,
-                {n: Chain(n, p.filters, p.scorers, p.picker) for n, p in pipeline.profiles.items()},
-                pipeline.handler,
-                pipeline.plugins,
-                wall_clock=lambda: self.now,
-                on_error=fail,
-            )
+            self.scheduler = pipeline.scheduler(wall_clock=lambda: self.now, on_error=fail)
             self.shares = next(each for each in pipeline.producers if isinstance(each, FailureShares))
             self.plugins = pipeline.plugins
         self.shares.clock = lambda: self.now
-        self.shares.degraded = self.told.append
-        self.shares.recovered = lambda: self.told.append("recovered")
+        self.shares.start(services(degraded=self._degraded, recovered=self._recovered))
+
+    def _degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        assert (reason, lasting) == ("endpoint-failing", True)
+        self.told.append(detail)
+
+    def _recovered(self, reason: str) -> None:
+        assert reason == "endpoint-failing"
+        self.told.append("recovered")
 
     def answer(self, endpoint: Endpoint, *responses: Response, waited: float = 0.0) -> None:
         """The endpoint is sent a request for each of these, and this comes of it."""

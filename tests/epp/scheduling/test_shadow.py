@@ -11,7 +11,6 @@ from epp.plugin import Cost, Endpoint, Filter, Request, Response, Scorer
 from epp.scheduling.chain import Chain
 from epp.scheduling.decision import Comparison, Decision
 from epp.scheduling.pickers import MaxScorePicker
-from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
 from tests.support.pipelines import loaded
 from tests.support.scheduling import ask, pods, scheduler
@@ -114,21 +113,11 @@ shadow: {{profile: new, sample: {sample}}}
 def play(sample: float) -> tuple[list[str], object, list[Decision]]:
     """Picks, the accounts at the end, and the decisions, of some hundred requests that come, answer and end."""
     pipeline = loaded(CONFIG.format(sample=sample))
-    made = pipeline.shadow
-    assert made is not None
 
     def raised(plugin: str, error: Exception) -> None:
         raise error
 
-    def chain(p: object) -> Chain:
-        return Chain(p.name, p.filters, p.scorers, p.picker)  # type: ignore[attr-defined]
-
-    policy = ShadowPolicy(chain(made.profile), made.cost, made.sample, Random(1), raised)
-    profiles = {name: chain(profile) for name, profile in pipeline.profiles.items()}
-    s = Scheduler(
-        pipeline.producers, profiles, pipeline.handler, pipeline.plugins,
-        wall_clock=lambda: 0.0, on_error=raised, shadow=policy,
-    )  # fmt: skip
+    s = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=raised, shadow_random=Random(1))
     draw, endpoints, decisions = Random(2), pods("abcd"), list[Decision]()
     for n in range(300):
         prompt = b"%d" % draw.randrange(12) * 4000

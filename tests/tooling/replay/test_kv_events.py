@@ -1,6 +1,7 @@
 """A picker that listens knows what the pods hold, and nothing but the events tells it."""
 
 from collections.abc import Coroutine
+from dataclasses import replace
 from math import inf
 from random import Random
 from statistics import fmean
@@ -56,7 +57,11 @@ def test_what_was_heard_is_what_the_pods_hold(foreign: float) -> None:
 def test_every_request_was_picked_by_events() -> None:
     reasons: list[str] = []
     made = Replay(steady(100, 0.1), pods("3*laptop"), policy("kv-aware").build, Conditions(), 0)
-    precise(made).degraded = lambda reason, detail: reasons.append(reason)
+
+    def degraded(reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        reasons.append(reason)
+
+    precise(made).start(replace(made.replicas[0].services, degraded=degraded))
     made.run()
     assert reasons == []
 

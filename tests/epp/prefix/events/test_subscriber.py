@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,12 @@ import zmq
 import zmq.asyncio
 from aiohttp import web
 
-from epp.plugin import Endpoint, Load
+from epp.plugin import Endpoint, Load, Services
 from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import KvEvents, PodDiscovery
 from epp.prefix.events.subscriber import Subscribers, _Queue
+from epp.testing import services
 from tests.support import waiting
 from tests.support.degradations import RecordedMetrics
 from tests.support.kv_events import batch, block_stored, depth, stored
@@ -63,6 +65,14 @@ class Server:
         return web.Response(body=json.dumps(self.sources).encode(), content_type="application/json")
 
 
+def services_of(pool: Pool, metrics: RecordedMetrics) -> Services:
+    return replace(
+        services(degraded=metrics.degraded, wall_clock=lambda: 3.0),
+        endpoints=lambda: pool.endpoints,
+        for_each_endpoint=pool.run_for_each,
+    )
+
+
 class Rig:
     """A pool of one endpoint, its server, and subscribers that fill `kv_index`."""
 
@@ -72,8 +82,9 @@ class Rig:
         self.pool.replace([self.endpoint])
         self.metrics = RecordedMetrics()
         self.kv_index = KvEventIndex(200_000)
-        self.subscribers = Subscribers(self.pool, self.metrics, time.monotonic, lambda: 3.0)
-        self.subscribers.use(self.kv_index, config)
+        self.config = config
+        self.services = services_of(self.pool, self.metrics)
+        self.subscribers = Subscribers(self.kv_index, config, self.services, time.monotonic)
 
     @property
     def state(self) -> str:
@@ -280,10 +291,12 @@ async def test_other_shelves_are_filled_from_the_beginning() -> None:
             await until(lambda: listener.state == "live")
             engine.publish([stored(PROMPTS[0])])
             await until(lambda: listener.knows(PROMPTS[0]))
-            listener.subscribers.use(None)
             listener.kv_index = KvEventIndex(1000)
-            listener.subscribers.use(listener.kv_index)
-            await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+            again = Subscribers(listener.kv_index, listener.config, listener.services, time.monotonic)
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(again.run())
+                await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+                task.cancel()
 
 
 async def test_engines_may_connect_to_us() -> None:

@@ -3,11 +3,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from epp.configuration.lifecycle import Lifecycle
 from epp.plugin import Endpoint, Load
 from epp.prefix.lmcache import coordinator as coordinator_module
 from epp.prefix.lmcache import tiers as tiers_module
 from epp.prefix.lmcache.coordinator import Away
-from epp.prefix.lmcache.tiers import Lmcache, TierReader, Tiers
+from epp.prefix.lmcache.tiers import Lmcache, Tiers
+from epp.prefix.precise import PrecisePrefixCache
+from epp.testing import services
 from tests.support.coordinator import StandIn
 from tests.support.waiting import beside, until
 
@@ -216,15 +219,21 @@ async def test_a_reading_that_breaks_off_changes_nothing_but_that_nothing_is_hel
         assert await loads(tiers, A) == (96, 0)
 
 
-async def test_the_reader_follows_what_is_in_use() -> None:
-    reader = TierReader(lambda reason, detail: None)
-    async with tiers_of() as (_, first), tiers_of() as (_, second), beside(reader.run()):
-        reader.use(first)
+async def test_a_reload_follows_the_new_coordinator_and_leaves_the_old() -> None:
+    errors: list[Exception] = []
+    lifecycle = Lifecycle(services(), {}, lambda plugin, error: errors.append(error))
+    async with StandIn().running() as one, StandIn().running() as other, beside(lifecycle.run()):
+        caches = [PrecisePrefixCache(lmcache=Lmcache(each.url, "sha256_cbor")) for each in (one, other)]
+        first, second = (cache.tiers for cache in caches)
+        assert first is not None
+        assert second is not None
+        lifecycle.use(caches[:1])
         await until(lambda: first.reached)
-        reader.use(second)
+        lifecycle.use(caches[1:])
         await until(lambda: second.reached and not first.reached)
-        reader.use(None)
+        lifecycle.use([])
         await until(lambda: not second.reached)
+    assert errors == []
 
 
 @pytest.mark.parametrize(

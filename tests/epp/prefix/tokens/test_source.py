@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from epp.errors import ConfigError
-from epp.plugin import Api, Endpoint, Request
+from epp.plugin import Api, Endpoint, NoTokens, Request
 from epp.prefix.tokens import remote
 from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.remote import Remote
-from epp.prefix.tokens.source import ANY_MODEL, NoTokens, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
+from epp.prefix.tokens.source import ANY_MODEL, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
 from tests.support.tokenizers import make
 from tests.support.waiting import until
 from tooling.simulator import tokenizer as sim

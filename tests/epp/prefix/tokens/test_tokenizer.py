@@ -163,7 +163,8 @@ import asyncio, json, resource, sys
 from pathlib import Path
 from epp.plugin import Request
 from epp.prefix.tokens.cache import TokenCache
-from epp.prefix.tokens.source import NoTokens, TokenizerFiles, Tokens, load_tokenizers
+from epp.plugin import NoTokens
+from epp.prefix.tokens.source import TokenizerFiles, Tokens, load_tokenizers
 
 pieces = TokenCache(1 << 20)
 tokens = Tokens(load_tokenizers({"m": TokenizerFiles(sys.argv[1])}, pieces), pieces, deadline=30.0)
