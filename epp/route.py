@@ -1,7 +1,7 @@
-"""The way of a request: parse, rewrite, admit, look, choose, forward, finish."""
+"""The path of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from epp.errors import EppError, NoEndpoint
 from epp.flow.admission import Admission
@@ -31,7 +31,7 @@ class RequestObserver(Protocol):
 
 
 class RoutedRequest:
-    """A request on its way. The door reports here what it sees of the answer; leaving `route` ends the accounting."""
+    """A routed request. The ext_proc server reports here what is seen of the answer; leaving `route` ends it."""
 
     __slots__ = ("_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "response")
 
@@ -129,6 +129,8 @@ class RequestScope:
 
     __slots__ = ("_raw", "_routed", "_router", "_scheduler")
 
+    routed: ClassVar[type[RoutedRequest]] = RoutedRequest
+
     def __init__(self, router: Router, raw: RawRequest) -> None:
         self._router = router
         self._raw = raw
@@ -153,7 +155,7 @@ class RequestScope:
             router.observer.failed(raw, error)
             raise
         del self._raw  # it may be large and the answer long
-        self._routed = RoutedRequest(decision, body, scheduler, router.pool, router.clock)
+        self._routed = self.routed(decision, body, scheduler, router.pool, router.clock)
         try:
             router.observer.decided(decision, complete_at)
             request.sent()
