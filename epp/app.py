@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from uuid import uuid4
 
 import grpc
 import uvloop
@@ -32,7 +31,7 @@ from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
 from epp.flow.admission import Admission
-from epp.parsing.parser import Parser
+from epp.parsing.parser import NoObjectives, Parser
 from epp.parsing.token_ratio import TokenRatio
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
@@ -158,21 +157,6 @@ class Shared:
         return ApiServer(self.settings.kubeconfig)
 
 
-class NoObjectives:
-    """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.rewrite = pool.rewrite
-
-    @property
-    def rewrites(self) -> bool:
-        return self._pool.rewrites
-
-    def priority(self, objective: str | None) -> int:
-        return 0
-
-
 class ServedPool:
     """One pool with everything that picks from it."""
 
@@ -216,7 +200,7 @@ class ServedPool:
         rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
-            Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
+            Parser(rules, shared.tokens.tokens),
             Admission(self.pipeline.detector),
             self._scheduler(),
             observer,

@@ -13,8 +13,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import NoEndpoint
 from epp.extproc.proto import ext_proc_pb2 as pb
-from epp.parsing.body import decode
-from epp.parsing.openai import Chat
+from epp.parsing.body import Chat, decode
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from tests.support.ext_proc_door import Gateway, door
