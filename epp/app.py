@@ -17,8 +17,7 @@ import uvloop
 from epp import protocol
 from epp.admin.access import Access
 from epp.admin.certificate import Certificate
-from epp.admin.decisions import Decisions
-from epp.admin.recorder import Recorder
+from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import AdminServer
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
@@ -30,9 +29,7 @@ from epp.extproc.server import AGE, ExtProcServer
 from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
-from epp.flow.admission import Admission
 from epp.parsing.parser import NoObjectives, Parser
-from epp.parsing.token_ratio import TokenRatio
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
@@ -41,13 +38,13 @@ from epp.pool.store import Pool, PoolState
 from epp.prefix.events.subscriber import Subscribers
 from epp.prefix.lmcache.tiers import TierReader
 from epp.prefix.precise import PrecisePrefixCache
+from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.prefix.tokens.cache import TokenCache
-from epp.prefix.tokens.ratio import LearnTokens
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
-from epp.route import RequestObserver, Router
+from epp.route import Admission, RequestObserver, Router
 from epp.scheduling.chain import Chain
 from epp.scheduling.failures import FailureShares
 from epp.scheduling.scheduler import Scheduler

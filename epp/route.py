@@ -1,13 +1,13 @@
 """The path of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Final, Protocol
 
-from epp.errors import EppError, NoEndpoint
-from epp.flow.admission import Admission
+from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response
 from epp.parsing.usage import UsageReader
+from epp.plugin import Detector, Endpoint, Request
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
@@ -91,6 +91,30 @@ class RoutedRequest:
         if end:
             self.response.usage = self._usage.finish()
         self.response.complete = self.response.complete or end
+
+
+class Admission:
+    """Sheds requests of negative priority while the pool is saturated; what GIE and llm-d do without flow control.
+
+    `detector` may be replaced between two requests (a reload does).
+    """
+
+    def __init__(self, detector: Detector) -> None:
+        self.detector = detector
+
+    def admit(self, request: Request, endpoints: Sequence[Endpoint]) -> None:
+        """Return if `request` may be sent to one of `endpoints` now. Raises Rejected (429)."""
+        if request.priority >= 0:
+            return
+        try:
+            saturation = self.detector.saturation(endpoints)
+        except Exception as error:
+            raise InternalError(f"plugin {self.detector.name!r} failed") from error
+        if saturation >= 1.0:
+            raise Rejected(
+                f"the pool is full (saturation {saturation:.2f}) and requests of priority {request.priority} wait "
+                "for better times; retry later"
+            )
 
 
 class Router:
