@@ -45,7 +45,7 @@ from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
 from epp.route import Admission, RequestObserver, Router
-from epp.scheduling.chain import Chain
+from epp.scheduling.decision import Chain
 from epp.scheduling.failures import FailureShares
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 import msgspec
 
 from epp.parsing.request import Api, Request, Response, Usage
-from epp.pool.endpoint import Endpoint, Load
+from epp.pool.store import Endpoint, Load
 
 __all__ = [
     "Api",

@@ -13,8 +13,7 @@ from typing import Any
 
 from epp.configuration import loader
 from epp.plugin import Endpoint, Load, Request
-from epp.scheduling.chain import Chain
-from epp.scheduling.decision import Decision
+from epp.scheduling.decision import Chain, Decision
 from epp.scheduling.scheduler import Scheduler
 
 __all__ = ["decide", "endpoint", "request"]

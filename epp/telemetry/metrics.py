@@ -46,7 +46,7 @@ class _Load(Protocol):
 
 
 class _Endpoint(Protocol):
-    """`epp.pool.endpoint.Endpoint`, as far as the cellar may know it."""
+    """`epp.pool.store.Endpoint`, as far as the cellar may know it."""
 
     @property
     def name(self) -> str: ...

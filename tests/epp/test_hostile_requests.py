@@ -13,7 +13,7 @@ from epp.parsing.request import RawRequest
 from epp.pool.store import Pool
 from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.route import Admission, Router
-from epp.scheduling.chain import Chain
+from epp.scheduling.decision import Chain
 from epp.scheduling.scheduler import Scheduler
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics

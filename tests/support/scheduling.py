@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epp.plugin import Endpoint, Filter, Load, Picker, Plugin, PrefixMatch, Producer, ProfileHandler, Request, Scorer
-from epp.scheduling.chain import Chain, OnError
+from epp.scheduling.decision import Chain, OnError
 from epp.scheduling.pickers import MaxScorePicker, SingleProfileHandler
 from epp.scheduling.scheduler import Scheduler
 

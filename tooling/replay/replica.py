@@ -8,8 +8,7 @@ from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Load, Plugin, Request
 from epp.prefix.events.wire import Batch
-from epp.scheduling.chain import Chain
-from epp.scheduling.decision import Decision
+from epp.scheduling.decision import Chain, Decision
 from epp.scheduling.scheduler import Scheduler
 from tooling.replay.kv_events import TierLog, at_once, delivery_to
 from tooling.replay.pod import VirtualPod

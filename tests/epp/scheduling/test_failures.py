@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from epp.configuration.loader import load_strategy
 from epp.plugin import Endpoint, FailureShare, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.scheduling.chain import Chain
 from epp.scheduling.cost import ExpectedTtft
-from epp.scheduling.decision import Decision
+from epp.scheduling.decision import Chain, Decision
 from epp.scheduling.failures import FailingEndpointFilter, FailureShares
 from epp.scheduling.scheduler import Scheduler
 from tests.support.scheduling import ask, fail, pods
