@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from uuid import uuid4
 
 import grpc
 import uvloop
@@ -18,8 +17,7 @@ import uvloop
 from epp import protocol
 from epp.admin.access import Access
 from epp.admin.certificate import Certificate
-from epp.admin.decisions import Decisions
-from epp.admin.recorder import Recorder
+from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import AdminServer
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
@@ -32,22 +30,20 @@ from epp.extproc.server import AGE, ExtProcServer
 from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import from_directory, self_signed
-from epp.flow.admission import Admission
-from epp.parsing.parser import Parser
-from epp.parsing.token_ratio import TokenRatio
+from epp.parsing.parser import NoObjectives, Parser
 from epp.plugin import Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
+from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.prefix.tokens.cache import TokenCache
-from epp.prefix.tokens.ratio import LearnTokens
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
-from epp.route import Policy, RequestObserver, Router
+from epp.route import Admission, Policy, RequestObserver, Router
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
@@ -151,21 +147,6 @@ class Shared:
         return ApiServer(self.settings.kubeconfig)
 
 
-class NoObjectives:
-    """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
-
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
-        self.rewrite = pool.rewrite
-
-    @property
-    def rewrites(self) -> bool:
-        return self._pool.rewrites
-
-    def priority(self, objective: str | None) -> int:
-        return 0
-
-
 class ServedPool:
     """One pool with everything that picks from it."""
 
@@ -209,7 +190,7 @@ class ServedPool:
         rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
-            Parser(rules, shared.tokens.tokens, lambda: uuid4().hex),
+            Parser(rules, shared.tokens.tokens),
             self._policy(),
             observer,
             shared.clock,

@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 import msgspec
 
 from epp.parsing.request import Api, Request, Response, Usage
-from epp.pool.endpoint import Endpoint, Load
+from epp.pool.store import Endpoint, Load
 from epp.telemetry.series import KvEventFigures
 
 __all__ = [

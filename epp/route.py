@@ -1,14 +1,14 @@
-"""The way of a request: parse, rewrite, admit, look, choose, forward, finish."""
+"""The path of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
-from epp.errors import EppError, NoEndpoint
-from epp.flow.admission import Admission
+from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response
 from epp.parsing.usage import UsageReader
+from epp.plugin import Detector, Endpoint, Request
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
@@ -32,7 +32,7 @@ class RequestObserver(Protocol):
 
 
 class RoutedRequest:
-    """A request on its way. The door reports here what it sees of the answer; leaving `route` ends the accounting."""
+    """A routed request. The ext_proc server reports here what is seen of the answer; leaving `route` ends it."""
 
     __slots__ = ("_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "response")
 
@@ -95,6 +95,27 @@ class RoutedRequest:
 
 
 @dataclass(frozen=True)
+class Admission:
+    """Sheds requests of negative priority while the pool is saturated; what GIE and llm-d do without flow control."""
+
+    detector: Detector
+
+    def admit(self, request: Request, endpoints: Sequence[Endpoint]) -> None:
+        """Return if `request` may be sent to one of `endpoints` now. Raises Rejected (429)."""
+        if request.priority >= 0:
+            return
+        try:
+            saturation = self.detector.saturation(endpoints)
+        except Exception as error:
+            raise InternalError(f"plugin {self.detector.name!r} failed") from error
+        if saturation >= 1.0:
+            raise Rejected(
+                f"the pool is full (saturation {saturation:.2f}) and requests of priority {request.priority} wait "
+                "for better times; retry later"
+            )
+
+
+@dataclass(frozen=True)
 class Policy:
     """What one configuration decides with: who is admitted and where requests go. A reload replaces it as a whole."""
 
@@ -136,6 +157,8 @@ class RequestScope:
 
     __slots__ = ("_policy", "_raw", "_routed", "_router")
 
+    routed: ClassVar[type[RoutedRequest]] = RoutedRequest
+
     def __init__(self, router: Router, raw: RawRequest) -> None:
         self._router = router
         self._raw = raw
@@ -161,7 +184,7 @@ class RequestScope:
             router.observer.failed(raw, error)
             raise
         del self._raw  # it may be large and the answer long
-        self._routed = RoutedRequest(decision, body, scheduler, router.pool, router.clock)
+        self._routed = self.routed(decision, body, scheduler, router.pool, router.clock)
         try:
             router.observer.decided(decision, complete_at)
             request.sent()

@@ -6,8 +6,7 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from epp.admin.decisions import Record
-from epp.admin.recorder import brief
+from epp.admin.recorder import Record, brief
 
 PATHS = (
     ("/metrics", "Prometheus metrics"),

@@ -16,10 +16,10 @@ from aiohttp import web
 from epp import protocol
 from epp.admin import page, views
 from epp.admin.access import Access
-from epp.admin.decisions import Decisions
 from epp.admin.hosts import Hosts
 from epp.admin.listener import IDLE_S, Connection, Listener, most_connections
 from epp.admin.profile import LONGEST, Profiler
+from epp.admin.recorder import Decisions
 from epp.admin.turns import Busy, Turns
 from epp.errors import BadRequest, ConfigError, EppError
 from epp.telemetry import exposition

@@ -49,7 +49,7 @@ CLASSES: Final = {
     "random-picker": f"{_PICKERS}.RandomPicker",
     "weighted-random-picker": f"{_PICKERS}.WeightedRandomPicker",
     "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
-    "single-profile-handler": "epp.scheduling.profiles.SingleProfileHandler",
+    "single-profile-handler": f"{_PICKERS}.SingleProfileHandler",
     "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
     "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
     "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from epp.plugin import Plugin, Services
-from epp.scheduling.chain import OnError, name_of
+from epp.scheduling.decision import OnError, name_of
 
 Lasting: TypeAlias = "dict[str, set[_Reports]]"
 """Reason of a lasting degradation -> whose it is. One for a process: it is over when it is nobody's any more."""

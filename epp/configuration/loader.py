@@ -17,7 +17,7 @@ from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, Schedu
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
 from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
-from epp.scheduling.chain import Chain, OnError
+from epp.scheduling.decision import Chain, OnError
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
 

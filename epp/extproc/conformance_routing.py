@@ -4,8 +4,7 @@ Sources: GIE `conformance/utils/headers`, `pkg/lwepp/handlers`. Only with `--con
 client may say where its request goes.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -25,42 +24,29 @@ class ConformanceRouter:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def route(self, raw: RawRequest) -> AbstractAsyncContextManager["ConformanceRequest"]:
+    def route(self, raw: RawRequest) -> RequestScope:
         named = tuple(
             each for text in raw.headers.get(protocol.TEST_SELECTION, "").split(",") if (each := text.strip())
         )
-        pool = f"{self._router.pool.namespace}/{self._router.pool.name}"
-        return _Scope(self._router.route(msgspec.structs.replace(raw, subset=named) if named else raw), pool)
+        return _Scope(self._router, msgspec.structs.replace(raw, subset=named) if named else raw)
 
 
-class ConformanceRequest:
-    """A request on its scope, as `RoutedRequest`, with more headers on its answer."""
+class ConformanceRequest(RoutedRequest):
+    """The same, with more headers on its answer."""
 
-    def __init__(self, routed: RoutedRequest, pool: str) -> None:
-        self._routed = routed
-        self._told = {
-            protocol.TEST_SELECTED: routed.destination.partition(",")[0],
-            protocol.TEST_POOL: pool,
-            protocol.TEST_SEEN: "true",
-        }
-        self.destination = routed.destination
-        self.headers = routed.headers
-        self.body = routed.body
-        self.renamed = routed.renamed
-        self.answer_chunk: Callable[..., None] = routed.answer_chunk
+    __slots__ = ()
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
-        headers = self._routed.answered(status, served, content_type)
-        return {**headers, **self._told, protocol.TEST_SERVED: served or NOT_TOLD}
+        selected = self.destination.partition(",")[0]  # before a retry that was served elsewhere changes it
+        return {
+            **super().answered(status, served, content_type),
+            protocol.TEST_SELECTED: selected,
+            protocol.TEST_POOL: f"{self._pool.namespace}/{self._pool.name}",
+            protocol.TEST_SEEN: "true",
+            protocol.TEST_SERVED: served or NOT_TOLD,
+        }
 
 
-class _Scope:
-    def __init__(self, scope: RequestScope, pool: str) -> None:
-        self._scope = scope
-        self._pool = pool
-
-    async def __aenter__(self) -> ConformanceRequest:
-        return ConformanceRequest(await self._scope.__aenter__(), self._pool)
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._scope.__aexit__(*error)
+class _Scope(RequestScope):
+    __slots__ = ()
+    routed = ConformanceRequest

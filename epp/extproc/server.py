@@ -1,4 +1,4 @@
-"""The grpc.aio door: sockets, deadlines, health and drain around `Stream`."""
+"""The ext_proc server on grpc.aio: sockets, deadlines, health and drain around `Stream`."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 from grpc import aio
@@ -16,14 +16,15 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
-from epp.extproc.deadlines import Deadlines
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
+from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmpath.extproc")
 
 Context = aio.ServicerContext[bytes, bytes]
+Task = asyncio.Task[object]
 LIVENESS = "liveness"
 MAX_PENDING: Final = 20_000
 MAX_CONNECTIONS: Final = 4096
@@ -33,24 +34,7 @@ AGE: Final = 0.6
 GOAWAY and a PING between them, which takes a busy gateway a while; the rest is for that."""
 
 
-class Routed(Protocol):
-    """A request on its way, as `epp.route` gives it."""
-
-    @property
-    def destination(self) -> str: ...
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    body: bytes | None
-    """To forward instead of the one that came; taken away once it is on its way, for answers take long."""
-
-    @property
-    def renamed(self) -> tuple[str, str] | None: ...
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]: ...
-    def answer_chunk(self, chunk: bytes, *, end: bool) -> None: ...
-
-
-Route = Callable[[RawRequest], AbstractAsyncContextManager[Routed]]
+Route = Callable[[RawRequest], AbstractAsyncContextManager[RoutedRequest]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +63,61 @@ class Settings:
     """The same of one connection, as HTTP/2's SETTINGS tell it to the gateway. Envoy opens another one then."""
 
 
+class Deadlines:
+    """How long a stream may stay as it is: cancels each task that does not `stop` within `seconds` of its `start`
+    (None = never), and all at `end`.
+
+    One timer for all: they wait equally long, so they come due in the order they came. `asyncio.timeout` would make,
+    move and cancel one for each stream.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._due: dict[Task, float] = {}
+        self._lost: set[Task] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, task: Task) -> None:
+        if self._seconds is None:
+            self._due[task] = 0.0
+            return
+        loop = task.get_loop()
+        due = self._due[task] = loop.time() + self._seconds
+        if self._timer is None:
+            self._timer = loop.call_at(due, self._look)
+
+    def stop(self, task: Task) -> None:
+        """The task went on, or ends: to be called however it ends. A second call does nothing."""
+        self._due.pop(task, None)
+        self._lost.discard(task)
+
+    def lost(self, task: Task) -> bool:
+        """Whether the cancellation that `task` has just caught is ours, and nobody else wants it cancelled too."""
+        if task not in self._lost:
+            return False
+        self._lost.remove(task)
+        return task.uncancel() == 0
+
+    def end(self) -> None:
+        """Cancel those who wait now."""
+        for task in list(self._due):
+            self._lose(task)
+
+    def _look(self) -> None:
+        self._timer = None
+        for task, due in list(self._due.items()):
+            loop = task.get_loop()
+            if due > loop.time():
+                self._timer = loop.call_at(due, self._look)
+                return
+            self._lose(task)
+
+    def _lose(self, task: Task) -> None:
+        del self._due[task]
+        self._lost.add(task)
+        task.cancel()
+
+
 class ExtProcServer:
     """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
 
@@ -102,7 +141,7 @@ class ExtProcServer:
         """With streams whose gateways do not read what was sent to them."""
         self._unneeded = Deadlines()
         """With streams that only wait for the answer's end: their gateways can do without us from now on."""
-        self._patiences = (self._incomplete, self._undecided, self._untaken, self._unneeded)
+        self._deadlines = (self._incomplete, self._undecided, self._untaken, self._unneeded)
         self._server = aio.server(options=_options(settings))
         self._health_server = aio.server(options=_options(settings))
 
@@ -224,11 +263,11 @@ class ExtProcServer:
             _log_bug("a request failed", bug)
             return InternalError("internal error")
         finally:
-            for deadlines in self._patiences:
+            for deadlines in self._deadlines:
                 deadlines.stop(task)
         return None
 
-    async def _answer(self, stream: Stream, routed: Routed, context: Context) -> None:
+    async def _answer(self, stream: Stream, routed: RoutedRequest, context: Context) -> None:
         watched = True
         task = asyncio.current_task()
         assert task is not None
@@ -251,7 +290,7 @@ class ExtProcServer:
             if stream.finished:
                 return
 
-    def _show(self, routed: Routed, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
+    def _show(self, routed: RoutedRequest, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
         """Headers to add to the answer. None: whoever watches it failed; the answer goes on without being watched."""
         try:
             if isinstance(action, Answered):
@@ -287,7 +326,7 @@ async def _request(stream: Stream, context: Context) -> RawRequest | None:
     return None
 
 
-async def _forward(stream: Stream, routed: Routed, context: Context) -> None:
+async def _forward(stream: Stream, routed: RoutedRequest, context: Context) -> None:
     """Send the decision and whatever the gateway wants back; a body is let go of as a whole, once all of it is sent."""
     body, routed.body = routed.body, None
     for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):

@@ -96,8 +96,27 @@ ABANDONED = 4  # the gateway itself answered, before we did
 
 
 class Stream:
-    """See the module. `finished`: the stream is to be closed from our side. `refused`: the error it ended with;
-    `too_late`: the client could not be told of it.
+    """What it does with each message in each of its phases, and the phase that follows, where it is another (full
+    duplex; how the other modes differ says the module):
+
+    message           HEADERS          BODY             ROUTING          REPLIED          ABANDONED        FINISHED
+    ----------------  ---------------  ---------------  ---------------  ---------------  ---------------  --------
+    request headers   hold BODY        refuse FINISHED  refuse FINISHED  end FINISHED     end FINISHED     ignore
+    headers, no body  route ROUTING    refuse FINISHED  refuse FINISHED  end FINISHED     end FINISHED     ignore
+    request body      refuse FINISHED  hold             ignore           ignore           ignore           ignore
+    body's end        refuse FINISHED  route ROUTING    ignore           ignore           ignore           ignore
+    request trailers  refuse FINISHED  route ROUTING    ignore           ignore           ignore           ignore
+    answer headers    pass ABANDONED   pass ABANDONED   pass ABANDONED   show             pass             ignore
+    answer body       pass             pass             pass             show             pass             ignore
+    answer trailers   pass             pass             pass             show             pass             ignore
+    routed()          ignore           ignore           send REPLIED     ignore           ignore           ignore
+    failed()          refuse FINISHED  refuse FINISHED  refuse FINISHED  end FINISHED     end FINISHED     ignore
+    not a message     refuse FINISHED  refuse FINISHED  refuse FINISHED  end FINISHED     end FINISHED     ignore
+
+    hold: kept, nothing said. route: `RawRequest`, to be routed. pass: replied to. show: `Answered` or `AnswerChunk`,
+    and replied to. send: the request goes to its endpoint. refuse: the client gets the error. end: too late for that,
+    the stream is closed. ignore: nothing. FINISHED is `finished`: the stream is to be closed from our side.
+    `refused`: the error it ended with; `too_late`: the client could not be told of it.
     """
 
     __slots__ = (
@@ -165,7 +184,7 @@ class Stream:
 
         `renamed`: the model's name there, and the name for it in the answer. The body stays on account until `sent`.
         """
-        if self._phase != ROUTING:
+        if self._phase != ROUTING or self.finished:
             return []
         self._phase = REPLIED
         if renamed is not None and self.sees_answer:

@@ -1,19 +1,17 @@
-"""`Parser`: a raw HTTP request to `Request`, read once."""
+"""`Parser`: a raw HTTP request to `Request`, read once; or not read (api `other`) and routed by load alone."""
 
 from collections.abc import Callable, Mapping
 from posixpath import normpath
 from typing import Final, Protocol
 from urllib.parse import unquote
+from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
 
 from epp import protocol
 from epp.errors import UnsupportedMedia
-from epp.parsing import openai
-from epp.parsing.anthropic import Messages
-from epp.parsing.body import ABSENT, Body, decode
-from epp.parsing.passthrough import why_opaque
+from epp.parsing.body import ABSENT, Body, Chat, Completion, Embeddings, Messages, Responses, decode
 from epp.parsing.request import RawRequest, Request
 from epp.parsing.rewrite import rewrite_model
 
@@ -21,10 +19,10 @@ _MAX_ID: Final = 256
 """Longest request id taken from a client, in characters."""
 
 _FORMATS: Final[tuple[tuple[str, msgspec.json.Decoder[Body]], ...]] = (
-    ("/v1/chat/completions", msgspec.json.Decoder(openai.Chat)),
-    ("/v1/completions", msgspec.json.Decoder(openai.Completion)),
-    ("/v1/responses", msgspec.json.Decoder(openai.Responses)),
-    ("/v1/embeddings", msgspec.json.Decoder(openai.Embeddings)),
+    ("/v1/chat/completions", msgspec.json.Decoder(Chat)),
+    ("/v1/completions", msgspec.json.Decoder(Completion)),
+    ("/v1/responses", msgspec.json.Decoder(Responses)),
+    ("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
     ("/v1/messages", msgspec.json.Decoder(Messages)),
 )
 
@@ -46,10 +44,30 @@ class Rules(Protocol):
         """The priority of an InferenceObjective by its name; 0 if there is none."""
 
 
+class NoObjectives:
+    """Rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self.rewrite = rules.rewrite
+
+    @property
+    def rewrites(self) -> bool:
+        return self._rules.rewrites
+
+    def priority(self, objective: str | None) -> int:
+        return 0
+
+
+def new_id() -> str:
+    """A request id for a request that brings none."""
+    return uuid4().hex
+
+
 class Parser:
     """Raw request to `Request`. `tokens(model, nbytes)` estimates tokens; `new_id()` names requests without a name."""
 
-    def __init__(self, rules: Rules, tokens: Callable[[str, int], int], new_id: Callable[[], str]) -> None:
+    def __init__(self, rules: Rules, tokens: Callable[[str, int], int], new_id: Callable[[], str] = new_id) -> None:
         self._rules = rules
         self._tokens = tokens
         self._new_id = new_id
@@ -149,3 +167,51 @@ def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
         if value is not ABSENT:
             return _BY_PATH[path]
     return None
+
+
+CODINGS: Final = frozenset(
+    (
+        "aes128gcm",
+        "br",
+        "compress",
+        "dcb",
+        "dcz",
+        "deflate",
+        "exi",
+        "gzip",
+        "pack200-gzip",
+        "x-compress",
+        "x-gzip",
+        "zstd",
+    )
+)
+"""Content codings of IANA's registry (and RFC 9110's aliases), after which a body can be read by others only."""
+_BEFORE_JSON: Final = b" \t\r\n\x00\xef\xbb\xbf\xff\xfe"
+"""Blanks, byte order marks and halves of wide characters: what may stand before the text in a JSON document that some
+reader takes, Python's own among them."""
+
+
+def why_opaque(raw: RawRequest) -> str:
+    """Why this body cannot be read as JSON although its path promises it; "" = it can.
+
+    Engines that know no coding read JSON whatever its header says, so a body that looks like JSON is read here too.
+    Raises UnsupportedMedia for a coding that nobody registered.
+    """
+    if "content-encoding" not in raw.headers and raw.headers.get("content-type") == "application/json":
+        return ""
+    why = ""
+    if codings := _codings(raw.headers.get("content-encoding", "")):
+        why = f"content-encoding: {', '.join(codings)}"
+    elif (kind := raw.headers.get("content-type", "").strip().lower()).startswith("multipart/"):
+        why = f"content-type: {kind.partition(';')[0][:60]}"
+    return why if why and not raw.body.lstrip(_BEFORE_JSON).startswith(b"{") else ""
+
+
+def _codings(header: str) -> list[str]:
+    """The codings, each once, in order, without `identity`."""
+    codings = dict.fromkeys(part.strip().lower() for part in header.split(","))
+    for coding in codings:
+        if coding not in CODINGS and coding not in ("", "identity"):
+            expected = f"expected none, or some of {', '.join(sorted(CODINGS))}"
+            raise UnsupportedMedia(f"content-encoding: got {coding[:60]!r}; {expected}")
+    return [coding for coding in codings if coding in CODINGS]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import msgspec
 
 if TYPE_CHECKING:  # the map's keys are endpoints, which live one floor up: named for the type checker only
-    from epp.pool.endpoint import Endpoint
+    from epp.pool.store import Endpoint
 
 S = TypeVar("S")
 

@@ -19,7 +19,6 @@ from msgspec import inspect
 from epp import protocol
 from epp.errors import ConfigError
 from epp.pool.apiserver import PODS, ApiError, Kind
-from epp.pool.endpoint import Endpoint
 from epp.pool.objects import (
     InferenceModelRewrite,
     InferenceObjective,
@@ -34,7 +33,7 @@ from epp.pool.objects import (
     preferred,
     state_of,
 )
-from epp.pool.store import Pool, PoolState
+from epp.pool.store import Endpoint, Pool, PoolState
 from epp.pool.watch import Source, Watch
 from epp.telemetry.metrics import Metrics
 

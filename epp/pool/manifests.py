@@ -12,7 +12,6 @@ import msgspec
 from epp import protocol
 from epp.documents.files import Document
 from epp.errors import ConfigError
-from epp.pool.endpoint import Endpoint
 from epp.pool.objects import (
     InferenceModelRewrite,
     InferenceObjective,
@@ -29,7 +28,7 @@ from epp.pool.objects import (
     rewrites_of,
     state_of,
 )
-from epp.pool.store import PoolState, address_of
+from epp.pool.store import Endpoint, PoolState, address_of
 
 
 class EndpointEntry(Strict, frozen=True):

@@ -12,8 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from epp import protocol
-from epp.pool.endpoint import Endpoint
-from epp.pool.store import PoolState, Rewrite, Target, address_of
+from epp.pool.store import Endpoint, PoolState, Rewrite, Target, address_of
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(min_length=1)]

@@ -4,10 +4,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from epp.pool.endpoint import Endpoint
 from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
-from epp.pool.store import Pool
+from epp.pool.store import Endpoint, Pool
 from epp.telemetry.metrics import Metrics
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response
-from epp.prefix.block_hashes import SHORT, bytes_at, chain_of, seed_of
-from epp.prefix.index import PrefixIndex
+from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, seed_of
 from epp.prefix.shadow_cache import Pin, ShadowCache
 
 _BYTES_PER_TOKEN: Final = 4.0

@@ -1,4 +1,15 @@
-"""Who remembers which block: block hash -> bitmask of endpoints, and the longest match of all endpoints at once.
+"""The blocks of a prompt, and who remembers which of them.
+
+A chain is a prompt's bytes as 64-bit hashes of its blocks; equal prefixes have equal chains, whatever follows.
+
+Each hash covers its block and, through its seed, everything before it: `h = xxh3_64(block, seed=h)`. Where a block
+begins depends on its position alone: 256-byte blocks up to `LONG_FROM`, 1 KB blocks beyond, so a long prompt is cheap
+to hash and to remember and still shares its beginning with a short one. Only full blocks count.
+
+xxh3 is no cryptographic hash: a client who forges a collision gets a worse pick for it, never another's data, since
+the engine compares tokens by its own hashes.
+
+The index is block hash -> bitmask of endpoints, and the longest match of all endpoints at once.
 
 The law everything here rests on: what an endpoint holds of a chain is a prefix of that chain. So along a chain masks
 only lose bits, equal masks stand together, and the places where they change are found by galloping and bisection
@@ -8,8 +19,53 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
+
+SHORT: Final = 256
+"""Bytes per block up to `LONG_FROM`: 64 tokens of English text, four blocks of vLLM's default size."""
+LONG: Final = 1024
+"""Bytes per block beyond `LONG_FROM`."""
+LONG_FROM: Final = 16 * 1024
+"""Byte position from which blocks are long; a multiple of both sizes. At 256 KB a chain is 304 blocks, not 1,024."""
+_SHORT_BLOCKS: Final = LONG_FROM // SHORT
+
+
+def seed_of(model: str, salt: str) -> int:
+    """Where a chain starts: prompts to different models, LoRA adapters (models by name) or salts share nothing."""
+    return xxh3_64_intdigest(f"{len(model)}:{model}{salt}".encode("utf-8", "surrogatepass"))
+
+
+def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
+    """Hashes of the full blocks within the first `limit` bytes (None = all), first block first. 45 us for 256 KB."""
+    end = len(prompt) if limit is None else min(limit, len(prompt))
+    digest, h = xxh3_64_intdigest, seed
+    chain = []
+    for i in range(0, min(end, LONG_FROM) - SHORT + 1, SHORT):
+        h = digest(prompt[i : i + SHORT], h)
+        chain.append(h)
+    for i in range(LONG_FROM, end - LONG + 1, LONG):
+        h = digest(prompt[i : i + LONG], h)
+        chain.append(h)
+    return chain
+
+
+def bytes_at(depth: int) -> int:
+    """Bytes that the first `depth` blocks cover."""
+    if depth <= _SHORT_BLOCKS:
+        return depth * SHORT
+    return LONG_FROM + (depth - _SHORT_BLOCKS) * LONG
+
+
+def depth_at(size: int) -> int:
+    """Full blocks in the first `size` bytes; `depth_at(bytes_at(d)) == d`."""
+    if size <= LONG_FROM:
+        return size // SHORT
+    return _SHORT_BLOCKS + (size - LONG_FROM) // LONG
+
 
 _REMEMBERED = 256
 """Bounds `_holders`: so many masks seen lately, each with its endpoints, beside those of the first eight endpoints."""

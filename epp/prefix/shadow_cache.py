@@ -21,8 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from epp.plugin import CacheRoom, Endpoint, Load
-from epp.prefix.block_hashes import bytes_at, depth_at
-from epp.prefix.index import PrefixIndex
+from epp.prefix.index import PrefixIndex, bytes_at, depth_at
 
 
 class Segment:

@@ -1,11 +1,21 @@
-"""`Decision`: the chosen endpoint with all reasons. Recording keeps references only; text is made when someone asks."""
+"""`Chain`: one profile: filters in order, scorers weighed and summed, a picker. `Decision`: the chosen endpoint.
 
-from collections.abc import Mapping, Sequence
+Both say all reasons. Recording keeps references only; text is made when someone asks.
+
+What a broken plugin does to a request:
+ · a scorer that raises counts 0 for every endpoint in that request, and is reported (`on_error`): the pick gets worse;
+ · a filter or a picker that raises, and any plugin that answers in the wrong shape, fails the request with
+   `InternalError` naming the plugin, and is reported: going on would send requests where they must not go.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import add
 from typing import Any
 
 import msgspec
 
-from epp.plugin import Endpoint, Request
+from epp.errors import InternalError, NoEndpoint
+from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, scores_of
 
 
 class Scored(msgspec.Struct, eq=False):
@@ -109,3 +119,115 @@ def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
         "endpoints": rows,
         "picks": [endpoint.name for endpoint in run.picks],
     }
+
+
+OnError = Callable[[str, Exception], None]
+"""Told (name of the plugin, what it raised). The owner counts it as a degradation."""
+
+
+def name_of(plugin: Plugin) -> str:
+    """The name in the configuration, or the class where a plugin was built by hand."""
+    return plugin.name or type(plugin).__name__
+
+
+def failed(plugin: str, error: Exception, on_error: OnError) -> InternalError:
+    """Report a plugin's failure and make the error the client gets."""
+    on_error(plugin, error)
+    return InternalError(f"plugin {plugin!r} failed")
+
+
+class Chain:
+    """A scheduling profile: `filters`, `scorers` with their weights, `picker`, under the profile's `name`.
+
+    The semantics are GIE's and llm-d's: each score is clamped to 0..1 (NaN is 0), multiplied by its weight and summed.
+    """
+
+    __slots__ = ("_filters", "_picker_name", "_scorers", "name", "picker")
+
+    def __init__(
+        self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
+    ) -> None:
+        self.name = name
+        self.picker = picker
+        self._picker_name = name_of(picker)
+        self._filters = [(name_of(plugin), plugin) for plugin in filters]
+        self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
+
+    def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
+        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left nobody) or InternalError."""
+        dropped: list[tuple[str, Sequence[Endpoint]]] = []
+        for name, plugin in self._filters:
+            kept = _filtered(name, plugin, request, endpoints, on_error)
+            if len(kept) != len(endpoints):
+                remain = set(kept)
+                dropped.append((name, [endpoint for endpoint in endpoints if endpoint not in remain]))
+            endpoints = kept
+        scored: list[Scored] = []
+        totals: Sequence[float] | None = None
+        for scorer in self._scorers:
+            entry = scorer.run(request, endpoints, on_error)
+            scored.append(entry)
+            scores, weight = entry.scores, entry.weight
+            if weight != 1.0:
+                scores = [weight * score for score in scores]
+            totals = scores if totals is None else [*map(add, totals, scores)]
+        if totals is None:
+            totals = [0.0] * len(endpoints)
+        try:
+            picks = self.picker.pick(request, [*zip(endpoints, totals, strict=True)])
+            if not picks:
+                raise ValueError("a picker must return at least one endpoint")
+        except Exception as error:
+            raise failed(self._picker_name, error, on_error) from error
+        return ProfileRun(self.name, dropped, endpoints, scored, totals, picks)
+
+
+def _filtered(
+    name: str, plugin: Filter, request: Request, endpoints: Sequence[Endpoint], on_error: OnError
+) -> Sequence[Endpoint]:
+    try:
+        kept = plugin.filter(request, endpoints)
+        found = len(kept)
+    except Exception as error:
+        raise failed(name, error, on_error) from error
+    if not found:
+        raise NoEndpoint(f"filter {name!r} left none of {len(endpoints)} endpoints for this request")
+    return kept
+
+
+class _Weighed:
+    """A scorer in a profile."""
+
+    __slots__ = ("_cost", "_name", "_scorer", "_terms", "_weight")
+
+    def __init__(self, name: str, scorer: Scorer, weight: float) -> None:
+        self._name = name
+        self._scorer = scorer
+        self._weight = weight
+        self._cost = scorer if isinstance(scorer, Cost) else None
+        self._terms = scorer.terms if isinstance(scorer, Cost) else ()
+
+    def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
+        """Its part. Mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
+        bills: Sequence[tuple[float, ...]] = ()
+        shapely = True
+        try:
+            if self._cost is not None:
+                bills = self._cost.bill(request, endpoints)
+                raw: Sequence[float] = scores_of(bills)
+                shapely = not bills or {*map(len, bills)} == {len(self._terms)}
+            else:
+                raw = self._scorer.score(request, endpoints)
+            # The test order makes NaN 0: every comparison with it is false.
+            scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in raw]
+        except Exception as error:
+            on_error(self._name, error)
+            return Scored(self._name, self._weight, [0.0] * len(endpoints))
+        if len(scores) != len(endpoints) or not shapely:
+            wrong = ValueError(
+                f"{len(scores)} scores for {len(endpoints)} endpoints"
+                if shapely
+                else f"a bill must have {len(self._terms)} terms: {', '.join(self._terms)}"
+            )
+            raise failed(self._name, wrong, on_error) from wrong
+        return Scored(self._name, self._weight, scores, self._terms, bills)

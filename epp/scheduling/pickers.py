@@ -1,4 +1,4 @@
-"""Pickers: from scores to the endpoint to use, and fallbacks in order."""
+"""Pickers: from scores to the endpoint to use, and fallbacks in order. Profile handlers: whose picks count."""
 
 import math
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from epp.plugin import Endpoint, Picker, Request
+from epp.plugin import Endpoint, Picked, Picker, ProfileHandler, Request, RunProfile
 
 _score = itemgetter(1)
 
@@ -117,3 +117,15 @@ class RoundRobinPicker(_Picker):
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self._turns.forget(endpoint)
+
+
+class SingleProfileHandler(ProfileHandler):
+    """`single-profile-handler`: runs the one profile of the configuration; its picks are the answer.
+
+    No parameters. Source: GIE v1.5 and llm-d-router. Raises ValueError when there is more than one profile.
+    """
+
+    def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
+        if len(profiles) != 1:
+            raise ValueError(f"single-profile-handler needs exactly one profile, found {', '.join(profiles) or 'none'}")
+        return Picked(run(profiles[0]))

@@ -11,8 +11,7 @@ from typing import Any
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, KvEventFigures, Plugin, Producer, ProfileHandler, Request, Response
-from epp.scheduling.chain import Chain, OnError, failed, name_of
-from epp.scheduling.decision import Decision, ProfileRun
+from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed, name_of
 from epp.scheduling.shadow import ShadowPolicy
 
 Hooks = list[tuple[str, Callable[..., Any]]]

@@ -5,8 +5,7 @@ from random import Random
 
 from epp.errors import EppError
 from epp.plugin import Cost, Endpoint, Request
-from epp.scheduling.chain import Chain, OnError, name_of
-from epp.scheduling.decision import Comparison, ProfileRun
+from epp.scheduling.decision import Chain, Comparison, OnError, ProfileRun, name_of
 
 
 class ShadowPolicy:

@@ -17,8 +17,7 @@ from prometheus_client.registry import Collector
 
 from epp import __version__
 from epp.telemetry.metrics_table import FAMILIES, OVERHEAD, SHARE, Family
-from epp.telemetry.models import OTHER, Models
-from epp.telemetry.series import EndpointSeries, Histogram, KvEventFigures, ModelSeries, ShadowSeries
+from epp.telemetry.series import OTHER, EndpointSeries, Histogram, KvEventFigures, Models, ModelSeries, ShadowSeries
 
 log = logging.getLogger("warmpath")
 
@@ -47,7 +46,7 @@ class _Load(Protocol):
 
 
 class _Endpoint(Protocol):
-    """`epp.pool.endpoint.Endpoint`, as far as the cellar may know it."""
+    """`epp.pool.store.Endpoint`, as far as the cellar may know it."""
 
     @property
     def name(self) -> str: ...

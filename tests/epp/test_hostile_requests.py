@@ -6,16 +6,13 @@ import tracemalloc
 from pathlib import Path
 from random import Random
 
-from epp.admin.decisions import Decisions
-from epp.admin.recorder import Recorder
+from epp.admin.recorder import Decisions, Recorder
 from epp.configuration.loader import load_strategy
-from epp.flow.admission import Admission
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
-from epp.parsing.token_ratio import TokenRatio
 from epp.pool.store import Pool
-from epp.prefix.tokens.ratio import LearnTokens
-from epp.route import Policy, Router
+from epp.prefix.token_ratio import LearnTokens, TokenRatio
+from epp.route import Admission, Policy, Router
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from tests.support.scheduling import pod

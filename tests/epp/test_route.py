@@ -9,13 +9,12 @@ import pytest
 
 from epp import route
 from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
-from epp.flow.admission import Admission
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest, Response
 from epp.plugin import Detector, Endpoint, Filter, Plugin, Producer, Request
 from epp.pool.store import Pool, PoolState, Rewrite, Target
-from epp.route import Policy, Router
+from epp.route import Admission, Policy, Router
 from epp.scheduling.decision import Decision
 from epp.scheduling.pickers import RoundRobinPicker
 from tests.support.scheduling import pod, scheduler

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from epp.admin.access import Access
-from epp.admin.decisions import Decisions
+from epp.admin.recorder import Decisions
 from epp.admin.server import AdminServer
 from epp.pool.apiserver import ApiServer
 from tests.support.cluster import Cluster

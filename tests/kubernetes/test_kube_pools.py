@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from epp.pool.apiserver import ApiServer, Kind
-from epp.pool.endpoint import Endpoint
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
-from epp.pool.store import Pool
+from epp.pool.store import Endpoint, Pool
 from tests.support.cluster import LEGACY_GROUP, LLMD_GROUP, POOL_GROUP, Cluster, followed
 from tests.support.control_plane import ApiFailed
 from tests.support.degradations import RecordedMetrics

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -14,9 +13,9 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import NoEndpoint
 from epp.extproc.proto import ext_proc_pb2 as pb
-from epp.parsing.body import decode
-from epp.parsing.openai import Chat
+from epp.parsing.body import Chat, decode
 from epp.parsing.request import NO_HEADERS, RawRequest
+from epp.route import RoutedRequest
 from tests.support.ext_proc_door import Gateway, door
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome
@@ -33,12 +32,19 @@ LIGHT: Final = ALL - HEAVY
 _CHAT: Final = msgspec.json.Decoder(Chat)
 
 
-@dataclass
-class Picked:
-    destination: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    renamed: tuple[str, str] | None = None
+class Picked(RoutedRequest):
+    """A request that goes to `destination` as it came."""
+
+    headers = NO_HEADERS
+    renamed = None
+
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
+        self.body = None
+
+    @property
+    def destination(self) -> str:
+        return self._destination
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
         return NO_HEADERS

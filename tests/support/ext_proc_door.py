@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import grpc
@@ -15,34 +14,43 @@ from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.server import Route as AnyRoute
 from epp.extproc.stream import AnswerChunk, Answered
 from epp.parsing.request import RawRequest
+from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc import words
 
 LOOPBACK = ("127.0.0.1:0",)
 
 
-@dataclass
-class Scope:
-    """What became of one request."""
+class Scope(RoutedRequest):
+    """What became of one request. Where it goes and what the answer gets is as told, without a scheduler."""
 
-    raw: RawRequest
-    destination: str
-    headers: Mapping[str, str]
-    body: bytes | None
-    answer_headers: Mapping[str, str]
-    watch: Callable[[], None]
-    renamed: tuple[str, str] | None = None
-    seen: list[Answered | AnswerChunk] = field(default_factory=list)
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    error: BaseException | None = None
+    def __init__(self, raw: RawRequest, route: "Route") -> None:
+        self.raw = raw
+        self.body = route.body
+        self._told = (route.destination, route.headers, route.renamed, route.answer_headers, route.watch)
+        self.seen: list[Answered | AnswerChunk] = []
+        self.left = asyncio.Event()
+        self.error: BaseException | None = None
+
+    @property
+    def destination(self) -> str:
+        return self._told[0]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._told[1]
+
+    @property
+    def renamed(self) -> tuple[str, str] | None:
+        return self._told[2]
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
-        self.watch()
+        self._told[4]()
         self.seen.append(Answered(status, served, content_type))
-        return self.answer_headers
+        return self._told[3]
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        self.watch()
+        self._told[4]()
         self.seen.append(AnswerChunk(chunk, end))
 
 
@@ -76,7 +84,7 @@ class Route:
                 await self.wait.wait()
             if self.error is not None:
                 raise self.error
-            way = Scope(raw, self.destination, self.headers, self.body, self.answer_headers, self.watch, self.renamed)
+            way = Scope(raw, self)
             self.ways.append(way)
             self._tell()
             try:

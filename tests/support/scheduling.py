@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epp.plugin import Endpoint, Filter, Load, Picker, Plugin, PrefixMatch, Producer, ProfileHandler, Request, Scorer
-from epp.scheduling.chain import Chain, OnError
-from epp.scheduling.pickers import MaxScorePicker
-from epp.scheduling.profiles import SingleProfileHandler
+from epp.scheduling.decision import Chain, OnError
+from epp.scheduling.pickers import MaxScorePicker, SingleProfileHandler
 from epp.scheduling.scheduler import Scheduler
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from epp.admin.certificate import Certificate
-from epp.admin.decisions import Decisions
+from epp.admin.recorder import Decisions
 from epp.admin.server import AdminServer
 from epp.errors import ConfigError
 from epp.extproc.tls import Pair, make_pair

@@ -1,7 +1,9 @@
+"""The list of decisions of `epp.admin.recorder`."""
+
 import tracemalloc
 from typing import Any
 
-from epp.admin.decisions import Decisions, Record, without_prompt
+from epp.admin.recorder import Decisions, Record, without_prompt
 from epp.plugin import Request, Response, Usage
 from tests.support.decisions import SECRET, decision, endpoint
 

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from epp.admin import listener, server
-from epp.admin.decisions import Decisions
+from epp.admin.recorder import Decisions
 from epp.admin.server import AdminServer
 from epp.extproc.tls import make_pair
 from epp.telemetry.metrics import Metrics

@@ -1,7 +1,7 @@
 from html.parser import HTMLParser
 
-from epp.admin.decisions import Record
 from epp.admin.page import page
+from epp.admin.recorder import Record
 from epp.plugin import Endpoint, Response
 from tests.support.decisions import decision
 

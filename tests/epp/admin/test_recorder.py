@@ -5,8 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.admin.decisions import Decisions
-from epp.admin.recorder import Recorder, brief
+from epp.admin.recorder import Decisions, Recorder, brief
 from epp.errors import NoEndpoint
 from epp.parsing.request import RawRequest
 from epp.plugin import Response, Usage

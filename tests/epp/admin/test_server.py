@@ -8,8 +8,7 @@ import pytest
 
 from epp.admin import server, turns
 from epp.admin.access import Access, Reviewer
-from epp.admin.decisions import Decisions
-from epp.admin.recorder import Recorder
+from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import MOST, AdminServer
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Response

@@ -15,8 +15,7 @@ from epp.documents.strict import Problems
 from epp.errors import ConfigError
 from epp.flow.saturation import ConcurrencyDetector, UtilizationDetector
 from epp.plugin import InFlight, PrefixMatch
-from epp.scheduling.pickers import MaxScorePicker
-from epp.scheduling.profiles import SingleProfileHandler
+from epp.scheduling.pickers import MaxScorePicker, SingleProfileHandler
 from tests.support.pipelines import RANDOM, clock, loaded
 from tests.support.plugins import All, Chooser, First, Never, Required, Warm, Watching
 

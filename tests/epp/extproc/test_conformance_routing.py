@@ -5,12 +5,11 @@ import pytest
 from epp import protocol
 from epp.errors import NoEndpoint
 from epp.extproc.conformance_routing import ConformanceRouter
-from epp.flow.admission import Admission
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
 from epp.pool.store import Pool
-from epp.route import Policy, Router
+from epp.route import Admission, Policy, Router
 from epp.scheduling.pickers import RoundRobinPicker
 from tests.epp.test_route import Diary
 from tests.support.scheduling import pod, scheduler

@@ -1,9 +1,11 @@
+"""`Deadlines` of `epp.extproc.server` alone: who is cancelled when, and whose cancellation it is."""
+
 import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from epp.extproc.deadlines import Deadlines, Task
+from epp.extproc.server import Deadlines, Task
 from tests.support.waiting import until
 
 

@@ -1,8 +1,10 @@
+"""Anthropic's format of `epp.parsing.body`."""
+
 import msgspec
 import pytest
 
 from epp.errors import BadRequest
-from epp.parsing.anthropic import Messages
+from epp.parsing.body import Messages
 
 
 def test_system_and_tools_stand_before_the_messages() -> None:

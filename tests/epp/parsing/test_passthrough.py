@@ -1,10 +1,12 @@
+"""Bodies that `epp.parsing.parser` does not read."""
+
 import gzip
 import zlib
 
 import pytest
 
 from epp.errors import UnsupportedMedia
-from epp.parsing.passthrough import why_opaque
+from epp.parsing.parser import why_opaque
 from epp.parsing.request import RawRequest
 
 JSON = b'{"model": "m", "prompt": "p"}'

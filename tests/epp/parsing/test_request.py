@@ -1,7 +1,7 @@
 import pytest
 
 from epp.parsing.request import LONGEST_SALT, Request, short_salt
-from epp.pool.endpoint import Endpoint
+from epp.pool.store import Endpoint
 
 
 def test_the_first_name_present_gives_the_header() -> None:

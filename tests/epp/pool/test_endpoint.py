@@ -1,4 +1,6 @@
-from epp.pool.endpoint import Endpoint, Load
+"""`Endpoint` and `Load` of `epp.pool.store`."""
+
+from epp.pool.store import Endpoint, Load
 
 
 def test_an_endpoint_is_itself_and_no_other_of_the_same_name() -> None:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.pool.endpoint import Load
 from epp.pool.engines import ENGINES, Places, engine_name, parse, samples
+from epp.pool.store import Load
 from tests.support.pages import vllm_page
 
 VLLM = ENGINES["vllm"]

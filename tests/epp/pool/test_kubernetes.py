@@ -10,9 +10,8 @@ import pytest
 from epp.errors import ConfigError
 from epp.pool import watch as module
 from epp.pool.apiserver import ApiServer
-from epp.pool.endpoint import Endpoint
 from epp.pool.kubernetes import OBJECTIVES, POOLS, REWRITES, KubePools, Labelled, Named, Selected
-from epp.pool.store import Pool
+from epp.pool.store import Endpoint, Pool
 from tests.support.api_server import FakeApiServer, Object, pod, pool, use
 from tests.support.degradations import RecordedMetrics
 from tests.support.waiting import until

@@ -8,9 +8,8 @@ from time import monotonic
 
 import pytest
 
-from epp.pool.endpoint import Endpoint
 from epp.pool.scrape import Scraper
-from epp.pool.store import Pool
+from epp.pool.store import Endpoint, Pool
 from tests.support.degradations import RecordedMetrics
 from tests.support.pages import vllm_page
 from tests.support.waiting import until

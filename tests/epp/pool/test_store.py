@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from epp.parsing.parser import Parser, Rules
 from epp.parsing.request import RawRequest
-from epp.pool.endpoint import Endpoint, Load
-from epp.pool.store import Pool, PoolState, Rewrite, Target, address_of
+from epp.pool.store import Endpoint, Load, Pool, PoolState, Rewrite, Target, address_of
 from tests.support.waiting import until
 
 

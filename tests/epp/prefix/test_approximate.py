@@ -8,7 +8,7 @@ import pytest
 
 from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response, Usage
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
-from epp.prefix.block_hashes import LONG_FROM
+from epp.prefix.index import LONG_FROM
 from epp.scheduling.cost import ExpectedTtft
 from tooling.simulator.engine import H100_8B, Engine
 from tooling.simulator.tokenizer import hash_chain

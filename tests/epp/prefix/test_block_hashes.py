@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from epp.prefix.block_hashes import LONG, LONG_FROM, SHORT, bytes_at, chain_of, depth_at, seed_of
+from epp.prefix.index import LONG, LONG_FROM, SHORT, bytes_at, chain_of, depth_at, seed_of
 
 SEED = seed_of("llama", "")
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from epp.plugin import Endpoint, Load, Request, Response, Usage
 from epp.prefix.approximate import ApproximatePrefixCache
-from epp.prefix.block_hashes import LONG, LONG_FROM, SHORT
+from epp.prefix.index import LONG, LONG_FROM, SHORT
 from tooling.simulator.engine import Engine, EngineParameters, Job
 from tooling.simulator.tokenizer import hash_chain
 

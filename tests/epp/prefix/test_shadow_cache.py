@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.plugin import CacheRoom, Endpoint
-from epp.prefix.block_hashes import SHORT
-from epp.prefix.index import PrefixIndex
+from epp.prefix.index import SHORT, PrefixIndex
 from epp.prefix.shadow_cache import Pin, ShadowCache
 
 PER_TOKEN = 4.0

@@ -1,3 +1,5 @@
+"""`Chain` of `epp.scheduling.decision`."""
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -5,7 +7,7 @@ import pytest
 
 from epp.errors import InternalError, NoEndpoint
 from epp.plugin import Cost, Endpoint, Filter, Picker, Request, Scorer
-from epp.scheduling.chain import Chain
+from epp.scheduling.decision import Chain
 from epp.scheduling.pickers import MaxScorePicker
 from tests.support.scheduling import ask, fail, pods
 

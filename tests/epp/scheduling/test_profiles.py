@@ -1,9 +1,11 @@
+"""The profile handler of `epp.scheduling.pickers`."""
+
 from collections.abc import Sequence
 
 import pytest
 
 from epp.plugin import Endpoint
-from epp.scheduling.profiles import SingleProfileHandler
+from epp.scheduling.pickers import SingleProfileHandler
 from tests.support.scheduling import ask, pods
 
 

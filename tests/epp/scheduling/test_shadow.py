@@ -8,8 +8,7 @@ import pytest
 
 from epp.errors import NoEndpoint
 from epp.plugin import Cost, Endpoint, Filter, Request, Response, Scorer
-from epp.scheduling.chain import Chain
-from epp.scheduling.decision import Comparison, Decision
+from epp.scheduling.decision import Chain, Comparison, Decision
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.shadow import ShadowPolicy
 from tests.support.pipelines import loaded

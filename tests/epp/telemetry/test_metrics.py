@@ -9,7 +9,7 @@ import pytest
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import SLICE, Metrics
 from epp.telemetry.metrics_table import FAMILIES, MAX_MODELS
-from epp.telemetry.models import CANDIDATES, LONGEST_MODEL
+from epp.telemetry.series import CANDIDATES, LONGEST_MODEL
 from tests.support.decisions import endpoint
 
 

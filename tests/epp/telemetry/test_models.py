@@ -1,6 +1,6 @@
 """What requests do to these labels: test_metrics.py."""
 
-from epp.telemetry.models import CANDIDATES, HALF_LIFE_S, Models
+from epp.telemetry.series import CANDIDATES, HALF_LIFE_S, Models
 
 
 class Clock:

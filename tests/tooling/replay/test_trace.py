@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ConfigError
-from epp.prefix.block_hashes import chain_of
+from epp.prefix.index import chain_of
 from tooling.replay.trace import MOONCAKE_TICK, Piece, Trace, TraceRequest, read_mooncake
 
 PATHS = st.lists(st.integers(1, 300), min_size=1, max_size=5)

@@ -6,8 +6,8 @@ import pytest
 
 from epp import protocol
 from epp.errors import InternalError, Rejected
-from epp.flow.admission import Admission
 from epp.plugin import Detector, Endpoint, Request
+from epp.route import Admission
 
 ENDPOINTS = [Endpoint("a", "a:1")]
 

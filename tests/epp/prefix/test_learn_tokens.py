@@ -1,8 +1,10 @@
+"""What `LearnTokens` of `epp.prefix.token_ratio` learns from answers and counters."""
+
 import pytest
 
 from epp.parsing.request import Usage
 from epp.plugin import Endpoint, Load, Request, Response
-from epp.prefix.tokens.ratio import LearnTokens
+from epp.prefix.token_ratio import LearnTokens
 from epp.testing import endpoint, request
 
 

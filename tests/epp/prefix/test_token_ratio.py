@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.parsing.token_ratio import DEFAULT_RATIO, TokenRatio
+from epp.prefix.token_ratio import DEFAULT_RATIO, TokenRatio
 
 
 def test_four_bytes_a_token_until_something_was_learned() -> None:
