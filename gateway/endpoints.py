@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta, field
 
 from epp import protocol
-from gateway.documents import Document
-from gateway.errors import ResourceError
+from epp.documents.files import Document
+from epp.errors import ConfigError
 from gateway.resources import InferencePool, Port, Strict
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -67,20 +67,20 @@ Pods = Sequence[tuple[Document, Pod]]
 
 
 def selected(pool: InferencePool, files: Files, pods: Pods) -> tuple[str, ...]:
-    """`ip:port` of each endpoint of the pool. ResourceError where a name or an address is there twice."""
+    """`ip:port` of each endpoint of the pool. ConfigError where a name or an address is there twice."""
     seen: dict[str, str] = {}
     found = []
     for where, name, address in (*_of_lists(pool, files), *_of_pods(pool, pods)):
         for key in (f"name {name}", f"address {address}"):
             if key in seen:
-                raise ResourceError(where, "", f"{key} is taken by {seen[key]}; expected one of its own")
+                raise ConfigError(where, f"{key} is taken by {seen[key]}; expected one of its own")
             seen[key] = where
         found.append(address)
     return tuple(found)
 
 
 def check(document: Document, file: EndpointsFile) -> None:
-    """ResourceError for an address or a port that is none."""
+    """ConfigError for an address or a port that is none."""
     for index, entry in enumerate(file.endpoints):
         at = f"endpoints[{index}]"
         if not 1 <= int(entry.port) <= 65535:
@@ -93,7 +93,7 @@ def check(document: Document, file: EndpointsFile) -> None:
 
 
 def check_members(pools: Sequence[InferencePool], files: Files) -> None:
-    """ResourceError for an entry that is in none of the pools, where there are any: its labels must be wrong."""
+    """ConfigError for an entry that is in none of the pools, where there are any: its labels must be wrong."""
     for document, file in files:
         for index, entry in enumerate(file.endpoints):
             if pools and not any(_selects(pool, entry.namespace, entry.labels) for pool in pools):

@@ -146,7 +146,7 @@ class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
+                if key.value in seen and key.tag != f"{_TAG}merge":
                     raise self._refused(key, f"the key {short(key.value)} is here twice; expected it once")
                 seen.add(key.value)
 

@@ -4,13 +4,13 @@ Sources: llm-d-router `file-discovery` for endpoints files; see `pool.objects` f
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
 
 from epp import protocol
 from epp.documents.files import Document
+from epp.documents.strict import nearest
 from epp.errors import ConfigError
 from epp.pool.endpoint import Endpoint
 from epp.pool.objects import (
@@ -182,7 +182,7 @@ def _check_unique(pools: Found) -> None:
         key = (pool.metadata.namespace, pool.metadata.name)
         if key in seen:
             raise document.error("metadata.name", f"InferencePool {key[0]}/{key[1]} is also in {seen[key]}")
-        seen[key] = document.where
+        seen[key] = document.place
 
 
 def _check_references(found: dict[str, Found]) -> None:
@@ -201,6 +201,5 @@ def _check_references(found: dict[str, Found]) -> None:
 
 def _no_such_pool(where: str, what: str, names: list[str]) -> ConfigError:
     wanted = what.split("'")[1]
-    near = get_close_matches(wanted, names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(map(repr, names))}"
+    hint = nearest(wanted, names) or f"; expected one of {', '.join(map(repr, names))}"
     return ConfigError(where, f"{what} names no InferencePool here{hint}")
