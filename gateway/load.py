@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from epp.documents.files import ENDINGS, Document, expectation, files_in, read_documents
+from epp.documents.objects import EndpointsFile, Pod, entries_of
 from epp.errors import ConfigError
-from gateway.endpoints import EndpointsFile, Pod, check, check_members, selected
+from gateway.endpoints import check_members, selected
 from gateway.matching import allows, intersect, parent_id, refers
 from gateway.resources import Gateway, HTTPRoute, InferencePool, ParentRef
 
@@ -68,7 +69,7 @@ def _sort_in(document: Document, found: dict[str, Placed]) -> None:
         raise document.error("kind", f"missing; expected {', '.join(sorted(KINDS))}, or a list under `endpoints`")
     if not kind:
         file = document.shape(EndpointsFile)
-        check(document, file)
+        list(entries_of(document, file))  # where no pool asks for them too, they are checked
         found["endpoints"].append((document, file))
     elif kind == "Pod":
         if document.content.get("apiVersion") == "v1":
