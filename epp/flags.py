@@ -10,11 +10,10 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import click
 
+from epp.documents.durations import seconds_of
 from epp.telemetry.log import Format, Level
 
-_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART: Final = re.compile(rf"(\d+\.?\d*|\.\d+)({'|'.join(sorted(_UNITS, key=len, reverse=True))})")
-_NUMBER: Final = re.compile(r"\d+\.?\d*|\.\d+")
+_NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _PORT: Final = click.IntRange(0, 65535)
 _DEBUG: Final = 4
 """The reference's verbosities: 2 default, 3 verbose, 4 debug, 5 trace."""
@@ -33,12 +32,9 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value)
-        parts = _PART.findall(text)
-        if _NUMBER.fullmatch(text):
-            seconds = float(text)
-        elif parts and "".join(number + unit for number, unit in parts) == text:
-            seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-        else:
+        try:
+            seconds = seconds_of(f"{text}s" if _NUMBER.fullmatch(text) else text)
+        except ValueError:
             self.fail(f"{text!r} is no duration; expected one such as 50ms, 1m30s, or seconds", param, ctx)
         if seconds < self._low or (self._above and seconds == self._low):
             self.fail(f"{text} is too short; expected {'more than' if self._above else 'at least'} {self._low:g} s")

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.documents import Document, expectation, read
-from gateway.endpoints import EndpointsFile, Pod, check, check_members, selected
+from epp.documents.files import ENDINGS, Document, expectation, files_in, read_documents
+from epp.documents.objects import EndpointsFile, Pod, entries_of
+from epp.errors import ConfigError
+from gateway.endpoints import check_members, selected
 from gateway.matching import allows, intersect, parent_id, refers
 from gateway.resources import Gateway, HTTPRoute, InferencePool, ParentRef
 
@@ -39,10 +41,13 @@ Placed = list[tuple[Document, Any]]
 
 
 def load(paths: Sequence[Path]) -> Resources:
-    """Read every document under `paths` (see `documents.read`). ResourceError for what is wrong or not supported."""
+    """Read every document in these files and directories. ConfigError for what is wrong or not supported."""
     found: dict[str, Placed] = {kind: [] for kind in (*KINDS, "Pod", "endpoints")}
-    for document in read(paths):
-        _sort_in(document, found)
+    for path in paths:
+        if not (files := files_in([path])):
+            raise ConfigError(str(path), f"no {', '.join(ENDINGS)} file in here (directories below are not read)")
+        for document in (each for file in files for each in read_documents(file)):
+            _sort_in(document, found)
     for kind in KINDS:
         _check_unique(found[kind])
     _check_listeners(found["Gateway"])
@@ -60,11 +65,11 @@ def load(paths: Sequence[Path]) -> Resources:
 
 def _sort_in(document: Document, found: dict[str, Placed]) -> None:
     kind = document.kind
-    if kind is None and "endpoints" not in document.content:
+    if not kind and "endpoints" not in document.content:
         raise document.error("kind", f"missing; expected {', '.join(sorted(KINDS))}, or a list under `endpoints`")
-    if kind is None:
+    if not kind:
         file = document.shape(EndpointsFile)
-        check(document, file)
+        list(entries_of(document, file))  # where no pool asks for them too, they are checked
         found["endpoints"].append((document, file))
     elif kind == "Pod":
         if document.content.get("apiVersion") == "v1":
@@ -80,7 +85,7 @@ def _check_unique(objects: Placed) -> None:
     for document, each in objects:
         if each.metadata.id in seen:
             raise document.error("metadata.name", f"the same object is also in {seen[each.metadata.id]}")
-        seen[each.metadata.id] = document.file
+        seen[each.metadata.id] = document.place
 
 
 def _check_listeners(found: Placed) -> None:

@@ -4,19 +4,19 @@ Sources: Gateway API v1 (standard channel), InferencePool `inference.networking.
 """
 
 import re
-from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, field
 
 from epp import protocol
+from epp.documents import objects
+from epp.documents.objects import Port, Strict
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 Name = Annotated[str, Meta(min_length=1, max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
-Port = Annotated[int, Meta(ge=1, le=65535)]
 Hostname = Annotated[str, Meta(max_length=253, pattern=rf"^(\*\.)?{_LABEL}(\.{_LABEL})*$")]
 ExactHostname = Annotated[str, Meta(max_length=253, pattern=rf"^{_LABEL}(\.{_LABEL})*$")]
 HeaderName = Annotated[str, Meta(max_length=256, pattern=r"^[A-Za-z0-9!#$%&'*+\-.^_`|~]+$")]
@@ -26,19 +26,13 @@ Method = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "
 FilterType = Literal["RequestHeaderModifier", "ResponseHeaderModifier", "URLRewrite", "RequestRedirect"]
 
 
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """A field that is not here is refused."""
-
-
-class Metadata(Strict, frozen=True):
+class Metadata(objects.Metadata, frozen=True, forbid_unknown_fields=True):
     """Kubernetes' ObjectMeta; what we do not read is listed so that a misspelled name is found."""
 
     name: Name
     namespace: Name = "default"
-    creation_timestamp: Any = None
     labels: Any = None
     annotations: Any = None
-    deletion_timestamp: Any = None
     deletion_grace_period_seconds: Any = None
     finalizers: Any = None
     generate_name: Any = None
@@ -50,16 +44,9 @@ class Metadata(Strict, frozen=True):
     uid: Any = None
 
     @property
-    def id(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-    @property
     def age(self) -> str:
         """Time of creation as text that sorts; objects from files, which have none, come last."""
-        created = self.creation_timestamp
-        if isinstance(created, datetime):  # YAML reads an unquoted time as one
-            created = created.replace(tzinfo=created.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return str(created or "~")
+        return objects.created(self) or "~"
 
 
 # --- Gateway ------------------------------------------------------------------------------------------------------
@@ -262,19 +249,9 @@ class HTTPRoute(Strict, frozen=True):
 # --- InferencePool ------------------------------------------------------------------------------------------------
 
 
-class Selector(Strict, frozen=True):
-    match_labels: Annotated[dict[str, str], Meta(min_length=1, max_length=64)]
-
-
-class PortNumber(Strict, frozen=True):
-    number: Port
-
-
-class PickerRef(Strict, frozen=True):
-    name: Name
+class PickerRef(objects.PickerRef, frozen=True):
     group: Literal[""] = ""
     kind: Literal["Service"] = "Service"
-    port: PortNumber | None = None
     failure_mode: Literal["FailOpen", "FailClose"] = "FailClose"
 
     def __post_init__(self) -> None:
@@ -282,9 +259,7 @@ class PickerRef(Strict, frozen=True):
             raise ValueError("port is missing; expected `port: {number: 1..65535}` for a Service")
 
 
-class PoolSpec(Strict, frozen=True):
-    selector: Selector
-    target_ports: Annotated[tuple[PortNumber, ...], Meta(min_length=1, max_length=8)]
+class PoolSpec(objects.PoolSpec, frozen=True, kw_only=True):
     endpoint_picker_ref: PickerRef
     app_protocol: Literal["http", "kubernetes.io/h2c"] = "http"
 
@@ -294,7 +269,7 @@ class PoolSpec(Strict, frozen=True):
             raise ValueError(f"got targetPorts {numbers}; expected each port once")
 
 
-class InferencePool(Strict, frozen=True):
+class InferencePool(objects.InferencePool, frozen=True, kw_only=True, forbid_unknown_fields=True):
     api_version: Literal["inference.networking.k8s.io/v1"]
     kind: Literal["InferencePool"]
     metadata: Metadata

@@ -1,7 +1,7 @@
 """One match of one HTTPRoute rule as one route of Envoy."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -30,6 +30,7 @@ from envoy_data_plane.envoy.extensions.retry.host.previous_hosts.v3 import Previ
 from envoy_data_plane.envoy.type.matcher.v3 import RegexMatchAndSubstitute, RegexMatcher, StringMatcher
 from envoy_data_plane.google.protobuf import Any as Packed
 
+from epp.documents.durations import seconds_of
 from gateway.clusters import pool_name
 from gateway.matching import Entry
 from gateway.replies import body
@@ -38,7 +39,6 @@ from gateway.wiring import PREVIOUS_HOSTS, picked_by
 
 RETRIES: Final = 3
 _APPEND: Final = HeaderValueOptionHeaderAppendAction
-_UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _CODES: Final = {
     301: RedirectActionRedirectResponseCode.MOVED_PERMANENTLY,
     302: RedirectActionRedirectResponseCode.FOUND,
@@ -201,8 +201,4 @@ def _header(name: str, value: str, *, replace: bool) -> HeaderValueOption:
 
 
 def duration(text: str | None) -> timedelta | None:
-    """Gateway API duration such as `1h30m` or `500ms`; None for none."""
-    if text is None:
-        return None
-    parts: Iterable[tuple[str, str]] = re.findall(r"([0-9]+)(ms|h|m|s)", text)
-    return timedelta(seconds=sum(int(number) * _UNITS[unit] for number, unit in parts))
+    return None if text is None else timedelta(seconds=seconds_of(text))

@@ -1,14 +1,17 @@
-"""YAML documents out of files and directories, and strict shapes out of documents. Errors say where."""
+"""YAML documents out of files and directories, and msgspec shapes out of documents. An error says where.
+
+For the endpoint picker and the gateway alike; what a document may hold is said by the shapes of each.
+"""
 
 import re
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from epp.documents.strict import documents
+from epp.documents.strict import documents, nearest, short
 from epp.errors import ConfigError
 
 T = TypeVar("T")
@@ -16,31 +19,45 @@ T = TypeVar("T")
 Stamp = tuple[tuple[str, int, int, int], ...]
 
 MAX_FILE: Final = 16 * 1024 * 1024
-_ENDINGS: Final = (".yaml", ".yml", ".json")
-_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
-_UNKNOWN: Final = re.compile(r"unknown field `(.*)`")
+MANY: Final = 12
+"""Names that one sentence cannot list."""
+ENDINGS: Final = (".yaml", ".yml", ".json")
+_LONGEST_NAME: Final = 300
+_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_STEP: Final = re.compile(r"\.?([^.\[]+)|\[(\d+|\.\.\.)\]")
+_WORDS: Final = {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number"}
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One YAML document. `where` is its place for people: `file#n`, counted from 1."""
+    """One YAML document that is a mapping. `place`: `file#n`, counted from 1, and `: items[i]` in a List."""
 
-    where: str
+    place: str
     content: dict[str, Any]
 
     @property
     def kind(self) -> str:
+        """ "" where it has none."""
         return str(self.content.get("kind", ""))
 
     @property
     def group(self) -> str:
         return str(self.content.get("apiVersion", "")).rpartition("/")[0]
 
+    @property
+    def where(self) -> str:
+        """Place and object, for people: `route.yaml#2: HTTPRoute default/chat`."""
+        metadata = self.content.get("metadata")
+        if not self.kind or not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+            return self.place
+        named = f"{self.kind} {metadata.get('namespace', 'default')}/{metadata['name']}"
+        return f"{self.place}: {named}" if len(named) <= _LONGEST_NAME else self.place
+
     def shape(self, shape: type[T]) -> T:
-        """The content as `shape`, or ConfigError with document, path, value and expectation."""
+        """The content as `shape`. ConfigError with path, value, what is supported and the nearest valid name."""
         try:
             return msgspec.convert(self.content, shape)
         except msgspec.ValidationError as error:
-            raise self._wrong(str(error), shape) from None
+            raise self._refusal(str(error), shape) from None
         except RecursionError:
             raise self.error("", "nested too deeply, or a part of itself") from None
 
@@ -48,15 +65,30 @@ class Document(msgspec.Struct, frozen=True):
         """An error at a path such as `spec.targetPorts[0].number` of this document."""
         return ConfigError(f"{self.where}: {path}" if path else self.where, message)
 
-    def _wrong(self, text: str, shape: type[Any]) -> ConfigError:
+    def _refusal(self, text: str, shape: Any) -> ConfigError:
         found = _PLACE.match(text)
         what, path = (found["what"], found["path"] or "") if found else (text, "")
-        if (unknown := _UNKNOWN.search(what)) is not None:
-            names = _field_names(shape)
-            near = get_close_matches(unknown[1], names, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            return self.error(f"{path}.{unknown[1]}".lstrip("."), f"unknown field{hint}")
-        return self.error(path.lstrip("."), f"got {_value_at(self.content, path)}; {what[:1].lower()}{what[1:]}")
+        kind, value, path = _at(shape, self.content, path)
+        if name := re.search(r"unknown field `(.*)`", what):
+            names = [field.encode_name for field in msgspec.structs.fields(kind)]
+            return self.error(f"{path}.{name[1]}".lstrip("."), "not supported; " + expectation(name[1], names))
+        if name := re.search(r"missing required field `(.*)`", what):
+            return self.error(f"{path}.{name[1]}".lstrip("."), "missing, but required")
+        if what.startswith("Invalid enum value"):
+            return self.error(path, f"{value} is not supported; {expectation(str(value), get_args(kind))}")
+        if not what.startswith(("Expected", "Invalid", "Object")):
+            return self.error(path, what)  # of a shape's own __post_init__
+        plain = re.sub(r"`(\w+)`(, got .*)?", lambda type: _WORDS.get(type[1], type[0]), what)
+        if found and found["key"]:
+            value = next((key for key in value if not isinstance(key, str)), value)
+            return self.error(path, f"got the key {short(value)}; {plain[0].lower()}{plain[1:]}")
+        return self.error(path, f"got {short(value)}; {plain[0].lower()}{plain[1:]}")
+
+
+def expectation(got: str, names: Sequence[str], *, there: str = "supported") -> str:
+    """`supported: a, b; did you mean 'a'?`, without the names where there are many and one is near."""
+    near = nearest(got, names) if len(names) > 1 else ""
+    return near.removeprefix("; ") if near and len(names) > MANY else f"{there}: {', '.join(names)}{near}"
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -65,7 +97,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         try:
             if path.is_dir():
-                inside = (each for each in path.iterdir() if each.suffix in _ENDINGS and each.is_file())
+                inside = (each for each in path.iterdir() if each.suffix in ENDINGS and each.is_file())
                 found += sorted(each for each in inside if each.stem != "kustomization")
             elif path.exists():
                 found.append(path)
@@ -89,50 +121,7 @@ def read_documents(path: Path) -> list[Document]:
         contents = documents(text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path}" if error.path else str(path), error.message) from None
-    return list(_unrolled(path, contents))
-
-
-def _unrolled(path: Path, contents: list[Any]) -> Iterable[Document]:
-    for number, content in enumerate(contents, 1):
-        where = f"{path}#{number}"
-        if content is None:
-            continue
-        if not isinstance(content, dict):
-            raise ConfigError(where, f"got {_short(content)}; expected a mapping")
-        if content.get("kind") in ("List", "PodList") and isinstance(content.get("items"), list):
-            for index, item in enumerate(content["items"]):
-                if not isinstance(item, dict):
-                    raise ConfigError(f"{where}: items[{index}]", f"got {_short(item)}; expected a mapping")
-                yield Document(f"{where}: items[{index}]", item)
-        else:
-            yield Document(where, content)
-
-
-def _value_at(content: Any, path: str) -> str:
-    for key, index in re.findall(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]", path):
-        if index == "...":
-            break  # one of those in here; which, msgspec does not say
-        try:
-            content = content[key] if key else content[int(index)]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return "a wrong value"
-    return _short(content)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "…"
-
-
-def _field_names(shape: Any, seen: frozenset[Any] = frozenset()) -> list[str]:
-    """The names of a shape's fields and of the shapes within it."""
-    names: list[str] = []
-    for field in msgspec.structs.fields(shape):
-        names.append(field.encode_name)
-        for part in (field.type, *getattr(field.type, "__args__", ())):
-            if isinstance(part, type) and issubclass(part, msgspec.Struct) and part not in seen:
-                names += _field_names(part, seen | {part})
-    return names
+    return [each for number, content in enumerate(contents, 1) for each in _unrolled(f"{path}#{number}", content)]
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:
@@ -145,3 +134,50 @@ def stamp_of(paths: Sequence[Path]) -> Stamp:
     except (ConfigError, OSError) as error:
         found.append((str(error), 0, 0, 0))
     return tuple(found)
+
+
+def _unrolled(place: str, content: Any) -> list[Document]:
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        raise ConfigError(place, f"got {short(content)}; expected a mapping")
+    if content.get("kind") not in ("List", "PodList") or not isinstance(content.get("items"), list):
+        return [Document(place, content)]
+    for index, item in enumerate(content["items"]):
+        if not isinstance(item, dict):
+            raise ConfigError(f"{place}: items[{index}]", f"got {short(item)}; expected a mapping")
+    return [Document(f"{place}: items[{index}]", item) for index, item in enumerate(content["items"])]
+
+
+def _at(kind: Any, value: Any, path: str) -> tuple[Any, Any, str]:
+    """The type, the value and the whole path at a path such as `spec.rules[0].labels[...]`.
+
+    `[...]` is msgspec's for one of the values of a mapping: it is the first that is not of its type.
+    """
+    for name, index in _STEP.findall(path):
+        kind = _plain(kind)
+        if name:
+            fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+            kind, value = fields[name], value[name]
+        elif index == "...":
+            kind = get_args(kind)[-1]
+            key, value = next((key, item) for key, item in value.items() if not _fits(item, kind))
+            path = path.replace("[...]", f".{key}", 1)
+        else:
+            kind, value = get_args(kind)[0], value[int(index)]
+    return _plain(kind), value, path
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _plain(kind: Any) -> Any:
+    """`kind` without Annotated and without None."""
+    while get_origin(kind) in (Annotated, Union, UnionType):
+        kind = next(part for part in get_args(kind) if part is not type(None))
+    return kind

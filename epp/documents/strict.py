@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, Union, cast, get_args
 
 import yaml
 
+from epp.documents.durations import seconds_of
 from epp.errors import ConfigError, ConfigErrors
 
 T = TypeVar("T")
@@ -29,9 +30,6 @@ MAX_VALUES: Final = 20_000
 MAX_DEPTH: Final = 64
 
 _TAG: Final = "tag:yaml.org,2002:"
-_DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|ms|s|m|h))+")
-_DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ns|us|µs|ms|s|m|h)")
-_SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _UPPER: Final = frozenset({"ttft", "tpot"})
 
 
@@ -148,7 +146,7 @@ class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
+                if key.value in seen and key.tag != f"{_TAG}merge":
                     raise self._refused(key, f"the key {short(key.value)} is here twice; expected it once")
                 seen.add(key.value)
 
@@ -468,8 +466,7 @@ def _scalar_of(kind: Any, value: Any, path: str) -> Any:
 
 
 def _duration(value: Any, path: str) -> timedelta:
-    if isinstance(value, str) and len(value) < 40 and _DURATION.fullmatch(value):
-        seconds = sum(float(count) * _SECONDS[unit] for count, unit in _DURATION_PART.findall(value))
-        if seconds < 1e9:
-            return timedelta(seconds=seconds)
-    raise ConfigError(path, f"expected a duration such as 200ms, 5s or 1m30s, got {short(value)}")
+    try:
+        return timedelta(seconds=seconds_of(value if isinstance(value, str) else ""))
+    except ValueError:
+        raise ConfigError(path, f"expected a duration such as 200ms, 5s or 1m30s, got {short(value)}") from None

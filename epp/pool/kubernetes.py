@@ -17,22 +17,10 @@ import msgspec
 from msgspec import inspect
 
 from epp import protocol
+from epp.documents.objects import InferencePool, Metadata, Pod, PoolSpec, Selector, TargetPort, created
 from epp.errors import ConfigError
 from epp.pool.apiserver import PODS, ApiError, Kind
-from epp.pool.objects import (
-    InferenceModelRewrite,
-    InferenceObjective,
-    InferencePool,
-    Metadata,
-    Pod,
-    PoolSpec,
-    Selector,
-    TargetPort,
-    created,
-    endpoints_of_pod,
-    preferred,
-    state_of,
-)
+from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod, preferred, state_of
 from epp.pool.store import Endpoint, Pool, PoolState
 from epp.pool.watch import Source, Watch
 from epp.telemetry.metrics import Metrics

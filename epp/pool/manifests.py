@@ -4,46 +4,24 @@ Sources: llm-d-router `file-discovery` for endpoints files; see `pool.objects` f
 """
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
-
-import msgspec
 
 from epp import protocol
 from epp.documents.files import Document
+from epp.documents.objects import EndpointsFile, InferencePool, Pod, addresses_in, entries_of, selects
+from epp.documents.strict import nearest
 from epp.errors import ConfigError
 from epp.pool.objects import (
     InferenceModelRewrite,
     InferenceObjective,
-    InferencePool,
-    Metadata,
-    Name,
-    Pod,
-    PoolSpec,
-    Strict,
-    endpoints_of_pod,
+    endpoints_at,
     preferred,
     priorities_of,
     refers,
     rewrites_of,
     state_of,
 )
-from epp.pool.store import Endpoint, PoolState, address_of
-
-
-class EndpointEntry(Strict, frozen=True):
-    name: Name
-    address: str
-    port: str | int
-    namespace: str = "default"
-    labels: dict[str, str] = msgspec.field(default_factory=dict)
-    node: str = ""
-    """The machine it runs on, where its KV memory is shared with others there (LMCache's instance id)."""
-
-
-class EndpointsFile(Strict, frozen=True):
-    endpoints: list[EndpointEntry]
-
+from epp.pool.store import Endpoint, PoolState
 
 _VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "InferencePool": (f"{protocol.POOL_GROUP}/v1",),
@@ -117,10 +95,12 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
         raise document.error("spec.targetPorts", f"got {ports}; expected each port once")
     endpoints: list[tuple[str, Endpoint, str]] = []
     for where, file in found["endpoints"]:
-        endpoints += [each for each in _entries(where, file) if _selects(spec, meta, each[1].labels, each[2])]
+        endpoints += [each for each in _entries(where, file) if selects(pool, each[2], each[1].labels)]
     for where, pod in found["Pod"]:
-        if _selects(spec, meta, pod.metadata.labels or {}, pod.metadata.namespace):
-            endpoints += [(where.where, each, meta.namespace) for each in _pod_endpoints(where, pod, ports)]
+        if selects(pool, pod.metadata.namespace, pod.metadata.labels or {}):
+            endpoints += [
+                (where.where, each, meta.namespace) for each in endpoints_at(addresses_in(where, pod, ports), pod)
+            ]
     _check_endpoints(endpoints)
     picker = spec.endpoint_picker_ref
     if picker is not None and picker.port is None and picker.kind == "Service":
@@ -135,31 +115,14 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
 
 def _entries(document: Document, file: EndpointsFile) -> list[tuple[str, Endpoint, str]]:
     """(place, endpoint, namespace) of each entry."""
-    found = []
-    for index, entry in enumerate(file.endpoints):
-        at = f"endpoints[{index}]"
-        text = str(entry.port)
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= 65535):
-            raise document.error(f"{at}.port", f"got {entry.port!r}; expected a port, 1 to 65535")
-        try:
-            address = address_of(entry.address, int(text))
-        except ValueError:
-            expected = "expected an IPv4 or IPv6 address (names are not resolved)"
-            raise document.error(f"{at}.address", f"got {entry.address!r}; {expected}") from None
-        endpoint = Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels), node=entry.node)
-        found.append((f"{document.where}: {at}", endpoint, entry.namespace))
-    return found
-
-
-def _pod_endpoints(document: Document, pod: Pod, ports: list[int]) -> list[Endpoint]:
-    try:
-        return endpoints_of_pod(pod, ports)
-    except ValueError as error:
-        raise document.error("", f"{error}; expected an IP in status.podIP and ports in active-ports") from None
-
-
-def _selects(spec: PoolSpec, pool: Metadata, labels: Mapping[str, str], namespace: str) -> bool:
-    return namespace == pool.namespace and spec.selector.match_labels.items() <= labels.items()
+    return [
+        (
+            f"{document.where}: {at}",
+            Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels), node=entry.node),
+            entry.namespace,
+        )
+        for at, entry, address in entries_of(document, file)
+    ]
 
 
 def _preferred(found: Found) -> list[Any]:
@@ -181,7 +144,7 @@ def _check_unique(pools: Found) -> None:
         key = (pool.metadata.namespace, pool.metadata.name)
         if key in seen:
             raise document.error("metadata.name", f"InferencePool {key[0]}/{key[1]} is also in {seen[key]}")
-        seen[key] = document.where
+        seen[key] = document.place
 
 
 def _check_references(found: dict[str, Found]) -> None:
@@ -192,7 +155,7 @@ def _check_references(found: dict[str, Found]) -> None:
             raise _no_such_pool(document.where, what, [pool.metadata.name for pool in pools])
     for document, file in found["endpoints"]:
         for where, endpoint, namespace in _entries(document, file):
-            if not any(_selects(pool.spec, pool.metadata, endpoint.labels, namespace) for pool in pools):
+            if not any(selects(pool, namespace, endpoint.labels) for pool in pools):
                 wanted = " or ".join(f"{p.metadata.namespace}: {p.spec.selector.match_labels}" for p in pools)
                 got = f"namespace {namespace!r} with labels {dict(endpoint.labels)}"
                 raise ConfigError(where, f"{got} is in no InferencePool; expected {wanted}")
@@ -200,6 +163,5 @@ def _check_references(found: dict[str, Found]) -> None:
 
 def _no_such_pool(where: str, what: str, names: list[str]) -> ConfigError:
     wanted = what.split("'")[1]
-    near = get_close_matches(wanted, names, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; expected one of {', '.join(map(repr, names))}"
+    hint = nearest(wanted, names) or f"; expected one of {', '.join(map(repr, names))}"
     return ConfigError(where, f"{what} names no InferencePool here{hint}")

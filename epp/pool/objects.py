@@ -1,66 +1,25 @@
-"""The Kubernetes objects we read, as far as we read them, and what they say in our words.
+"""The Kubernetes objects that only the picker reads, and what all of them say in our words.
 
-Sources: GIE `api/v1` (InferencePool), `apix/v1alpha2` (InferenceObjective, InferenceModelRewrite), Kubernetes core v1
-(Pod). Specs that are ours are strict: a field we do not know is a mistake. Of the rest we read what we need.
+Sources: GIE `apix/v1alpha2` (InferenceObjective, InferenceModelRewrite); see `documents.objects` for the others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Annotated, TypeVar
 
-import msgspec
 from msgspec import Meta
 
 from epp import protocol
-from epp.pool.store import Endpoint, PoolState, Rewrite, Target, address_of
-
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Name = Annotated[str, Meta(min_length=1)]
-
-
-class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """What is ours: a field we do not know is a mistake."""
-
-
-class Open(msgspec.Struct, frozen=True, rename="camel"):
-    """What is Kubernetes': we read some of its fields."""
-
-
-class Metadata(Open, frozen=True):
-    name: Name
-    namespace: str = "default"
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    creation_timestamp: Any = None
-    deletion_timestamp: Any = None
-
-
-class Selector(Strict, frozen=True):
-    match_labels: Annotated[dict[str, str], Meta(min_length=1, max_length=64)]
-
-
-class TargetPort(Strict, frozen=True):
-    number: Port
-
-
-class PickerRef(Strict, frozen=True):
-    name: Name
-    group: str = ""
-    kind: str = "Service"
-    port: TargetPort | None = None
-    failure_mode: str = "FailClose"
-
-
-class PoolSpec(Strict, frozen=True):
-    selector: Selector
-    target_ports: Annotated[list[TargetPort], Meta(min_length=1, max_length=8)]
-    app_protocol: str = "http"
-    endpoint_picker_ref: PickerRef | None = None
-
-
-class InferencePool(Open, frozen=True):
-    metadata: Metadata
-    spec: PoolSpec
+from epp.documents.objects import (
+    InferencePool,
+    Metadata,
+    Name,
+    Open,
+    Pod,
+    Strict,
+    addresses_of,
+    created,
+)
+from epp.pool.store import Endpoint, PoolState, Rewrite, Target
 
 
 class PoolRef(Strict, frozen=True):
@@ -95,7 +54,7 @@ class RuleTarget(Strict, frozen=True):
 
 class RewriteRule(Strict, frozen=True):
     targets: Annotated[list[RuleTarget], Meta(min_length=1)]
-    matches: list[RuleMatch] = []
+    matches: tuple[RuleMatch, ...] = ()
 
 
 class RewriteSpec(Strict, frozen=True):
@@ -111,48 +70,15 @@ class InferenceModelRewrite(Open, frozen=True):
 Named = TypeVar("Named", InferenceObjective, InferenceModelRewrite)
 
 
-class Condition(Open, frozen=True):
-    type: str
-    status: str
-
-
-class PodStatus(Open, frozen=True):
-    pod_ip: str = msgspec.field(default="", name="podIP")
-    conditions: list[Condition] | None = None
-
-
-class PodSpec(Open, frozen=True):
-    node_name: str | None = None
-
-
-class Pod(Open, frozen=True):
-    metadata: Metadata
-    spec: PodSpec = PodSpec()
-    status: PodStatus = PodStatus()
-
-
 def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
-    """One endpoint for each of the pool's target ports this pod serves; none while it is not ready or going away.
+    """One endpoint for each of `addresses_of(pod, ports)`. ValueError as there."""
+    return endpoints_at(addresses_of(pod, ports), pod)
 
-    The rank in the name is the port's place among the pool's ports, also where the pod serves only some of them.
-    ValueError if its address is none or its active ports are no numbers.
-    """
-    meta, status = pod.metadata, pod.status
-    ready = any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
-    if not ready or not status.pod_ip or meta.deletion_timestamp is not None:
-        return []
-    active = _active_ports(meta.annotations or {})
-    name = f"{meta.namespace}/{meta.name}"
-    return [
-        Endpoint(
-            name=name if len(ports) == 1 else f"{name}-rank-{rank}",
-            address=address_of(status.pod_ip, port),
-            labels=dict(meta.labels or {}),
-            node=pod.spec.node_name or "",
-        )
-        for rank, port in enumerate(ports)
-        if active is None or port in active
-    ]
+
+def endpoints_at(addresses: Iterable[tuple[str, str]], pod: Pod) -> list[Endpoint]:
+    """An endpoint of this pod for each (name, `ip:port`)."""
+    labels, node = pod.metadata.labels or {}, pod.spec.node_name or ""
+    return [Endpoint(name, address, dict(labels), node=node) for name, address in addresses]
 
 
 def rewrites_of(objects: Iterable[InferenceModelRewrite]) -> tuple[Rewrite, ...]:
@@ -205,19 +131,3 @@ def refers(each: InferenceObjective | InferenceModelRewrite, pool: Metadata) -> 
 def priorities_of(objects: Iterable[InferenceObjective]) -> dict[str, int]:
     """Name -> priority of each; one that names none has 0."""
     return {each.metadata.name: each.spec.priority or 0 for each in objects}
-
-
-def created(meta: Metadata) -> str:
-    """When the object came to be, as text that sorts; empty if it does not say."""
-    at = meta.creation_timestamp
-    # YAML reads an unquoted time as one; in JSON and in quotes it is RFC 3339 text, which sorts by itself.
-    if isinstance(at, datetime):
-        at = at.replace(tzinfo=at.tzinfo or UTC).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return str(at or "")
-
-
-def _active_ports(annotations: Mapping[str, str]) -> set[int] | None:
-    for name in protocol.ACTIVE_PORTS:
-        if (value := annotations.get(name)) is not None:
-            return {int(port) for port in value.split(",") if port.strip()}
-    return None

@@ -8,11 +8,12 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv6Address, ip_address
 from itertools import accumulate
 from typing import Any
 
 import msgspec
+
+from epp.documents.addresses import join, normal
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -217,7 +218,7 @@ class Pool:
         if (endpoint := self._by_address.get(address)) is not None:
             return endpoint
         ip, port = _split(address)
-        return self._by_address.get(_join(ip, port)) if port else None
+        return self._by_address.get(join(ip, port)) if port else None
 
     def priority(self, objective: str | None) -> int:
         """The priority of an InferenceObjective by name; 0 for none and for one we do not know."""
@@ -242,8 +243,8 @@ class Pool:
             return self._by_ip[ip]
         if not port and ":" in ip:  # `::1:8000`: an address of its own, or `[::1]:8000` without its brackets
             ip, _, port = entry.strip().rpartition(":")
-            ip = _normal(ip)
-        endpoint = self._by_address.get(_join(ip, port))
+            ip = normal(ip)
+        endpoint = self._by_address.get(join(ip, port))
         return () if endpoint is None else (endpoint,)
 
 
@@ -258,31 +259,11 @@ def _split(address: str) -> tuple[str, str]:
     text = address.strip()
     if text.startswith("["):
         ip, _, port = text[1:].partition("]")
-        return _normal(ip), port.removeprefix(":")
+        return normal(ip), port.removeprefix(":")
     if text.count(":") == 1:
         ip, _, port = text.partition(":")
-        return _normal(ip), port
-    return _normal(text), ""
-
-
-def _normal(ip: str) -> str:
-    try:
-        parsed = ip_address(ip)
-    except ValueError:
-        return ip
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    return str(parsed)
-
-
-def _join(ip: str, port: str) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
-
-
-def address_of(ip: str, port: int) -> str:
-    """`ip:port` as Envoy is told, IPv6 in brackets and in its shortest form. ValueError if `ip` is not an address."""
-    ip_address(ip)
-    return _join(_normal(ip), str(port))
+        return normal(ip), port
+    return normal(text), ""
 
 
 def _rewrites(rules: tuple[Rewrite, ...]) -> dict[str | None, tuple[tuple[str, ...], list[int]]]:

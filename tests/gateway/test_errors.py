@@ -1,7 +1,7 @@
-from gateway.errors import ResourceError
+from gateway.errors import EnvoyError, GatewayError
 
 
-def test_a_resource_error_is_one_line_of_where_path_and_message() -> None:
-    error = ResourceError("route.yaml: HTTPRoute default/chat", "spec.rules[0]", "nothing would answer")
-    assert str(error) == "route.yaml: HTTPRoute default/chat: spec.rules[0]: nothing would answer"
-    assert str(ResourceError("route.yaml", "", "no such file")) == "route.yaml: no such file"
+def test_who_catches_what_the_gateway_refuses_catches_envoys_errors_with_their_words() -> None:
+    error = EnvoyError("Envoy ended with status 1: no such filter")
+    assert isinstance(error, GatewayError)
+    assert str(error) == "Envoy ended with status 1: no such filter"

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.documents import Document
-from gateway.errors import ResourceError
+from epp.documents.files import Document
+from epp.errors import ConfigError
 from gateway.load import KINDS
 
 GOOD = """
@@ -40,14 +40,14 @@ REFUSED: list[tuple[str, str, Any, str]] = [
      " not supported; supported: RequestHeaderModifier, ResponseHeaderModifier, URLRewrite, RequestRedirect"),
     ("HTTPRoute", "spec.rules.0.retry", {}, "spec.rules[0].retry: not supported; supported: name, matches, filters,"
      " backendRefs, timeouts"),
-    ("HTTPRoute", "spec.rules.0.backendRef", [], "did you mean backendRefs?"),
+    ("HTTPRoute", "spec.rules.0.backendRef", [], "did you mean 'backendRefs'?"),
     ("HTTPRoute", "spec.rules.0.matches.0.path.typ", "Exact", "spec.rules[0].matches[0].path.typ: not supported;"
-     " supported: type, value; did you mean type?"),
+     " supported: type, value; did you mean 'type'?"),
     ("HTTPRoute", "spec.rules.0.matches.0.path.type", "prefix", "path.type: prefix is not supported"),
     ("HTTPRoute", "spec.rules.0.matches.0.path.value", "v1", "matches[0].path: got 'v1'; expected a path"),
     ("HTTPRoute", "spec.rules.0.matches.0.path.value", "/a/../b", "expected a path"),
     ("HTTPRoute", "spec.rules.0.matches.0.headers.0.name", "a b", "headers[0].name: got 'a b'"),
-    ("HTTPRoute", "spec.rules.0.matches.0.method", "GTE", "did you mean GET?"),
+    ("HTTPRoute", "spec.rules.0.matches.0.method", "GTE", "did you mean 'GET'?"),
     ("HTTPRoute", "spec.rules.0.matches.0.path.type", "Exact", "ReplacePrefixMatch needs PathPrefix in every match"),
     ("HTTPRoute", "spec.rules.0.filters.0.requestRedirect", {}, "requestRedirect is not expected with type URLRewrite"),
     ("HTTPRoute", "spec.rules.0.filters", [HEADER, HEADER], "RequestHeaderModifier is given more than once"),
@@ -71,12 +71,12 @@ REFUSED: list[tuple[str, str, Any, str]] = [
     ("Gateway", "spec.listeners.0.allowedRoutes", {"namespaces": {"from": "Selector"}}, "Selector is not"),
     ("Gateway", "spec.infrastructure", {}, "spec.infrastructure: not supported"),
     ("InferencePool", "spec.endpointPickerRef.failureMode", "FailClosed", "FailClosed is not supported; supported:"
-     " FailOpen, FailClose; did you mean FailClose?"),
+     " FailOpen, FailClose; did you mean 'FailClose'?"),
     ("InferencePool", "spec.endpointPickerRef.port", None, "spec.endpointPickerRef: port is missing"),
     ("InferencePool", "spec.appProtocol", "grpc", "spec.appProtocol: grpc is not supported"),
     ("InferencePool", "spec.targetPorts", [{"number": 1}, {"number": 1}], "spec: got targetPorts [1, 1]"),
     ("InferencePool", "spec.selector.matchLabels", {}, "spec.selector.matchLabels: got {}"),
-    ("InferencePool", "spec.selector.matchLabels", {"app": 1}, "spec.selector.matchLabels[...]: got"),
+    ("InferencePool", "spec.selector.matchLabels", {"app": 1}, "spec.selector.matchLabels.app: got 1"),
     ("InferencePool", "spec.endpointPickerRef", {}, "spec.endpointPickerRef.name: missing, but required"),
 ]  # fmt: skip
 
@@ -87,7 +87,7 @@ def documents() -> dict[str, dict[str, Any]]:
 
 def test_the_good_ones_are_good() -> None:
     for kind, content in documents().items():
-        assert Document("x.yaml", 1, content).shape(KINDS[kind]).kind == kind
+        assert Document("x.yaml#1", content).shape(KINDS[kind]).kind == kind
 
 
 @pytest.mark.parametrize(("kind", "path", "value", "message"), REFUSED)
@@ -98,7 +98,7 @@ def test_what_is_not_supported_is_refused_by_name(kind: str, path: str, value: A
     for step in steps:
         target = target[step]
     target[last] = value
-    with pytest.raises(ResourceError) as caught:
-        Document("x.yaml", 1, content).shape(KINDS[kind])
+    with pytest.raises(ConfigError) as caught:
+        Document("x.yaml#1", content).shape(KINDS[kind])
     assert message in str(caught.value)
-    assert str(caught.value).startswith("x.yaml: ")
+    assert str(caught.value).startswith("x.yaml#1: ")

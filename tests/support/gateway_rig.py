@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from epp.documents.addresses import address_of
 from epp.extproc.server import ExtProcServer, Settings
-from gateway.endpoints import join
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import TranslateOptions, translate
@@ -59,7 +59,7 @@ class Upstream:
 @asynccontextmanager
 async def upstream(name: str, host: str = "127.0.0.1") -> AsyncIterator[Upstream]:
     [port] = free_ports(1, host)
-    made = Upstream(name, join(host, port))
+    made = Upstream(name, address_of(host, port))
     server = web.Application(client_max_size=1 << 26)
     server.router.add_route("*", "/{path:.*}", made.answer)
     runner = web.AppRunner(server)
@@ -172,7 +172,7 @@ def render(rig: Rig, gateway: str) -> Rendering:
     (rig.folder / "gateway.yaml").write_text(text)
     (rig.folder / "endpoints.yaml").write_text(json.dumps({"endpoints": entries}))
     pickers = {
-        f"default/{pool}": [join(rig.host, each.ports[0]) for each in doors] for pool, doors in rig.doors.items()
+        f"default/{pool}": [address_of(rig.host, each.ports[0]) for each in doors] for pool, doors in rig.doors.items()
     }
     return translate(load([rig.folder]), pickers, rig.options)
 
@@ -194,7 +194,7 @@ async def rig(
         names = [f"{pool}-{index}" for pool in "ab" for index in range(2)]
         upstreams = {name: await stack.enter_async_context(upstream(name, host)) for name in names}
         pickers = {pool: Route(upstreams[f"{pool}-0"].address) for pool in "ab"}
-        listen = Settings(listen=(join(host, 0),), health=(join(host, 0),))
+        listen = Settings(listen=(address_of(host, 0),), health=(address_of(host, 0),))
         doors = {
             pool: [await stack.enter_async_context(door(picker, listen)) for _ in range(replicas)]
             for pool, picker in pickers.items()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from epp.errors import ConfigError
 from gateway.envoy import validate
-from gateway.errors import ResourceError
 from gateway.load import load
 from gateway.translate import translate
 from gateway.xds import Rendering
@@ -93,8 +93,9 @@ async def test_envoy_takes_all_that_is_supported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", rows("Refused"), ids=lambda row: f"{row.path} {row.example}")
 def test_what_is_refused_is_refused_by_name(tmp_path: Path, row: Row) -> None:
-    with pytest.raises(ResourceError) as caught:
+    with pytest.raises(ConfigError) as caught:
         rendered(tmp_path, row)
     place = row.path.replace("[]", "[0]")
-    assert row.kind in caught.value.where
-    assert caught.value.path.startswith(place)
+    where, _, path = caught.value.path.rpartition(": ")
+    assert row.kind in where
+    assert path.startswith(place)

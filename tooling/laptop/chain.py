@@ -180,7 +180,8 @@ class Chain:
     async def reload(self) -> bool:
         """Read the files again and make Envoy use them; False if it does already.
 
-        Raises ChainError and GatewayError for wrong files: then the old ones stay. The replicas follow by themselves.
+        Raises ChainError, ConfigError, GatewayError for wrong files: then the old ones stay. The replicas follow by
+        themselves.
         """
         port = None if self.shape.port is None else self.resources.gateways[0].spec.listeners[0].port
         resources, before = _at_port(load(self.files), port), (self.resources, self.rendering())
@@ -225,7 +226,9 @@ def _environment(plugins: Path | None = None) -> Mapping[str, str]:
 
 @asynccontextmanager
 async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
-    """Start everything, wait until it answers, yield it, and end all of it. Raises ChainError, GatewayError.
+    """Start everything, wait until it answers, yield it, and end all of it.
+
+    Raises ChainError, ConfigError, GatewayError.
 
     `directory` gets the endpoints file and the logs of all processes.
     """

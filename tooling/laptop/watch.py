@@ -68,5 +68,5 @@ async def _apply(chain: Chain, tell: Callable[[str], None]) -> None:
     try:
         if await chain.reload():
             tell("the gateway follows the changed files")
-    except (ChainError, GatewayError) as error:
+    except (ChainError, ConfigError, GatewayError) as error:
         tell(f"refused, the old files stay in force: {error}")

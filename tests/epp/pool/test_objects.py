@@ -4,7 +4,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.pool.objects import InferenceModelRewrite, Metadata, Pod, endpoints_of_pod, preferred, rewrites_of
+from epp.documents.objects import Metadata, Pod
+from epp.pool.objects import InferenceModelRewrite, endpoints_of_pod, preferred, rewrites_of
 from epp.pool.store import Rewrite, Target
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from epp.parsing.parser import Parser, Rules
 from epp.parsing.request import RawRequest
-from epp.pool.store import Endpoint, Load, Pool, PoolState, Rewrite, Target, address_of
+from epp.pool.store import Endpoint, Load, Pool, PoolState, Rewrite, Target
 from tests.support.waiting import until
 
 
@@ -156,13 +156,6 @@ def test_targets_are_chosen_by_weight(weights: tuple[int | None, int | None], sh
     pool = rewriting(Rewrite(("a",), (Target("x", weights[0]), Target("y", weights[1]))))
     chosen = Counter(pool.rewrite("a") for _ in range(4000))
     assert abs(chosen["x"] / 4000 - share) < 0.03
-
-
-def test_addresses_are_written_as_envoy_wants_them() -> None:
-    assert address_of("10.0.0.1", 80) == "10.0.0.1:80"
-    assert address_of("2001:DB8:0:0::1", 80) == "[2001:db8::1]:80"
-    with pytest.raises(ValueError, match="does not appear"):
-        address_of("localhost", 80)
 
 
 class Tended:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway.errors import ResourceError
+from epp.errors import ConfigError
 from tests.support.chain import MANIFESTS as THREE_POOLS
 from tests.support.family import Family
 from tooling.laptop.chain import MANIFESTS, ChainError, Shape, running_chain
@@ -85,7 +85,7 @@ async def test_a_port_needs_one_listener(tmp_path: Path) -> None:
 async def test_wrong_manifests_are_told_by_the_gateway(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("kind: Gatway\n")
-    with pytest.raises(ResourceError, match=r"wrong\.yaml.*Gatway is not supported.*did you mean Gateway"):
+    with pytest.raises(ConfigError, match=r"wrong\.yaml.*Gatway is not supported.*did you mean 'Gateway'"):
         async with running_chain(replace(SMALL, manifests=wrong), tmp_path):
             pass
 

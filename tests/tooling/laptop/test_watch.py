@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from epp.documents.files import stamp_of
+from epp.errors import ConfigError
 from gateway.errors import GatewayError
 from tests.support.waiting import until
 from tooling.laptop.chain import Chain, ChainError
@@ -76,13 +77,14 @@ async def test_without_a_replica_there_is_no_going_on(fake: Fake) -> None:
     assert await ends(fake) == "epp-2 ended: why not"
 
 
-async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake) -> None:
+@pytest.mark.parametrize("error", [GatewayError("it is wrong"), ConfigError("", "it is wrong")])
+async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake, error: Exception) -> None:
     told: list[str] = []
     task = asyncio.ensure_future(watch(chain(fake), told.append))
     await asyncio.sleep(0)
     fake.endpoints_file.write_text("endpoints: []\n# one\n")
     await until(lambda: told == ["the gateway follows the changed files"])
-    fake.error = GatewayError("it is wrong")
+    fake.error = error
     fake.endpoints_file.write_text("endpoints: []\n# another\n")
     await until(lambda: told[1:] == ["refused, the old files stay in force: it is wrong"])
     fake.ends = [("pod-a", "pod-a ended")]
