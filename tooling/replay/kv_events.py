@@ -131,7 +131,7 @@ class _Mirror(Tiers):
 
 
 class EventDelivery:
-    """What a picker hears with, where its configuration listens. `tier_log`: of the tiers below, where there are any."""
+    """What a picker hears with, where its configuration listens. `tier_log`: of the tiers below, if there are any."""
 
     def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], tier_log: TierLog | None) -> None:
         precise.source = _Ids()

@@ -32,7 +32,9 @@ def request(priority: int) -> Request:
 
 @pytest.mark.parametrize(("priority", "saturation"), [(0, 9.0), (5, 1.0), (-1, 0.99), (-7, 0.0), (-1, float("nan"))])
 def test_passes(priority: int, saturation: float) -> None:
-    Admission(At(saturation)).admit(request(priority), ENDPOINTS)
+    detector = At(saturation)
+    Admission(detector).admit(request(priority), ENDPOINTS)
+    assert detector.asked == (priority < 0)
 
 
 @pytest.mark.parametrize("saturation", [1.0, 2.5, float("inf")])
@@ -57,6 +59,8 @@ def test_a_detector_that_fails_is_named() -> None:
 
 
 def test_a_reload_replaces_the_detector() -> None:
-    admission = Admission(At(1.0))
-    admission.detector = At(0.0)
+    before, after = At(1.0), At(0.0)
+    admission = Admission(before)
+    admission.detector = after
     admission.admit(request(-1), ENDPOINTS)
+    assert (before.asked, after.asked) == (0, 1)

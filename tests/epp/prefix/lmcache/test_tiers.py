@@ -225,6 +225,7 @@ async def test_the_reader_follows_what_is_in_use() -> None:
         await until(lambda: second.reached and not first.reached)
         reader.use(None)
         await until(lambda: not second.reached)
+        assert not first.reached
 
 
 @pytest.mark.parametrize(
