@@ -76,3 +76,9 @@ async def test_only_waits(): await until(lambda: True)
 def test_only_runs(): do()
 """
     assert without_expectation(source, {"checked"}) == ["test_only_waits", "test_only_runs"]
+
+
+def test_no_lane_runs_what_failed_once_more() -> None:
+    for name in ("hack/test", ".ci/run", "pyproject.toml"):
+        text = (TESTS.parent / name).read_text(encoding="utf-8")
+        assert [word for word in ("--last-failed", "--lf", "reruns", "flaky") if word in text] == [], name
