@@ -18,7 +18,7 @@ from epp import protocol
 from epp.admin.access import Access
 from epp.admin.certificate import Certificate
 from epp.admin.recorder import Decisions, Recorder
-from epp.admin.server import AdminServer
+from epp.admin.server import AdminServer, AdminSettings
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
 from epp.configuration.lifecycle import Lasting, Lifecycle
@@ -337,12 +337,14 @@ async def serve(settings: Settings) -> int:
         shared.decisions,
         unready,
         lambda: "\n\n".join(one.describe() for one in served),
-        settings.host,
-        settings.metrics_port,
-        access=_access(settings, shared),
-        names=settings.metrics_allowed_host,
-        profiles=settings.enable_pprof,
-        tls=None if shared.certificate is None else shared.certificate.context,
+        AdminSettings(
+            host=settings.host,
+            port=settings.metrics_port,
+            access=_access(settings, shared),
+            names=settings.metrics_allowed_host,
+            profiles=settings.enable_pprof,
+            tls=None if shared.certificate is None else shared.certificate.context,
+        ),
         clock=shared.clock,
     )
     async with _open(servers), admin:  # outside of the group, which would wrap the error of a port in use

@@ -7,8 +7,9 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from aiohttp import web
@@ -63,13 +64,32 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
+@dataclass(frozen=True)
+class AdminSettings:
+    """Where the admin server listens, and to whom it answers."""
+
+    host: str = "127.0.0.1"
+    port: int = protocol.METRICS_PORT
+    """0 takes a free one."""
+    access: Access | None = None
+    """Who may read; None: everybody who reaches it."""
+    names: Sequence[str] = ()
+    """Host names by which it may be called beside IP addresses and loopback's; without `access` only."""
+    tls: ssl.SSLContext | None = None
+    profiles: bool = False
+    """Whether there is `/debug/profile`."""
+
+
+DEFAULTS: Final = AdminSettings()
+
+
 class AdminServer:
     """Serves while used as a context manager. It reads what it is given and changes nothing.
 
     `ready()` returns the reasons not to send us traffic, none when ready; `describe()` the active pipeline as text.
     With `access` every path but `/ready` and `/healthz` wants the token of who may get it; without, there is no login:
     bind it to an address only operators and Prometheus reach, and a request's Host has to be an IP address, a name of
-    loopback, `host` or one of `names`. Raises ConfigError if it cannot bind.
+    loopback, the `host` of its settings or one of `names`. Raises ConfigError if it cannot bind.
     """
 
     def __init__(
@@ -79,13 +99,8 @@ class AdminServer:
         decisions: Decisions,
         ready: Callable[[], list[str]],
         describe: Callable[[], str],
-        host: str = "127.0.0.1",
-        port: int = protocol.METRICS_PORT,
+        settings: AdminSettings = DEFAULTS,
         *,
-        access: Access | None = None,
-        names: Sequence[str] = (),
-        tls: ssl.SSLContext | None = None,
-        profiles: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics = metrics
@@ -94,12 +109,12 @@ class AdminServer:
         self._ready = ready
         self._describe = describe
         self._clock = clock
-        self._tls = tls
-        self.host = host
-        self.port = port
+        self._tls = settings.tls
+        self.host = settings.host
+        self.port = settings.port
         """Where it listens; for 0, the port it got."""
-        self._access = access
-        self._hosts = None if access is not None else Hosts(host, names)
+        self._access = settings.access
+        self._hosts = None if settings.access is not None else Hosts(settings.host, settings.names)
         self._turns = Turns(clock)
         self._listener = Listener(most_connections())
         self._stack = AsyncExitStack()
@@ -113,7 +128,7 @@ class AdminServer:
         app.router.add_get("/decisions", self._last_decisions)
         app.router.add_get("/decisions/{request_id:.+}", self._decision)
         app.router.add_get("/config", self._config)
-        if profiles:
+        if settings.profiles:
             app.router.add_get("/debug/profile", self._profile)
         self._profiler = Profiler()
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)

@@ -3,8 +3,9 @@
     python -m hack.benches.policies run                  add what is missing to the results
     python -m hack.benches.policies table                write the table from the results
 
-A run is one policy on one workload at one load with one seed. Results are lines of JSON in `docs/policies.jsonl`, so a
-comparison may be broken off and taken up again; a change of `epp` does not make them void, deleting the file does.
+A run is one policy on one workload at one load with one seed. Results are lines of JSON in
+`hack/benches/results/policies.jsonl`, so a comparison may be broken off and taken up again; a change of `epp` does not
+make them void, deleting the file does.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from tooling.replay.runs import Plan, Rate, Source, compare, saturation
 from tooling.simulator.presets import pods
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs" / "policies.jsonl"
+RESULTS = Path(__file__).parent / "results" / "policies.jsonl"
 DOCUMENT = ROOT / "docs" / "policies.md"
 MARKS = ("<!-- made by hack/benches/policies.py -->\n", "<!-- end -->\n")
 

@@ -82,6 +82,7 @@ def test_answers_under_way_are_accounted_until_they_end(stack: Stack, load: Call
         with load(stack):
             wait(lambda: in_flight(admin) >= 3, "the three streams of the load are seen")
         wait(lambda: in_flight(admin) == 0, "nothing is left when the load has ended")
+        assert in_flight(admin) == 0
 
 
 def in_flight(admin: Admin) -> int:

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, laptop
-from tests.support.fleet import following, mended
+from tests.support.fleet import following, idle, mended
 from tests.support.talk import Talk
 from tooling.laptop.engines import Tiers, Vllm, engine_python
 
@@ -57,6 +57,7 @@ async def fleet(running: Laptop, strategy: str) -> Laptop:
     """The chain, whole, and picking by the module's strategy."""
     await mended(running)
     await following(running, strategy)
+    await idle(running)
     return running
 
 

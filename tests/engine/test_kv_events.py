@@ -24,22 +24,29 @@ async def restarts(fleet: Laptop) -> float:
     return await fleet.metric("warmpath_degraded_total", reason="kv-events-restart")
 
 
+async def blocks_stored(fleet: Laptop) -> float:
+    return await fleet.metric("warmpath_kv_events_total", outcome="stored")
+
+
 async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk: Talk) -> None:
     pod = fleet.pod("pod-b")
     messages = [{"role": "user", "content": talk.words(300)}]
-    before = await fleet.metric("warmpath_kv_events_total", outcome="stored")
+    before = await blocks_stored(fleet)
     async with openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none", timeout=120) as direct:
-        await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
-    await eventually(
-        lambda: fleet.metric("warmpath_kv_events_total", outcome="stored"), lambda count: count >= before + 300 // BLOCK
-    )
+        told = await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
+    assert told.usage is not None
+    whole = told.usage.prompt_tokens // BLOCK
+    await eventually(lambda: blocks_stored(fleet), lambda count: count >= before + whole)
     turn = await ask(fleet, talk.client, messages)
     assert turn.endpoint == pod.name
     assert turn.predicted == turn.cached == (turn.prompt - 1) // BLOCK * BLOCK
 
 
 async def test_a_salt_keeps_what_it_should_apart(talk: Talk) -> None:
+    before = await blocks_stored(talk.fleet)
     first = await talk.say(talk.words(300))
+    whole = first.prompt // BLOCK
+    await eventually(lambda: blocks_stored(talk.fleet), lambda count: count >= before + whole)
     again = await ask(talk.fleet, talk.client, talk.messages)
     assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK
     salted = {"cache_salt": "tenant"}

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from epp.pool.engines import ENGINES, parse
+from epp.pool.store import Load
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
 from tests.support.fleet import eventually
@@ -58,8 +59,13 @@ async def test_a_conversation_returns_to_its_pod(talk: Talk) -> None:
 async def test_the_scraper_reads_the_real_page(fleet: Laptop, talk: Talk) -> None:
     turn = await talk.say(talk.words(200))
     pod = fleet.pod(turn.endpoint)
-    async with aiohttp.ClientSession() as http, http.get(f"{pod.url}/metrics") as answer:
-        load = parse(await answer.read(), ENGINES["vllm"], 1.0, {})
+
+    async def read() -> Load | None:
+        async with aiohttp.ClientSession() as http, http.get(f"{pod.url}/metrics") as answer:
+            return parse(await answer.read(), ENGINES["vllm"], 1.0, {})
+
+    # vLLM answers first and counts then.
+    load = await eventually(read, lambda seen: seen and seen.prompt_tokens >= turn.prompt and not seen.running)
     assert load is not None
     assert (load.block_size, load.blocks) == (BLOCK, DEVICE_BLOCKS)
     assert load.prompt_tokens >= turn.prompt

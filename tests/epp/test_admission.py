@@ -32,7 +32,9 @@ def request(priority: int) -> Request:
 
 @pytest.mark.parametrize(("priority", "saturation"), [(0, 9.0), (5, 1.0), (-1, 0.99), (-7, 0.0), (-1, float("nan"))])
 def test_passes(priority: int, saturation: float) -> None:
-    Admission(At(saturation)).admit(request(priority), ENDPOINTS)
+    detector = At(saturation)
+    Admission(detector).admit(request(priority), ENDPOINTS)
+    assert detector.asked == (priority < 0)
 
 
 @pytest.mark.parametrize("saturation", [1.0, 2.5, float("inf")])

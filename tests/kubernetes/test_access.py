@@ -12,7 +12,7 @@ import yaml
 
 from epp.admin.access import Access
 from epp.admin.recorder import Decisions
-from epp.admin.server import AdminServer
+from epp.admin.server import AdminServer, AdminSettings
 from epp.pool.apiserver import ApiServer
 from tests.support.cluster import Cluster
 from tests.support.degradations import RecordedMetrics
@@ -29,7 +29,7 @@ class AdminPort:
         kubeconfig = cluster.plane.kubeconfig(self.token("warmpath"))
         self.now = 0.0
         access = Access(ApiServer(kubeconfig), self.metrics, lambda: self.now)
-        self.server = AdminServer(self.metrics, [], Decisions(), list, str, port=0, access=access)
+        self.server = AdminServer(self.metrics, [], Decisions(), list, str, AdminSettings(port=0, access=access))
 
     def token(self, account: str) -> str:
         path = f"/api/v1/namespaces/{self.cluster.namespace}/serviceaccounts/{account}/token"

@@ -60,6 +60,20 @@ async def mended(fleet: Laptop) -> None:
     await eventually(lambda: missing(fleet), lambda names: not names)
 
 
+async def idle(fleet: Laptop) -> None:
+    """Return when no endpoint has a request, by its own metrics and by the picker's accounts.
+
+    Metrics come an interval late: what a test before left there would count as traffic past the picker in this one.
+    """
+
+    async def requests() -> Any:
+        told = await fleet.endpoints()
+        loads = [each["load"] for each in told if each["load"]]
+        return sum(each["in_flight"] for each in told) + sum(load["waiting"] + load["running"] for load in loads)
+
+    await eventually(requests, lambda count: count == 0)
+
+
 async def missing(fleet: Laptop) -> list[str]:
     """Pods that are no endpoints with a load, and LMCache servers without their engine."""
     told = {each["name"].rpartition("/")[2] for each in await fleet.endpoints() if each["load"]}

@@ -28,7 +28,8 @@ _WIDEST = 400
 DEFAULTS = ("prefix-aware", "least-load", "round-robin")
 
 
-def plan(
+# The arguments are the command's flags, handed on as click gives them.
+def plan(  # noqa: PLR0913
     *,
     trace: str,
     requests: int | None,

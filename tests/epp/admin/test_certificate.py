@@ -12,7 +12,7 @@ import pytest
 
 from epp.admin.certificate import Certificate
 from epp.admin.recorder import Decisions
-from epp.admin.server import AdminServer
+from epp.admin.server import AdminServer, AdminSettings
 from epp.errors import ConfigError
 from epp.extproc.tls import Pair, make_pair
 from tests.support.degradations import RecordedMetrics
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def served(certificate: Certificate, metrics: RecordedMetrics) -> AsyncIterator[int]:
-    server = AdminServer(metrics, [], Decisions(), list, str, port=0, tls=certificate.context)
+    server = AdminServer(metrics, [], Decisions(), list, str, AdminSettings(port=0, tls=certificate.context))
     async with server, asyncio.TaskGroup() as group:
         task = group.create_task(certificate.watch())
         yield server.port

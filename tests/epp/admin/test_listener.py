@@ -12,7 +12,7 @@ import uvloop
 
 from epp.admin import listener, server
 from epp.admin.recorder import Decisions
-from epp.admin.server import AdminServer
+from epp.admin.server import AdminServer, AdminSettings
 from epp.extproc.tls import make_pair
 from epp.telemetry.metrics import Metrics
 
@@ -58,7 +58,7 @@ async def peer(port: int, tls: ssl.SSLContext | None = None) -> Peer:
 
 def running(loop: Loop, play: Callable[[AdminServer], Awaitable[None]], tls: ssl.SSLContext | None = None) -> None:
     async def whole() -> None:
-        made = AdminServer(Metrics(), [], Decisions(), list, lambda: "x" * (32 << 20), port=0, tls=tls)
+        made = AdminServer(Metrics(), [], Decisions(), list, lambda: "x" * (32 << 20), AdminSettings(port=0, tls=tls))
         try:
             async with asyncio.timeout(30), made:
                 await play(made)

@@ -9,7 +9,7 @@ import pytest
 from epp.admin import server, turns
 from epp.admin.access import Access, Reviewer
 from epp.admin.recorder import Decisions, Recorder
-from epp.admin.server import MOST, AdminServer
+from epp.admin.server import MOST, AdminServer, AdminSettings
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Response
 from epp.pool.apiserver import ApiError, User
@@ -41,9 +41,7 @@ class House:
             self.decisions,
             lambda: self.reasons,
             lambda: "pipeline: <default>\n",
-            port=0,
-            profiles=True,
-            access=None if reviewer is None else Access(reviewer, self.metrics),
+            AdminSettings(port=0, profiles=True, access=None if reviewer is None else Access(reviewer, self.metrics)),
         )
 
     def request(self, request_id: str) -> None:
@@ -131,7 +129,7 @@ async def test_a_profile_is_made_off_the_loop_and_within_bounds() -> None:
         assert (await house.json("/debug/profile?seconds=61", 400))["error"]["param"] == "seconds"
         with house.server._profiler._turn:
             assert (await house.json("/debug/profile", 429))["error"]["type"] == "rate_limit_error"
-    without = AdminServer(house.metrics, [], house.decisions, list, str, port=0)
+    without = AdminServer(house.metrics, [], house.decisions, list, str, AdminSettings(port=0))
     async with without, aiohttp.request("GET", f"http://127.0.0.1:{without.port}/debug/profile") as answer:
         assert answer.status == 404
 

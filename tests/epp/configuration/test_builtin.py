@@ -202,7 +202,10 @@ def test_parameters_that_are_refused(type_: str, parameters: str, line: str) -> 
     ],
 )
 def test_documented_parameters_load(type_: str, parameters: str) -> None:
-    loaded(CONFIG.format(type=type_, parameters=parameters))
+    entry = loaded(CONFIG.format(type=type_, parameters=parameters)).registry.get(type_)
+    assert (entry is not None) == (type_ in builtin.CLASSES), "what Warmpath does by itself makes no plugin"
+    if entry is not None:
+        assert type(entry.plugin) is find_class(type_, "type")
 
 
 @pytest.mark.parametrize("type_", ["queue-scorre", "max-scorepicker", "openai-parsr"])

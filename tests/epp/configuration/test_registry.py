@@ -111,7 +111,10 @@ def test_an_entry_point_is_code_of_its_module_too(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", strategies())
 def test_strategies_need_no_code_but_our_own(name: str) -> None:
-    load_text(strategy_text(name), clock=clock, random=RANDOM, plugins_from=())
+    pipeline = load_text(strategy_text(name), clock=clock, random=RANDOM, plugins_from=())
+    modules = [type(each.plugin).__module__ for each in pipeline.registry.values()]
+    assert modules
+    assert [module for module in modules if not module.startswith("epp.")] == []
 
 
 def test_names_are_unique() -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +50,16 @@ def test_minimal_file(version: str) -> None:
     ],
 )
 def test_sections_that_load(version: str, body: str) -> None:
-    parsed(body, version)
+    config = parsed(body, version)
+    fields = {
+        "featureGates": config.feature_gates,
+        "saturationDetector": config.saturation_detector,
+        "flowControl": config.flow_control,
+        "dataLayer": config.data_layer,
+        "parser": config.parser,
+        "requestHandler": config.request_handler,
+    }
+    assert {name for name, read in fields.items() if read} == {k for k, given in yaml.safe_load(body).items() if given}
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,8 @@ def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> Non
 def test_no_bytes_make_it_raise(page: bytes) -> None:
     for engine in ENGINES.values():
         for metric in (engine.waiting.metric, engine.lora or b"x"):
-            parse(metric + page + b"\n" + page, engine, 7.0, {})
+            found = parse(metric + page + b"\n" + page, engine, 7.0, {})
+            assert found is None or found.at == 7.0
 
 
 BASE = "vllm:num_requests_waiting 1\nvllm:num_requests_running 2\n"
@@ -211,4 +212,4 @@ def test_of_labels_a_bounded_part_is_read() -> None:
 
 @given(st.text('vllm:cache_config_info{}="\\, \n1', max_size=300))
 def test_any_page_is_read_or_not(page: str) -> None:
-    parse(page.encode(), VLLM, at=0.0, places={})
+    assert parse(page.encode(), VLLM, at=0.0, places={}) is None, "no page without requests in it"

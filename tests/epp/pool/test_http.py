@@ -130,11 +130,13 @@ def test_mutated_answers_are_read_or_refused(answer: bytes, data: st.DataObject)
     reader = AnswerReader()
     try:
         for start in range(0, len(mutated), size):
-            if reader.feed(bytes(mutated[start : start + size])) is not None:
-                return
-        reader.eof()
+            if (body := reader.feed(bytes(mutated[start : start + size]))) is not None:
+                break
+        else:
+            body = reader.eof()
     except BadAnswer:
-        pass
+        return
+    assert len(body) <= len(mutated)
 
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

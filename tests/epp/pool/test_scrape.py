@@ -95,6 +95,7 @@ async def test_ipv6_endpoints_are_scraped() -> None:
         pool = pool_of(server.address)
         async with scraping(pool, RecordedMetrics()):
             await until(lambda: pool.endpoints[0].load.waiting == 2)
+    assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: [::1]:")
 
 
 async def test_the_pool_may_change_while_scraping() -> None:

@@ -37,6 +37,7 @@ async def test_a_change_is_told_once_and_only_when_it_has_stood() -> None:
 async def test_a_change_before_the_first_look_counts() -> None:
     async with following(lambda: 2, 1) as told:
         await until(lambda: told == [2])
+    assert told == [2]
 
 
 async def test_what_looking_raises_ends_it() -> None:

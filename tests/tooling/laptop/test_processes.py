@@ -117,4 +117,5 @@ async def test_children_that_do_not_listen_are_killed_too(tmp_path: Path) -> Non
         await said(log, "ready")
         await said(log, "is up")
         child = int(log.read_text().split(" is up")[0].split()[-1])
+        assert alive(child)
     await until(lambda: not alive(child))

@@ -171,8 +171,10 @@ async def test_a_publisher_that_moves_is_asked_where_it_is(monkeypatch: pytest.M
             await engine.__aexit__(None, None, None)
             await engine.__aenter__()
             engine.publish([stored(PROMPTS[1])])
+            asked = server.asked
             server.sources = engine.sources()
             await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+            assert server.asked > asked
 
 
 async def test_all_ranks_are_heard_and_missed() -> None:
@@ -184,6 +186,7 @@ async def test_all_ranks_are_heard_and_missed() -> None:
             await until(lambda: listener.knows(PROMPTS[0]) and listener.knows(PROMPTS[1], rank=1))
             await second.__aexit__(None, None, None)
             await until(lambda: listener.state == "lost")
+            assert listener.knows(PROMPTS[0])
             await second.__aenter__()
 
 
@@ -236,6 +239,7 @@ async def test_a_server_that_does_not_tell_publishes_by_convention() -> None:
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(listener.subscribers.run())
                 await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+                assert server.asked >= 1
                 task.cancel()
 
 
@@ -285,7 +289,7 @@ async def test_an_endpoint_that_leaves_takes_all_with_it() -> None:
             assert listener.kv_index.budget.used == 0
 
 
-async def test_other_shelves_are_filled_from_the_beginning() -> None:
+async def test_another_index_is_filled_from_the_beginning() -> None:
     async with publisher() as engine:
         async with rig(sources=engine.sources()) as (listener, _):
             await until(lambda: listener.state == "live")
@@ -297,6 +301,7 @@ async def test_other_shelves_are_filled_from_the_beginning() -> None:
                 task = group.create_task(again.run())
                 await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
                 task.cancel()
+            assert listener.kv_index.budget.used == 4
 
 
 async def test_engines_may_connect_to_us() -> None:
@@ -407,6 +412,7 @@ async def test_a_message_beyond_all_measure_costs_the_connection_and_no_more() -
             await until(lambda: "kv-events-restart" in listener.metrics.reasons())
             engine.publish([stored(PROMPTS[1])])
             await until(lambda: listener.state == "live" and listener.knows(PROMPTS[1]))
+            assert listener.kv_index.faults["restart"] == 1
 
 
 async def test_a_replay_larger_than_there_is_room_for_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

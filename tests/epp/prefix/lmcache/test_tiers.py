@@ -234,6 +234,7 @@ async def test_a_reload_follows_the_new_coordinator_and_leaves_the_old() -> None
         lifecycle.use([])
         await until(lambda: not second.reached)
     assert errors == []
+    assert not first.reached
 
 
 @pytest.mark.parametrize(

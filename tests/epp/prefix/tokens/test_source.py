@@ -151,6 +151,8 @@ async def test_a_request_that_goes_away_leaves_its_place(tokens: Made) -> None:
     queued.cancel()
     running.cancel()
     await asyncio.wait([running, queued])
+    assert running.cancelled()
+    assert queued.cancelled()
     await until(lambda: reader._places._value == 2, 30.0)
 
 

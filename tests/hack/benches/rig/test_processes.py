@@ -40,7 +40,8 @@ def test_a_port_that_listens_is_waited_for(tmp_path: Path) -> None:
     serve = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
     with running("server", [sys.executable, "-c", serve], tmp_path) as program:
         program.wait_for_port(port)
-        socket.create_connection(("127.0.0.1", port)).close()
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            assert connection.getpeername() == ("127.0.0.1", port)
 
 
 def test_ports_are_different_and_not_those_of_outgoing_connections() -> None:
