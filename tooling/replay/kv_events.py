@@ -131,8 +131,7 @@ class _Mirror(Tiers):
 
 
 class EventDelivery:
-    """What a picker hears with, where its configuration listens. `tier_log`: of the tiers below, where there are any.
-    """
+    """A picker's KV-event subscription, if its configuration has one. `tier_log`: of the lower tiers, if any."""
 
     def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], tier_log: TierLog | None) -> None:
         precise.source = _Ids()
