@@ -1,6 +1,6 @@
 """Warmpath's endpoint picker: Envoy sends each request here and gets back the endpoint that answers soonest.
 
-Rooms, from the street to the cellar: `extproc` (the wire) -> `route` (the way of a request) ->
+Packages in the order a request passes them: `extproc` (the wire) -> `route` (the path of a request) ->
 `parsing`, `flow`, `pool`, `prefix`, `scheduling`. Users import `epp.plugin` and `epp.testing` only.
 """
 

@@ -128,7 +128,7 @@ class Settings:
     log_format: logs.Format = "text"
     log_level: logs.Level = "info"
     idle_flags: Sequence[str] = ()
-    """Flags that were given and do nothing, and why, to be told once."""
+    """Flags that were given and do nothing, and why, to be logged once."""
 
 
 class Shared:
@@ -159,7 +159,7 @@ class Shared:
 
 
 class NoObjectives:
-    """A pool's rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
+    """A pool's rules for requests whose control headers are not trusted: no objective, so priority 0."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -270,7 +270,7 @@ class ServedPool:
         self._precise = precise
 
     def _watch_failures(self) -> None:
-        """Have endpoints that fail told of, if the configuration looks at failures."""
+        """Report endpoints that fail, if the configuration looks at failures."""
         suspended = 0.0
         for each in self.pipeline.producers:
             if isinstance(each, FailureShares):
@@ -420,8 +420,8 @@ async def serve(settings: Settings) -> int:
             ]
             running = [tasks.create_task(each) for each in work]
             addresses = (_at(settings.host, server.ports[0]) for server in servers)
-            told = zip(served, addresses, strict=True)
-            log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
+            served_on = zip(served, addresses, strict=True)
+            log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in served_on))
             await stop.wait()
             log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
             await _drain(servers, settings, stop_now)

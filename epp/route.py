@@ -1,4 +1,4 @@
-"""The way of a request: parse, rewrite, admit, look, choose, forward, finish."""
+"""The path of a request: parse, rewrite, admit, look, choose, forward, finish."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
@@ -13,12 +13,12 @@ from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
 
 NEW_POOL_SECONDS: Final = 5.0
-"""A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees nobody
-well asks anybody (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
+"""A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees no
+healthy replica sends to any (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
 
 
 class RequestObserver(Protocol):
-    """Who writes down what becomes of each request: either `decided` and later `finished`, or `failed`."""
+    """Records what becomes of each request: either `decided` and later `finished`, or `failed`."""
 
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at`, on the router's clock."""
@@ -27,11 +27,13 @@ class RequestObserver(Protocol):
         """The request has left its endpoint."""
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
-        """The client is told `error` instead."""
+        """The client gets `error` instead."""
 
 
 class RoutedRequest:
-    """A request on its way. The door reports here what it sees of the answer; leaving `route` ends the accounting."""
+    """A routed request. The ext_proc server reports here what it sees of the answer; leaving `route` ends the
+    accounting.
+    """
 
     __slots__ = ("_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "response")
 
@@ -66,7 +68,7 @@ class RoutedRequest:
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
         """The answer's headers were seen; returns headers to add to it.
 
-        `served` (`ip:port`, empty if the gateway does not tell) moves the account when a retry landed elsewhere.
+        `served` (`ip:port`, empty if the gateway does not say) moves the account when a retry landed elsewhere.
         """
         self.response.status = status
         self.response.served = served
@@ -94,7 +96,7 @@ class RoutedRequest:
 
 
 class Router:
-    """Everything a request passes on its way, joined at start-up. A reload replaces `scheduler`."""
+    """Everything that handles a request, joined at start-up. A reload replaces `scheduler`."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Router:
     def route(self, raw: RawRequest) -> "RequestScope":
         """The life of one request; leaving the block, however it is left, ends it exactly once.
 
-        Raises EppError: what the client is to be told instead of an answer.
+        Raises EppError: the error the client gets instead of an answer.
         """
         return RequestScope(self, raw)
 

@@ -28,12 +28,12 @@ class Record(msgspec.Struct, eq=False):
     """Of the pool: files may bring two of one name."""
     model: str
     complete_at: float
-    """When the request was complete at our door."""
+    """When the request was complete here."""
     decided_at: float
     size: int
     """Bytes of the request's body."""
     predicted: int | None
-    """Tokens of the prompt the chosen endpoint was believed to hold; None where nobody looked."""
+    """Tokens of the prompt the chosen endpoint was believed to hold; None where no plugin looked."""
     response: Response | None = None
     """None while the request is under way."""
     ended_at: float = 0.0
@@ -73,7 +73,7 @@ class Record(msgspec.Struct, eq=False):
 
 
 class Decisions:
-    """Records, newest last; the oldest make room when there are `kept` of them or `rows` endpoints scored in them."""
+    """Records, newest last; the oldest are dropped when there are `kept` of them or `rows` endpoints scored in them."""
 
     def __init__(self, kept: int = KEPT, rows: int = KEPT_ROWS) -> None:
         self._kept = kept

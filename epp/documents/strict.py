@@ -37,7 +37,7 @@ _UPPER: Final = frozenset({"ttft", "tpot"})
 
 
 class Problems:
-    """Collects the errors of several steps, so that all are told at once."""
+    """Collects the errors of several steps, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.errors: list[ConfigError] = []
@@ -275,7 +275,7 @@ def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
 
 
 class Wrong(str):
-    """Text of a field that holds something else; the error is told already."""
+    """Text of a field that holds something else; the error is reported already."""
 
     __slots__ = ()
 
@@ -304,7 +304,7 @@ def build(cls: type[T], value: object, path: str) -> T:
 
 
 def salvage(cls: type[T], value: object, path: str, problems: Problems) -> T:
-    """The same, with what is right of a wrong `value`, so that more of it can be checked; `problems` are told.
+    """The same, with what is right of a wrong `value`, so that more of it can be checked; the errors go to `problems`.
 
     In the place of what is wrong is the field's default, else WRONG for text, an empty list, or None.
     """

@@ -38,7 +38,7 @@ class ConformanceRequest:
 
     def __init__(self, routed: RoutedRequest, pool: str) -> None:
         self._routed = routed
-        self._told = {
+        self._added = {
             protocol.TEST_SELECTED: routed.destination.partition(",")[0],
             protocol.TEST_POOL: pool,
             protocol.TEST_SEEN: "true",
@@ -51,7 +51,7 @@ class ConformanceRequest:
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
         headers = self._routed.answered(status, served, content_type)
-        return {**headers, **self._told, protocol.TEST_SERVED: served or NOT_TOLD}
+        return {**headers, **self._added, protocol.TEST_SERVED: served or NOT_TOLD}
 
 
 class _Scope:

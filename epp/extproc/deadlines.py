@@ -33,14 +33,14 @@ class Deadlines:
         self._lost.discard(task)
 
     def lost(self, task: Task) -> bool:
-        """Whether the cancellation that `task` has just caught is ours, and nobody else wants it cancelled too."""
+        """Whether the cancellation that `task` has just caught is ours, and the task's only one."""
         if task not in self._lost:
             return False
         self._lost.remove(task)
         return task.uncancel() == 0
 
     def end(self) -> None:
-        """Be patient no longer with those who wait now."""
+        """Cancel all tasks that wait now."""
         for task in list(self._due):
             self._lose(task)
 

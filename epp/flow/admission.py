@@ -1,4 +1,4 @@
-"""May a request go now? Only those of negative priority can be told no, and only while the pool is full."""
+"""May a request go now? Only those of negative priority can be refused, and only while the pool is full."""
 
 from collections.abc import Sequence
 

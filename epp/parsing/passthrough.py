@@ -1,4 +1,4 @@
-"""Requests nobody here looks into (api `other`): routed by load alone."""
+"""Requests whose bodies are not read (api `other`): routed by load alone."""
 
 from typing import Final
 
@@ -31,7 +31,7 @@ def why_opaque(raw: RawRequest) -> str:
     """Why this body cannot be read as JSON although its path promises it; "" = it can.
 
     Engines that know no coding read JSON whatever its header says, so a body that looks like JSON is read here too.
-    Raises UnsupportedMedia for a coding that nobody registered.
+    Raises UnsupportedMedia for a coding that is not registered.
     """
     if "content-encoding" not in raw.headers and raw.headers.get("content-type") == "application/json":
         return ""

@@ -11,7 +11,7 @@ _MEMORY: Final = 0.98
 _FEWEST: Final = 256
 """Bytes below which a prompt says little: the chat template's own tokens outweigh it."""
 _HEAVIEST: Final = 65536.0
-"""Bytes beyond which a prompt weighs no more, so that one book does not drown fifty chats."""
+"""Bytes beyond which a prompt weighs no more, so that one long document does not outweigh fifty chats."""
 _PRIOR: Final = 1024.0
 """Bytes of belief in `DEFAULT_RATIO` at the start."""
 

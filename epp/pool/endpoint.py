@@ -47,11 +47,11 @@ class Endpoint:
     name: str
     """Unique in its pool: `namespace/pod`, with `-rank-N` where a pod has several ports."""
     address: str
-    """`ip:port`, IPv6 in brackets: exactly what Envoy is told."""
+    """`ip:port`, IPv6 in brackets: exactly what Envoy gets."""
     labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     node: str = ""
-    """The machine it runs on, by its name; "" where nobody tells. Endpoints of a node share the node's KV memory."""
+    """The machine it runs on, by its name; "" where it is unknown. Endpoints of a node share the node's KV memory."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"

@@ -1,12 +1,12 @@
 """Prefix knowledge from the engines themselves: their KV events, and what is on its way to them.
 
-Events tell what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
-burst that is a second too late. Hence two books: what engines said (`enginecache`), and what is in flight
+Events report what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
+burst that is a second too late. Hence two accounts: what engines said (`enginecache`), and what is in flight
 (`ShadowCache`s without room, which hold what is pinned and nothing else). An endpoint holds of a prompt what the longer
 of both says.
 
-Where an endpoint is not heard, or a prompt's tokens are not known in time, the approximate producer answers, which this
-one is beside all else: it sees every pick, so it knows what it would know alone.
+Where no events of an endpoint come, or a prompt's tokens are not known in time, the approximate producer answers, which
+this one is beside all else: it sees every pick, so it knows what it would know alone.
 """
 
 from collections import deque
@@ -127,7 +127,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
     source: TokenSource | None = field(default=None, init=False)
     """Set by the process."""
     degraded: Callable[[str, str], None] = field(default_factory=lambda: _untold, init=False)
-    """Told of each request that is answered approximately, in part or at all; set by the process."""
+    """Called for each request that is answered approximately, in part or at all; set by the process."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +171,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         read: _Read | None = request.notes.get(self.kv_index)
         if read is None:
             if not self.kv_index.heard:
-                self.degraded("approximate-events", "no endpoint's events are heard")
+                self.degraded("approximate-events", "no endpoint's events are received")
             return super().produce(request, endpoints)
         sizes, unheard = self._sizes(endpoints)
         matches: dict[Endpoint, PrefixMatch] = {}
@@ -200,7 +200,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             matches[endpoint] = same[key]
 
     def _sizes(self, endpoints: Sequence[Endpoint]) -> tuple[dict[int, list[Endpoint]], list[Endpoint]]:
-        """Endpoints by block size; and those whose events are not heard, or whose block size nobody told."""
+        """Endpoints by block size; and those without events, or of unknown block size."""
         sizes: dict[int, list[Endpoint]] = {}
         unheard: list[Endpoint] = []
         now, shelf_of = self.clock(), self.kv_index.state_of
@@ -256,7 +256,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             matches[endpoint] = same.setdefault(match, match)
 
     def _tiers(self, read: _Read) -> Sequence[Mapping[Endpoint, int]]:
-        """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if nobody has tiers."""
+        """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if no endpoint has tiers."""
         indexes = self.kv_index.indexes["l1"], self.kv_index.indexes["storage"]
         if not (len(indexes[0]) or len(indexes[1])):
             return ()
@@ -373,7 +373,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         }
 
     def figures(self, endpoints: Sequence[Endpoint]) -> KvEventFigures:
-        """How well each of `endpoints` is heard and how far it is believed, and what events came."""
+        """State and lag of the events of each of `endpoints`, how far it is believed, and what events came."""
         rows = []
         for endpoint in endpoints:
             kv_state, trust = self.kv_index.state_of(endpoint), self._trust.get(endpoint)

@@ -14,7 +14,7 @@ from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, 
 from epp.scheduling.decision import ProfileRun, Scored
 
 OnError = Callable[[str, Exception], None]
-"""Told (name of the plugin, what it raised). The owner counts it as a degradation."""
+"""Called with (name of the plugin, what it raised). The owner counts it as a degradation."""
 
 
 def name_of(plugin: Plugin) -> str:
@@ -46,7 +46,7 @@ class Chain:
         self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
-        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left nobody) or InternalError."""
+        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""
         dropped: list[tuple[str, Sequence[Endpoint]]] = []
         for name, plugin in self._filters:
             kept = _filtered(name, plugin, request, endpoints, on_error)

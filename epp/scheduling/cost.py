@@ -1,4 +1,4 @@
-"""`expected-ttft`: the default scorer. What sending a request to an endpoint costs everybody, in seconds.
+"""`expected-ttft`: the default scorer. What sending a request to an endpoint costs all requests, in seconds.
 
 For a request of n prompt tokens and an endpoint that holds all but u of them:
 
@@ -23,10 +23,10 @@ there was some; `requests` are those in flight there, and `residence` is how lon
 By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
 it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
 
-An engine goes on with its steps while it loads, so a load stalls nobody; but it takes memory from others' prefixes,
+An engine goes on with its steps while it loads, so a load stalls no request; but it takes memory from others' prefixes,
 which are loaded again when they are asked for, and its way from those who load next: `pending` counts it as work.
 
-Everything is our own account, exact and instant; the engines' metrics only tell what is *not* ours. Which terms matter
+Everything is our own account, exact and instant; the engines' metrics only say what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
 H100. `factor` is what is learned of the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`). There
 the constants may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and
@@ -94,7 +94,7 @@ class _Sent:
         self.lasts = lasts
         """Modelled seconds from its turn to its first token."""
         self.observed = observed
-        """We will be told of its first token."""
+        """Its first token will be seen."""
         self.waiting = True
 
 
@@ -113,7 +113,7 @@ class _Account:
         self.watched = True
         """All it did since then was seen."""
         self.busy = 0.0
-        """Share of the last minute, the latest seconds counting most, in which somebody waited in `queue`."""
+        """Share of the last minute, the latest seconds counting most, in which a request waited in `queue`."""
         self.busy_at = now
         self.pending = 0
         """Nanoseconds of work of the requests in `queue`."""
@@ -126,7 +126,7 @@ class _Account:
         self.served_at = now
         """When the last first token came, or is thought to have come."""
         self.due = inf
-        """When the next is thought to come; inf where we shall be told, or nobody waits."""
+        """When the next is thought to come; inf where it will be seen, or no request waits."""
         self.load: Load | None = None
         self.since = now
         """Start of the window of `peak`: when the last scrape was looked at."""
@@ -151,7 +151,9 @@ class _Account:
         self.busy_at = now
 
     def first_token(self, sent: _Sent, at: float) -> None:
-        """`sent` begins to decode. Service is in order, so those before it of whom we are not told have begun too."""
+        """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
+        too.
+        """
         self.remember(at)
         begun = [sent]
         for earlier in self.queue:
@@ -221,7 +223,7 @@ class ExpectedTtft(Cost):
       pending   prefill sent there before, still without a first token
       own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
       shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it;
-                a load twice and more, for those whose prefixes make room for it, but no more than computing it instead
+                a load twice and more, for those whose prefixes it displaces, but no more than computing it instead
       stall     what the requests in flight there lose by this prompt's prefill, and those who come in the meantime
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
@@ -385,7 +387,7 @@ class ExpectedTtft(Cost):
         self._work += _WEIGHT * (work - self._work)
         self._tokens += _WEIGHT * (n - self._tokens)
         crowd = self._step(account) * self._per_chunk
-        # An answer that is not streamed comes as a whole: its first byte tells nothing of its first token.
+        # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         observed = request.sees_answer and request.stream
         lasts = load + account.speed.factor * work * (1 + crowd)
         sent = _Sent(account, n, round((work + load) * _NS), now, lasts, observed)
@@ -402,7 +404,7 @@ class ExpectedTtft(Cost):
         elapsed, account.busy_since = now - account.busy_since, now
         if self.learn_speeds and account.watched and not (account.foreign_waiting or account.foreign_decodes):
             work = (before - account.pending) / _NS
-            # First tokens of one step come together: only the first of them tells of the step.
+            # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
             self._speeds.observe(account.speed, work + overhead, elapsed, now)
         account.watched = True

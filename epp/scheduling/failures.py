@@ -2,14 +2,14 @@
 
 Without this an endpoint that answers errors at once is always idle, so every policy that looks at load prefers it.
 
-What counts, as far as the gateway tells:
+What counts, as far as the gateway reports it:
 
     counts as                     what was seen
     ----------------------------  ------------------------------------------------------------------------------------
     failed                        status 5xx but 501: the server's own, or the gateway's for a connection that was
                                   refused or reset (503) or took too long (504); an answer that another endpoint gave
                                   on the gateway's retry; a client that gave up waiting for the response headers of
-                                  a stream, if the endpoint has answered nobody since, for 5 s
+                                  a stream, if the endpoint has answered no request since, for 5 s
     a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended
     good                          status 2xx and 3xx, when the response headers are seen
     nothing                       other 4xx and 501: the request's own fault; a stream that ended without a status soon
@@ -37,9 +37,9 @@ _IN_A_ROW: Final = 4
 _SUSPENDED: Final = 1 - (1 - ONE) ** _IN_A_ROW
 """Share from which it does too: what so many make where none came before."""
 _GOOD: Final = 3
-"""Trials in a row that end well until it counts as all others."""
+"""Successful trials in a row until it counts as all others."""
 _APART: Final = 4.0
-"""Seconds between two trials, the last of which did not end well."""
+"""Seconds between two trials, the last of which failed."""
 _OTHERS: Final = 25
 """Requests between two such trials: at low rates trials would be a large part of them."""
 _QUIET: Final = 60.0
@@ -76,7 +76,7 @@ class _Record:
         """When `share` was that."""
         self.suspended = False
         self.since = -inf
-        """When it began or ceased to be suspended: what was sent before tells of another time."""
+        """When it began or ceased to be suspended: what was sent before says nothing of the time after."""
         self.tried = now
         """When the last trial was sent, and after how many picks."""
         self.picks = 0
@@ -105,16 +105,16 @@ class FailureShares(Producer[FailureShare]):
     """`failure-share-producer`: the share of each endpoint's recent answers that failed. No parameters. Source: ours.
 
     An endpoint that fails four times in a row, or about as often among others, is suspended: it gets one request in 4 s
-    and no more than one in 26 of all, until one ends well; then trials follow at once, and after three good ones in a
-    row it counts as any other. Where all are suspended, none is: then they are only told apart by their shares.
+    and no more than one in 26 of all, until one succeeds; then trials follow at once, and after three good ones in a
+    row it counts as any other. Where all are suspended, none is: then they differ by their shares only.
     """
 
     produces: ClassVar[type[Any]] = FailureShare
 
     degraded: Callable[[str], None] = field(default_factory=lambda: _untold, init=False, repr=False)
-    """Told of each endpoint that is suspended; set by the process."""
+    """Called with each endpoint that is suspended; set by the process."""
     recovered: Callable[[], None] = field(default_factory=lambda: _untold, init=False, repr=False)
-    """Told when none is suspended any more."""
+    """Called when none is suspended any more."""
     _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     """Those of them that failed lately."""
@@ -136,8 +136,8 @@ class FailureShares(Producer[FailureShare]):
                 shares[endpoint] = FailureShare(share, suspended=record.suspended)
                 suspended += record.suspended
         if suspended == len(endpoints):
-            for endpoint, told in shares.items():
-                shares[endpoint] = FailureShare(told.share)
+            for endpoint, known in shares.items():
+                shares[endpoint] = FailureShare(known.share)
         return shares
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
@@ -229,7 +229,9 @@ class FailureShares(Producer[FailureShare]):
             self.degraded(endpoint.name)
 
     def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
-        """The endpoint has answered nobody since it was sent this, for long; the headers of a stream come at once."""
+        """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at
+        once.
+        """
         return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= _SILENCE
 
     def _tell_recovered(self) -> None:
@@ -238,7 +240,7 @@ class FailureShares(Producer[FailureShare]):
 
 
 class FailingEndpointFilter(Filter):
-    """`failing-endpoint-filter`: drops endpoints that fail, but for single trials. Nobody else left: all are kept.
+    """`failing-endpoint-filter`: drops endpoints that fail, but for single trials. None left: all are kept.
 
     A trial that is due is the only endpoint kept. No parameters. Source: ours.
     """

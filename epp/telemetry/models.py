@@ -12,7 +12,7 @@ OTHER = "other"
 LONGEST_MODEL = 128
 """Characters; a longer model name counts as `other`."""
 CANDIDATES = 1000
-"""Answered models without a label whose uses are remembered; the one unused for longest makes room."""
+"""Answered models without a label whose uses are remembered; the one unused for longest is dropped."""
 HALF_LIFE_S = 3600.0
 """Seconds in which a use comes to count half."""
 

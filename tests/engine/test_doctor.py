@@ -128,7 +128,7 @@ async def found(patience: float = 20.0, timeout: float = 120.0, **options: Any) 
 
 
 def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
-    """Check -> level, and what mends it."""
+    """Check -> level, and what fixes it."""
     return {finding.check: (finding.level, finding.mend) for finding in findings}
 
 

@@ -56,7 +56,7 @@ class NoTokens(Exception):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Where a model's tokenizer is, and what its engines were told beside it."""
+    """Where a model's tokenizer is, and the flags of its engines beside it."""
 
     path: str
     """Directory with tokenizer.json and what usually lies beside it; or `hf:ORG/NAME[@REVISION]`, a model on the hub or
