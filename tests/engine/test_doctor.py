@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, mended
+from tests.support.real_engines import eventually, mended
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.doctor.finding import Finding
 from tooling.laptop.engines import LaptopPod, Program, Tiers, Vllm

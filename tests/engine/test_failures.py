@@ -5,7 +5,7 @@ import pytest
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
+from tests.support.real_engines import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

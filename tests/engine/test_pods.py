@@ -10,7 +10,7 @@ import pytest
 from epp.pool.engines import ENGINES, parse
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually
+from tests.support.real_engines import eventually
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
