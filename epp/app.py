@@ -118,7 +118,7 @@ class Settings:
     log_format: logs.Format = "text"
     log_level: logs.Level = "info"
     idle_flags: Sequence[str] = ()
-    """Flags that were given and do nothing, and why, to be told once."""
+    """Flags that were given and do nothing, and why, to be logged once."""
 
 
 class Shared:
@@ -361,8 +361,8 @@ async def serve(settings: Settings) -> int:
             ]
             running = [tasks.create_task(each) for each in work]
             addresses = (_at(settings.host, server.ports[0]) for server in servers)
-            told = zip(served, addresses, strict=True)
-            log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in told))
+            served_on = zip(served, addresses, strict=True)
+            log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in served_on))
             await stop.wait()
             log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
             await _drain(servers, settings, stop_now)

@@ -242,7 +242,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     "--tokenizer-args",
     multiple=True,
     metavar="MODEL=FLAGS",
-    help="What that model's engines were told: --chat-template and its like.",
+    help="Flags of that model's engines: --chat-template and its like.",
 )
 @click.option(
     "--trust-client-headers/--no-trust-client-headers",
@@ -432,7 +432,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 @click.option("--patience", default=3.0, show_default=True, type=_SECONDS, help="Seconds KV events may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def doctor(as_json: bool, **flags: Any) -> None:
-    """Say what is wrong with endpoints and their caches, and the flag that mends it.
+    """Report what is wrong with endpoints and their caches, and the flag that fixes it.
 
     Sends each endpoint at most four prompts, of some 400 tokens or four blocks, whichever is more. Exits 1 if there is
     a problem, 0 if not.
@@ -457,7 +457,7 @@ def doctor(as_json: bool, **flags: Any) -> None:
 def conformance(as_json: bool, **flags: Any) -> None:
     """Try an endpoint picker, of whoever's making, against the protocol.
 
-    Exits 0 if no MUST is broken, 1 if one is, 2 if nobody answers.
+    Exits 0 if no MUST is broken, 1 if one is, 2 if no picker answers.
     """
     from tooling.conformance.command import main, options
 

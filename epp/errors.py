@@ -8,7 +8,7 @@ EppError                     answered to the client as OpenAI-style JSON
  · UnsupportedMedia    415   a body that has to be read cannot be
  · Rejected            429   shed on purpose; `reason` says why
  · InternalError       500   our bug; the message says nothing about the inside
- · NoEndpoint          503   nobody to send it to, now
+ · NoEndpoint          503   no endpoint to send it to now
  · DeadlineExceeded    503   we took too long to decide
 ConfigError                  a file or a flag is wrong: path, value, expectation; refused at start
  · ConfigErrors              all that is wrong with one file
@@ -47,7 +47,7 @@ class BadRequest(EppError):
 
 
 class UnknownModel(EppError):
-    """The model named in the request is served by nobody here."""
+    """The model named in the request is not served here."""
 
     status = 404
     kind = "invalid_request_error"
@@ -68,7 +68,7 @@ class TooLarge(EppError):
 
 
 class UnsupportedMedia(EppError):
-    """A body in a form that nobody here reads, where it has to be read."""
+    """A body in an encoding that is not supported, where it has to be read."""
 
     status = 415
     kind = "invalid_request_error"

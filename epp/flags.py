@@ -68,7 +68,7 @@ class Modules(click.ParamType["tuple[str, ...] | None"]):
 
 
 class MinimalTls(click.ParamType[str]):
-    """Go's name of a TLS version. grpc's server takes 1.2 and newer, and cannot be told otherwise."""
+    """Go's name of a TLS version. grpc's server takes 1.2 and newer, and cannot be configured otherwise."""
 
     name = "version"
 
@@ -160,7 +160,7 @@ _SIZES: Final = "--max-body bounds a request"
 IDLE: Final[Mapping[str, Idle]] = {
     "ha-enable-leader-election": _off("every replica is active, none leads"),
     "enable-cert-reload": _on("a certificate is always followed as it changes"),
-    "health-checking": _on("health is always told on the ext_proc port too"),
+    "health-checking": _on("health is always served on the ext_proc port too"),
     "emit-endpoint-scores": _off("/decisions has the scores of every endpoint"),
     "enable-grpc-stream-metrics": _off("requests are counted, not streams"),
     "allow-experimental-plugins": _off("no plugin needs leave"),

@@ -99,7 +99,7 @@ class CacheRoom(msgspec.Struct, frozen=True, gc=False):
     capacity: int
     shared: int = 0
     """Of `pinned`, what this request's prompt has in common with those in flight, so what it uses without taking more;
-    told where it would not fit otherwise. What is cached and idle counts as free until somebody uses it again."""
+    reported where it would not fit otherwise. What is cached and idle counts as free until a request uses it again."""
 
 
 class InFlight(NamedTuple):
@@ -111,14 +111,14 @@ class InFlight(NamedTuple):
 
 
 class FailureShare(msgspec.Struct, frozen=True, gc=False):
-    """How often an endpoint failed lately, by its own fault. The defaults are those of one that is well."""
+    """How often an endpoint failed lately, by its own fault. The defaults are those of a healthy one."""
 
     share: float = 0.0
     """Of its last answers those that failed, 0..1; the latest count most, and all fade within seconds."""
     suspended: bool = False
     """It fails so often that it should get nothing, while another endpoint is there."""
     trial: bool = False
-    """It would be suspended, but one request should go there now, to see whether it is well again."""
+    """It would be suspended, but one request should go there now, to see whether it is healthy again."""
 
 
 # --- services: what the process gives to its plugins ----------------------------------------------------------------

@@ -14,7 +14,7 @@ LB_NAMESPACE: Final = "envoy.lb"
 # --- proxy -> EPP -------------------------------------------------------------------------------------------------
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 SUBSET: Final = "x-gateway-destination-endpoint-subset"
-"""In request metadata: list (or comma list) of `ip:port` the gateway restricts us to. Present and empty: nobody."""
+"""In request metadata: list (or comma list) of `ip:port` the gateway restricts us to. Present and empty: none."""
 SERVED: Final = "x-gateway-destination-endpoint-served"
 """In response metadata: the `ip:port` that really served, after the gateway's retries."""
 

@@ -14,12 +14,12 @@ from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
 
 NEW_POOL_SECONDS: Final = 5.0
-"""A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees nobody
-well asks anybody (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
+"""A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees no
+healthy replica sends to any (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
 
 
 class RequestObserver(Protocol):
-    """Who writes down what becomes of each request: either `decided` and later `finished`, or `failed`."""
+    """Records what becomes of each request: either `decided` and later `finished`, or `failed`."""
 
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at`, on the router's clock."""
@@ -28,7 +28,7 @@ class RequestObserver(Protocol):
         """The request has left its endpoint."""
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
-        """The client is told `error` instead."""
+        """The client gets `error` instead."""
 
 
 class RoutedRequest:
@@ -67,7 +67,7 @@ class RoutedRequest:
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
         """The answer's headers were seen; returns headers to add to it.
 
-        `served` (`ip:port`, empty if the gateway does not tell) moves the account when a retry landed elsewhere.
+        `served` (`ip:port`, empty if the gateway does not say) moves the account when a retry landed elsewhere.
         """
         self.response.status = status
         self.response.served = served
@@ -147,7 +147,7 @@ class Router:
     def route(self, raw: RawRequest) -> "RequestScope":
         """The life of one request; leaving the block, however it is left, ends it exactly once.
 
-        Raises EppError: what the client is to be told instead of an answer.
+        Raises EppError: the error the client gets instead of an answer.
         """
         return RequestScope(self, raw)
 

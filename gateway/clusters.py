@@ -75,7 +75,7 @@ def picker_name(pool_id: str) -> str:
 
 
 def pool_cluster(pool: InferencePool) -> Cluster:
-    """Endpoints in the order the picker names them, then round robin; it is told which one served."""
+    """Endpoints in the order the picker names them, then round robin; the response says which one served."""
     name = pool_name(pool.metadata.id)
     h2c = pool.spec.app_protocol == "kubernetes.io/h2c"
     protocol_config = Explicit(http2_protocol_options=Http2ProtocolOptions()) if h2c else None
@@ -101,7 +101,7 @@ def pool_cluster(pool: InferencePool) -> Cluster:
 def picker_cluster(pool: InferencePool) -> Cluster:
     """The replicas of the pool's endpoint picker; while one of them is healthy the others get no new request.
 
-    Health is asked for, so that a picker that hangs or drains is left at once. The first connection that fails tells
+    Health is checked, so that a picker that hangs or drains is left at once. The first connection that fails tells
     too: a request of more than 64 KB cannot be retried, so every one that meets a dead picker is lost.
 
     Without any healthy one `FailClose` tries them all, for one may just be back or still drain; `FailOpen` must fail

@@ -65,9 +65,9 @@ def _mapping(config: Mapping[str, Any] | str) -> dict[str, Any]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write in one step, as a rename: Envoy watches for exactly that, and nobody sees half a file.
+    """Write in one step, as a rename: Envoy watches for exactly that, and never reads half a file.
 
-    A file that says so already stays, so Envoy is told of changes only.
+    A file that says so already stays, so Envoy sees changes only.
     """
     if path.exists() and path.read_text() == text:
         return

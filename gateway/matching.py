@@ -72,7 +72,7 @@ def ports(gateways: Iterable[Gateway]) -> dict[int, list[tuple[Gateway, Listener
 def domains(
     listeners: Sequence[tuple[Gateway, Listener]], routes: Sequence[HTTPRoute]
 ) -> Mapping[str, Sequence[Entry]]:
-    """The entries of each domain of one port, first match first. A domain nobody routes has none: not found.
+    """The entries of each domain of one port, first match first. A domain without routes has none: not found.
 
     A host belongs to the listener that names it most closely; the routes of the others do not see it.
     """

@@ -1,6 +1,6 @@
 """An Envoy in the pod of the endpoint picker, from the same resources as any: `python -m gateway.sidecar FILES`.
 
-What differs from a machine of our own: it cannot be told each pool's endpoints in files, so it asks DNS for them, where
+What differs from a machine of our own: it cannot get each pool's endpoints in files, so it asks DNS for them, where
 a headless Service of the pool's name has their addresses. The picker's word decides among these; a name that DNS does
 not have yet is passed over, which costs a second or so after a pod has come.
 """

@@ -1,1 +1,1 @@
-"""The second door, for people and Prometheus. Reads everything, changes nothing."""
+"""The admin server, for people and Prometheus. Reads everything, changes nothing."""

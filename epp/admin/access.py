@@ -1,4 +1,4 @@
-"""Who may read the second door in Kubernetes: bearer tokens, checked by the API server, answers kept for a while.
+"""Who may read the admin server in Kubernetes: bearer tokens, checked by the API server, answers kept for a while.
 
 Source: Kubernetes API, TokenReview and SubjectAccessReview; controller-runtime's metrics filter, which the reference
 pickers use, asks the same. A path is a nonResourceURL with the verb `get`, as a ClusterRole names it.
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 class Access:
-    """Asks `reviewer` off the event loop. While it cannot be asked nobody is let in but whom it let in a moment ago."""
+    """Asks `reviewer` off the event loop. While it is away, only tokens it accepted a moment ago pass."""
 
     def __init__(self, reviewer: Reviewer, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._reviewer = reviewer

@@ -1,4 +1,4 @@
-"""TLS on the second door, where a directory of `tls.crt` and `tls.key` is named; readers with certificates, if asked.
+"""TLS on the admin server, where a directory of `tls.crt` and `tls.key` is named; readers with certificates, if asked.
 
 llm-d-router's flags `--metrics-cert-dir` and `--metrics-client-ca-file`. The pair is followed as it is renewed, the
 authority of readers is read once.

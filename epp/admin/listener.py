@@ -32,7 +32,7 @@ def most_connections() -> int:
 
 
 class Connection(web.RequestHandler):
-    """One of ours; `listener` is told when it comes and goes."""
+    """One of ours; `listener` is notified when it opens and closes."""
 
     __slots__ = ("_listener",)
 
@@ -64,7 +64,7 @@ class Connection(web.RequestHandler):
 
 
 class Listener:
-    """Accepts at most `most` connections. When there are as many, the one that has been idle for longest makes room;
+    """Accepts at most `most` connections. When there are as many, the one that has been idle for longest is closed;
     while all are busy, new ones wait in the kernel.
     """
 
@@ -145,7 +145,7 @@ class Listener:
         self._timers[one] = asyncio.get_running_loop().call_later(seconds, end)
 
     def busy(self, one: object, seconds: float, end: Callable[[], object]) -> None:
-        """It is answered from now on; it ends after so many seconds, not before to make room."""
+        """It is answered from now on; it ends after so many seconds, not before to free a connection."""
         self.gone(one)
         self._busy.add(one)
         self._timers[one] = asyncio.get_running_loop().call_later(seconds, end)

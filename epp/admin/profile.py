@@ -1,7 +1,7 @@
 """Where the process spends its time: stacks of all threads, sampled for a while, in the folded format.
 
 A line is `thread;outermost;...;innermost count`, as flamegraph.pl and speedscope read it. Code only: no argument and no
-variable is looked at. It runs in a thread and costs nothing while nobody asks.
+variable is looked at. It runs in a thread and costs nothing while it is not read.
 """
 
 import sys

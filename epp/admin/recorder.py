@@ -215,8 +215,8 @@ class Recorder:
         decision.headers = NO_HEADERS
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
-        """The request got its answer from us: refused, shed or nobody to send it to. The door counts these, and more:
-        those it refuses before anybody is asked.
+        """The request got its answer from us: refused, shed or no endpoint to send it to. The ext_proc
+        server counts these, and those that it refuses before routing.
         """
         if self._audit is not None:
             self._audit.write(

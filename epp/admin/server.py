@@ -1,4 +1,4 @@
-"""The second door, for people and their tools: metrics, readiness, endpoints, decisions, configuration, a page."""
+"""The admin server, for people and their tools: metrics, readiness, endpoints, decisions, configuration, a page."""
 
 import asyncio
 import errno
@@ -39,7 +39,7 @@ MOST = 1000
 SECONDS = 5
 """Of a profile without a number."""
 OPEN = frozenset({"/ready", "/healthz"})
-"""For probes: what they tell is no secret."""
+"""For probes: what they say is no secret."""
 LIGHT = OPEN | {"/debug/profile"}
 """What takes no turn: next to nothing is made on the event loop for them."""
 MOST_BYTES = 16 << 20
@@ -183,8 +183,8 @@ class AdminServer:
         return guarded
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.Response:
-        """Who may not read is told so, errors are as the OpenAI API words them, and headers keep browsers from doing
-        more than show.
+        """Readers without access get an error, which is as the OpenAI API words them, and headers keep browsers from
+        doing more than show.
         """
         answer: web.Response | None
         try:

@@ -3,7 +3,7 @@
 Names as the reference pickers have them (GIE v1.5): `gateway.request`, and in it `gateway.request_orchestration`, from
 the complete request to the decision. The environment says the rest, as OpenTelemetry has it: OTEL_TRACES_EXPORTER
 (`console`, the default, or `otlp` over gRPC), OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and
-OTEL_TRACES_SAMPLER_ARG (default: a tenth of the traces that nobody began). No prompt is in a span. The SDK is optional,
+OTEL_TRACES_SAMPLER_ARG (default: a tenth of the traces begun here). No prompt is in a span. The SDK is optional,
 and imported only where traces are wanted.
 """
 
@@ -80,7 +80,7 @@ def _exporter(lost: Callable[[], object]) -> Any:
 
 
 class Traces:
-    """A observer that makes a span of each request and tells `inner` all it hears.
+    """An observer that makes a span of each request and passes every call on to `inner`.
 
     `clock`: seconds, monotonic, the router's. `wall_clock`: seconds since the epoch.
     """
@@ -100,7 +100,7 @@ class Traces:
         self._open: dict[Decision, Any] = {}
 
     def decided(self, decision: Decision, complete_at: float) -> None:
-        """The span begins when the request was complete; the endpoint is told of it in `traceparent`."""
+        """The span begins when the request was complete; the endpoint gets it in `traceparent`."""
         self._inner.decided(decision, complete_at)
         request = decision.request
         now = int(self._wall_clock() * 1e9)

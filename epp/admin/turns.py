@@ -11,7 +11,7 @@ WAITING: Final = 16
 PATIENCE_S: Final = 8.0
 """How long they do: less than the 10 s that Prometheus waits for a scrape."""
 PAUSE: Final = 1.0
-"""After a page nobody makes one for so many times as long as it took."""
+"""After a page none is made for so many times as long as it took."""
 LONGEST_PAUSE_S: Final = 2.0
 
 Page = tuple[bytes, str]
@@ -34,7 +34,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Entered when nobody else makes a page and the pause after the last one is over. Raises Busy."""
+        """Entered when no other page is made and the pause after the last one is over. Raises Busy."""
         if self._waiting >= WAITING:
             raise Busy
         self._waiting += 1
@@ -75,5 +75,5 @@ class Turns:
             raise
         finally:
             if not page.cancelled():
-                page.exception()  # seen, also where nobody else waited
+                page.exception()  # retrieved, also where no other request waited
         return page.result()

@@ -213,4 +213,4 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
 
 LISTENERS: Final = frozenset({"precise-prefix-cache-producer"})
-"""Types that llm-d's data layer has to be told to feed; here they see to it themselves."""
+"""Types that need llm-d's data layer to be configured for them; here they get their data themselves."""

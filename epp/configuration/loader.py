@@ -1,4 +1,4 @@
-"""From a configuration to objects ready to run: `load`. All that can be wrong is told before the first request.
+"""From a configuration to objects ready to run: `load`. All that can be wrong is reported before the first request.
 
 What a configuration leaves out is added here: producers of signals that plugins need, a picker, a profile handler, a
 saturation detector, the profile `default`. `epp.configuration.describe` shows the result, additions included.
@@ -172,7 +172,7 @@ def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous
 
 
 def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> Pipeline | None:
-    """The same; what is wrong goes to `problems`, except what follows from an error told already. None: wrong."""
+    """The same; what is wrong goes to `problems`, except what follows from an error reported already. None: wrong."""
     registry.nameless = any(error.path == "plugins" for error in problems.errors)
     if not config.plugins and not registry.nameless:
         problems.add("plugins", "expected at least one plugin, got none")
@@ -184,7 +184,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
     with problems.collect():
         shadow = _shadow(config, profiles, registry)
     if registry.incomplete or any(error.path.startswith(("shadow", "schedulingProfiles")) for error in problems.errors):
-        return None  # whether the rest fits together, nobody can say
+        return None  # whether the rest fits together cannot be said
     with problems.collect():
         handler = _handler(profiles, registry)
         unused = _unused(registry, profiles.values(), shadow, handler, detector)
@@ -208,7 +208,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
 def _check_built_in(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> None:
     """Parsers and data sources that sections name: a declared plugin, or the type itself."""
     for path, name in config.built_in:
-        if name in registry.built_in or ALIASES.get(name, name) in BUILT_IN or registry.told(name):
+        if name in registry.built_in or ALIASES.get(name, name) in BUILT_IN or registry.reported(name):
             continue
         if name in registry.by_name and registry.by_name[name].type in LISTENERS:
             continue
@@ -227,7 +227,7 @@ def _detector(config: EndpointPickerConfig, registry: PluginRegistry, problems: 
         if isinstance(entry.plugin, Detector):
             return entry.plugin
         problems.add(path, f"{short(name)} is no saturation detector")
-    elif name not in ("", "utilization-detector", "concurrency-detector") and not registry.told(name):
+    elif name not in ("", "utilization-detector", "concurrency-detector") and not registry.reported(name):
         problems.add(path, _no_plugin(name, registry))
     elif name == "concurrency-detector":
         return registry.builtin(name, Detector, f"named by {path}")
@@ -292,7 +292,7 @@ def _profile(spec: SchedulingProfile, path: str, shadow: bool, registry: PluginR
 
 def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, seen: set[str]) -> Plugin | None:
     name, weight = reference.plugin_ref, reference.weight
-    if registry.told(name):
+    if registry.reported(name):
         return None
     if name in seen:
         raise ConfigError(f"{path}.pluginRef", f"{short(name)} is in this profile already; expected it once")

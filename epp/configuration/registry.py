@@ -45,7 +45,7 @@ class PluginEntry:
 class PluginRegistry:
     """The plugins of one configuration, by name.
 
-    A entry of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
+    An entry of `previous` with the same name, type and parameters is taken over as it is, with all it knows.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PluginRegistry:
         self.built_in: dict[str, str] = {}
         """Names of plugins whose job is done without a plugin object -> their paths."""
         self.failed: set[str] = set()
-        """Names of plugins that are declared and wrong; nothing more is told of them."""
+        """Names of plugins that are declared and wrong; nothing more is reported of them."""
         self.nameless = False
         """Whether the name of one of those is not known."""
         self._clock = clock
@@ -69,11 +69,11 @@ class PluginRegistry:
 
     @property
     def incomplete(self) -> bool:
-        """Whether a plugin is missing of which an error told already."""
+        """Whether a plugin is missing that an error reported already."""
         return self.nameless or bool(self.failed)
 
-    def told(self, name: str) -> bool:
-        """Whether an error told already why there is no plugin of this name."""
+    def reported(self, name: str) -> bool:
+        """Whether an error said already why there is no plugin of this name."""
         return name in self.failed or isinstance(name, Wrong) or (self.nameless and name not in self.by_name)
 
     def declare(self, specs: list[PluginSpec], problems: Problems) -> None:
@@ -109,7 +109,7 @@ class PluginRegistry:
                 self.failed.add(spec.name or spec.type)
 
     def builtin(self, type_: str, kind: type[P], reason: str) -> P:
-        """The entry that has this stock type's name, or a new one with default parameters."""
+        """The entry that has this built-in type's name, or a new one with default parameters."""
         entry = self.by_name.get(type_)
         plugin = entry.plugin if entry else self._make(find_class(type_, type_), PluginSpec(type_), type_, reason)
         if not isinstance(plugin, kind):
@@ -119,15 +119,15 @@ class PluginRegistry:
         return plugin
 
     def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
-        """A new entry of this stock type under a name of its own, with default parameters."""
+        """A new entry of this built-in type under a name of its own, with default parameters."""
         if name in self.by_name:
-            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of a entry that is added")
+            raise ConfigError(self.by_name[name].path, f"{short(name)} is the name of an entry that is added")
         plugin = self._make(find_class(type_, type_), PluginSpec(type_, name), type_, reason)
         assert isinstance(plugin, kind)
         return plugin
 
     def producer(self, signal: type[Any], wanted_by: str, path: str) -> None:
-        """See to it that somebody produces the signal."""
+        """Add a producer of the signal where no plugin produces it."""
         if any(
             isinstance(entry.plugin, Producer) and entry.plugin.produces is signal for entry in self.by_name.values()
         ):
@@ -172,7 +172,7 @@ class PluginRegistry:
         return owner is None or any(entry.plugin is owner for entry in self._previous.values())
 
     def _companion(self, cls: Any, name: str, path: str) -> Plugin:
-        """The active plugin that `cls` is the other half of; added if nobody does its job."""
+        """The active plugin that `cls` is the other half of; added if no plugin does its job."""
         wanted: type[Plugin] = cls.companion_of
         if issubclass(wanted, Producer):
             self.producer(wanted.produces, name, path)
@@ -204,7 +204,7 @@ def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, Plugi
 
 
 def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None) -> type[Plugin]:
-    """The class of a stock type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name.
+    """The class of a built-in type, an entry point, or `module.Class`. Raises ConfigError with the nearest known name.
 
     `plugins_from`: modules that may be imported besides our own, with what lies below each; None: any.
     """
@@ -220,7 +220,7 @@ def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None)
     if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
         allowed = ", ".join(plugins_from) or "none"
         message = f"{short(where)} is code of the module {module}; --plugins-from allows {allowed}"
-        raise ConfigError(path, f"{message}; expected a stock type, or that module to be allowed")
+        raise ConfigError(path, f"{message}; expected a built-in type, or that module to be allowed")
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported

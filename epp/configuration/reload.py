@@ -40,7 +40,7 @@ class ConfigFile:
         self.pipeline = self._load(self._text, None)
 
     async def watch(self, changed: Callable[[Pipeline], None]) -> None:
-        """Follow the file, for ever; `changed` is told of each new pipeline, on the event loop."""
+        """Follow the file, for ever; `changed` is called with each new pipeline, on the event loop."""
         async for _ in changes(partial(stamp, self.path), self._seen, self._interval):
             try:
                 fresh = await asyncio.to_thread(self._changed)

@@ -3,7 +3,8 @@
 `documents` reads any YAML within bounds. `read` makes plain values of YAML 1.2's core schema: no dates, no `yes` for
 true, no `1_000`, no merge keys, no tags.
 `decode` makes a value of a type out of them. YAML keys are camelCase, fields snake_case; as in llm-d and GIE (Go's
-JSON), the case of a key's letters does not count, so `maxTTFTPenaltyMs` is the field `max_ttft_penalty_ms`.
+JSON), the case of a key's letters does not count, so `maxTTFTPenaltyMs` is the field `max_ttft_penalty_ms`. A field
+with `metadata={"alias": "key"}` is set by that key as well.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ _UPPER: Final = frozenset({"ttft", "tpot"})
 
 
 class Problems:
-    """Collects the errors of several steps, so that all are told at once."""
+    """Collects the errors of several steps, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.errors: list[ConfigError] = []
@@ -272,7 +273,7 @@ def parameters_of(cls: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
 
 
 class Wrong(str):
-    """Text of a field that holds something else; the error is told already."""
+    """Text of a field that holds something else; the error is reported already."""
 
     __slots__ = ()
 
@@ -301,7 +302,7 @@ def build(cls: type[T], value: object, path: str) -> T:
 
 
 def salvage(cls: type[T], value: object, path: str, problems: Problems) -> T:
-    """The same, with what is right of a wrong `value`, so that more of it can be checked; `problems` are told.
+    """The same, with what is right of a wrong `value`, so that more of it can be checked; the errors go to `problems`.
 
     In the place of what is wrong is the field's default, else WRONG for text, an empty list, or None.
     """
@@ -334,7 +335,7 @@ class _Decoder:
             return cls(**given)
         except ValueError as error:
             if not wrong:
-                self._problems.errors.append(_refused(str(error), fields, path))
+                self._problems.errors.append(_refused(str(error), fields, value, path))
             return None
 
     def _fill(
@@ -345,7 +346,8 @@ class _Decoder:
         path: str,
         given: dict[str, Any],
     ) -> None:
-        by_lower = {name.lower(): field for name, field in fields.items()}
+        by_lower = _by_key(fields)
+        keys: dict[str, str] = {}  # of the fields given so far
         try:
             hints = get_type_hints(cls) if fields else {}
         except Exception as error:
@@ -355,8 +357,8 @@ class _Decoder:
             where = f"{path}.{key}" if path else key
             if (field := by_lower.get(key.lower())) is None:
                 self._problems.add(where, _unknown(key, fields))
-            elif field.name in given:
-                self._problems.add(where, "given twice, in different letters")
+            elif (first := keys.setdefault(field.name, key)) != key:
+                self._problems.add(where, _twice(first, key))
             else:
                 before = len(self._problems.errors)
                 made = self.decode(hints[field.name], item, where)
@@ -408,6 +410,18 @@ def _no_mapping(fields: Mapping[str, "dataclasses.Field[Any]"], value: Any) -> s
     return f"expected a mapping{' with ' + keys if keys else ''}, got {short(value)}{colon}"
 
 
+def _by_key(fields: Mapping[str, "dataclasses.Field[Any]"]) -> dict[str, "dataclasses.Field[Any]"]:
+    """The fields by their keys and aliases in lower case."""
+    aliases = {field.metadata["alias"].lower(): field for field in fields.values() if "alias" in field.metadata}
+    return aliases | {name.lower(): field for name, field in fields.items()}
+
+
+def _twice(first: str, second: str) -> str:
+    if first.lower() == second.lower():
+        return "given twice, in different letters"
+    return f"the same parameter as {short(first)}, which is given too; expected one of them"
+
+
 def _required(field: "dataclasses.Field[Any]") -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
@@ -437,12 +451,18 @@ def _unknown(key: str, names: Iterable[str]) -> str:
     return f"unknown{nearest(key, known) or '; expected one of ' + ', '.join(known)}"
 
 
-def _refused(message: str, fields: Iterable[str], path: str) -> ConfigError:
-    """A constructor's refusal, at its parameter where the message begins with one: `queueDepth: expected 1 or more`."""
+def _refused(message: str, fields: Mapping[str, "dataclasses.Field[Any]"], value: object, path: str) -> ConfigError:
+    """A constructor's refusal, at its parameter where the message begins with one: `queueDepth: expected 1 or more`.
+
+    `value`: the mapping as given; the path names the parameter by its key there.
+    """
     head, colon, rest = message.partition(": ")
-    for name in fields if colon else ():
+    for name, field in fields.items() if colon else ():
         if name.lower() == head.replace("_", "").lower():
-            return ConfigError(f"{path}.{name}" if path else name, rest)
+            by_key = _by_key({name: field})
+            given = value if isinstance(value, dict) else ()
+            key = next((key for key in given if key.lower() in by_key), name)
+            return ConfigError(f"{path}.{key}" if path else key, rest)
     return ConfigError(path, message)
 
 

@@ -1,1 +1,1 @@
-"""The door: Envoy's ext_proc stream. Bytes in, bytes out; nothing here decides where a request goes."""
+"""The ext_proc server: Envoy's streams, bytes in, bytes out. Nothing here decides where a request goes."""

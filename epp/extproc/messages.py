@@ -90,7 +90,7 @@ def _joined(entries: Iterable[bytes]) -> dict[str, str]:
 
 def modes(message: pb.Incoming) -> tuple[int, int, bool] | None:
     """The gateway's modes for the bodies of request and answer, and whether a STREAMED request's body waits for our
-    reply to its headers; None where it does not tell.
+    reply to its headers; None where it does not say.
     """
     if not message.HasField("protocol_config"):
         return None
@@ -99,9 +99,9 @@ def modes(message: pb.Incoming) -> tuple[int, int, bool] | None:
 
 
 def _modes_of(config: bytes) -> tuple[int, int, bool]:
-    told = pb.ProtocolConfiguration.FromString(config)
-    waits = not told.send_body_without_waiting_for_header_response
-    return told.request_body_mode, told.response_body_mode, waits
+    modes = pb.ProtocolConfiguration.FromString(config)
+    waits = not modes.send_body_without_waiting_for_header_response
+    return modes.request_body_mode, modes.response_body_mode, waits
 
 
 _modes = lru_cache(64)(_modes_of)
@@ -111,7 +111,7 @@ _modes = lru_cache(64)(_modes_of)
 def subset(message: pb.Incoming) -> tuple[str, ...] | None:
     """The gateway's restriction: `ip:port` or bare `ip`, IPv6 with a port in brackets, bare IPv6 without them.
 
-    None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches nobody: sending a
+    None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches no endpoint: sending a
     request where the gateway may have forbidden it would be worse than a 503 that can be seen.
     """
     hint = _metadata(message.metadata_context, SUBSET_NAMESPACE, SUBSET)

@@ -30,7 +30,7 @@ MAX_PENDING: Final = 20_000
 MAX_CONNECTIONS: Final = 4096
 """Of gateways, on one port; more are closed as they come."""
 AGE: Final = 0.6
-"""Of the drain's linger: the age of a connection at which gateways are told to make another. HTTP/2 says so with two
+"""Of the drain's linger: the age of a connection at which gateways are asked to open another. HTTP/2 says so with two
 GOAWAY and a PING between them, which takes a busy gateway a while; the rest is for that."""
 
 
@@ -39,7 +39,7 @@ Route = Callable[[RawRequest], AbstractAsyncContextManager[RoutedRequest]]
 
 @dataclass(frozen=True)
 class Settings:
-    """How the door listens and what it bounds. Times in seconds, sizes in bytes."""
+    """Where the ext_proc server listens and what it bounds. Times in seconds, sizes in bytes."""
 
     listen: tuple[str, ...] = (f"127.0.0.1:{protocol.GRPC_PORT}",)
     """Addresses for ext_proc (`host:port`, port 0 = any); health answers there too."""
@@ -53,14 +53,14 @@ class Settings:
     max_body: int = 16 << 20
     max_held: int = 1 << 30
     """Request bytes held by all streams together: bodies until they are forwarded, headers until the stream ends. This
-    and the next hold for all doors that share a `Memory`."""
+    and the next hold for all servers that share a `Memory`."""
     max_streams: int = 16_384
     """Requests served at once, answers under way among them: in the lean wiring a stream is open until its end."""
     connection_age: float = 0.0
     """How long a gateway may use a connection for new requests, give or take a tenth; those under way on it go on. With
     `AGE` of the drain's linger none sends new ones when that is over. 0 = for ever."""
     max_connection_streams: int = 1024
-    """The same of one connection, as HTTP/2's SETTINGS tell it to the gateway. Envoy opens another one then."""
+    """The same of one connection, announced to the gateway in HTTP/2's SETTINGS. Envoy opens another one then."""
 
 
 class Deadlines:
@@ -360,11 +360,11 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
         ("grpc.max_concurrent_streams", settings.max_connection_streams),
         ("grpc.max_allowed_incoming_connections", _connections()),
-        # Streams that nobody has begun to serve. Beyond grpc's own 1,000 it drops some of all connections by chance, so
+        # Streams that are not yet served. Beyond grpc's own 1,000 it drops some of all connections by chance, so
         # that one that opens and resets streams fast takes the others' with it.
         ("grpc.server.max_pending_requests", MAX_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
-        ("grpc.so_reuseport", 0),  # two doors on one port would share requests silently
+        ("grpc.so_reuseport", 0),  # two servers on one port would share requests silently
         # A gateway that died without a word is noticed, so that its requests' accounts are returned.
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),

@@ -12,8 +12,8 @@ STREAMED         with a `mode_override` to full duplex, and then as above: witho
                  answers 500 at once where it does not, or fails open.
 NONE, or no body at once                        the headers' reply                 -
 
-(SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not tell, it is taken for full duplex,
-which the endpoint picker protocol demands. Envoy's BUFFERED gateways do tell; one that did not would wait for us while
+(SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not say, it is taken for full duplex,
+which the endpoint picker protocol demands. Envoy's BUFFERED gateways do say; one that did not would wait for us while
 we wait for it, until a timeout.
 
 Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
@@ -59,7 +59,7 @@ class AnswerChunk(msgspec.Struct, frozen=True):
 
 
 LARGE = protocol.MAX_CHUNK
-"""Bytes of an answer's piece above which it is on account, and its way back has a deadline."""
+"""Bytes of an answer's piece above which it counts against `Memory`, and sending it back has a deadline."""
 
 Action = bytes | RawRequest | Answered | AnswerChunk
 """bytes: send them to the gateway. RawRequest: route it, then call `routed` or `failed`."""
@@ -90,7 +90,7 @@ class Memory:
 HEADERS = 0  # nothing came yet
 BODY = 1  # until the request is complete
 ROUTING = 2  # until `routed` or `failed`
-REPLIED = 3  # the request is on its way
+REPLIED = 3  # the request was forwarded
 ABANDONED = 4  # the gateway itself answered, before we did
 """Phases of a stream. Plain numbers, as the modes are: members of a Python 3.11 Enum cost a call each time."""
 

@@ -20,7 +20,7 @@ from epp.process.follow import Stamp, stamp
 from epp.telemetry.metrics import Metrics
 
 LIFETIME = timedelta(days=3650)
-"""Of a self-signed certificate; nobody verifies it, it only makes the connection private."""
+"""Of a self-signed certificate; clients do not verify it, it only makes the connection private."""
 
 Pair = tuple[bytes, bytes]
 """Private key and certificate chain, PEM."""

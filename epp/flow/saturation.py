@@ -15,7 +15,7 @@ class UtilizationDetector(Detector, Filter):
     `queue_depth_threshold` (requests, 5) and `kv_cache_util_threshold` (0..1, 0.8): an endpoint at either is full.
     `metrics_staleness_threshold` (5s; 200ms in llm-d, which scrapes every 50 ms and we every second): older metrics,
     or none, say nothing. As a filter: drops endpoints beyond a threshold times (1 + `headroom`) (0); keeps all when
-    that would leave nobody.
+    that would leave none.
 
     Where llm-d counts an endpoint with stale metrics as full, here it is left out of the mean, and a pool of which
     nothing is known is not full: a scraper that stops must not stop the pool. Source: GIE v1.5, llm-d-router.
@@ -65,7 +65,7 @@ class ConcurrencyDetector(Detector, Filter):
 
     `concurrency_mode`: `requests` (default), `tokens` (of prompts), or `hybrid`, the fuller of both. `max_concurrency`
     (requests, 100) and `max_token_concurrency` (tokens, 1,000,000) are for each endpoint. As a filter: drops endpoints
-    that have reached their limit times (1 + `headroom`) (0); keeps all when that would leave nobody.
+    that have reached their limit times (1 + `headroom`) (0); keeps all when that would leave none.
     `in_flight_load_producer_name` is accepted for llm-d's files: the accounts are the detector's own, exact and
     instant, from the pick to the request's end. Source: GIE v1.5, llm-d-router.
     """

@@ -158,7 +158,7 @@ _FIELDS: Final = msgspec.json.Decoder(_Fields)
 
 
 def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
-    """The format where a gateway (NGINX Gateway Fabric) tells neither method nor path: by a field it must have."""
+    """The format where a gateway (NGINX Gateway Fabric) gives neither method nor path: by a field it must have."""
     try:
         fields = _FIELDS.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

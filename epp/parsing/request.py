@@ -32,11 +32,11 @@ NO_HEADERS: Mapping[str, str] = {}
 
 
 class RawRequest(msgspec.Struct, frozen=True, eq=False):
-    """One HTTP request as the door saw it, complete.
+    """One complete HTTP request as the ext_proc server received it.
 
     `headers` has lower-case names and text values; bytes that are not UTF-8 are already escaped (`\\xNN`), so a value
-    may go to a log or a label. `subset` is the gateway's restriction: None = no restriction, empty = nobody.
-    `sees_answer` tells whether the gateway will show us the answer's body (first token and usage are then observed).
+    may go to a log or a label. `subset` is the gateway's restriction: None = no restriction, empty = no endpoint.
+    `sees_answer` says whether the gateway will show us the answer's body (first token and usage are then observed).
     """
 
     method: str
@@ -88,7 +88,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         msgspec.structs.force_setattr(self, "tokens", tokens)
 
     def sent(self) -> None:
-        """It is on its way: let go of what may be large."""
+        """It was forwarded: let go of what may be large."""
         msgspec.structs.force_setattr(self, "prompt", b"")
         msgspec.structs.force_setattr(self, "body", b"")
 
@@ -118,7 +118,7 @@ class Response(msgspec.Struct, eq=False):
     status: int = 0
     """HTTP status; 0 = no answer was seen (client gone, endpoint dead, or not shown to us)."""
     served: str = ""
-    """`ip:port` that really served, where the gateway tells."""
+    """`ip:port` that really served, where the gateway says so."""
     first_token_at: float | None = None
     usage: Usage | None = None
     complete: bool = False

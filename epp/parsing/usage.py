@@ -28,7 +28,7 @@ class UsageReader:
     def __init__(self, content_type: str) -> None:
         kind = content_type.lower()
         self._looks = not kind or "json" in kind or "event-stream" in kind
-        self._rest = b""  # the end of what was fed: where a key, or an object, may have begun
+        self._rest = b""  # the end of the last chunk: where a key, or an object, may have begun
         self._counts: dict[str, int] = {}
 
     def feed(self, chunk: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The one door to a Kubernetes API server: credentials, lists and watch streams as bytes, failures as one error.
+"""The client of a Kubernetes API server: credentials, lists and watch streams as bytes, failures as one error.
 
 The official client brings authentication, TLS and token refresh. Its models are left aside: building one takes longer
 than everything else about a pod, so answers come as bytes and `pool.watch` reads what it needs. The client is an
@@ -54,7 +54,7 @@ class ApiError(Exception):
 
 
 class User(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who a token belongs to, as the API server tells it and wants it told."""
+    """Who a token belongs to, as the API server gives it and expects it."""
 
     username: str = ""
     uid: str = ""
@@ -118,7 +118,7 @@ class ApiServer:
             raise ConfigError("", expected) from None
         configuration = kubernetes.client.Configuration()
         _load_credentials(kubernetes.config, configuration, kubeconfig)
-        configuration.retries = False  # `pool.watch` has the patience
+        configuration.retries = False  # `pool.watch` tries again
         configuration.connection_pool_maxsize = _CONNECTIONS
         self.host = str(configuration.host)
         client = kubernetes.client.ApiClient(configuration)
@@ -168,7 +168,7 @@ class ApiServer:
             response.close()
 
     def authenticate(self, token: str) -> User | None:
-        """Whose token this is; None if it is nobody's. Needs the right to create TokenReviews."""
+        """Whose token this is; None if it is not valid. Needs the right to create TokenReviews."""
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         status = _reviewed(self._token_review, body, _TokenReview).status
         return status.user if status.authenticated and status.user.username else None

@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None or self._answer.done():  # nobody asked
+        if self._answer is None or self._answer.done():  # no request is open
             self.abort()
             return
         try:

@@ -207,7 +207,7 @@ class KubePools:
         self._on_loop(self._metrics.degraded, "kubernetes-object-refused", detail)
 
     def _on_loop(self, call: Callable[..., object], *args: object) -> None:
-        # A watch may have one last thing to say when the loop is gone; then nobody is there who would want to know.
+        # A watch may have one last thing to say when the loop is gone; then it is dropped.
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *args)

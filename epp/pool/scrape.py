@@ -14,7 +14,7 @@ class Scraper:
     """Keeps the load of a pool's endpoints fresh, and says which are stale; a failing page harms only its own load.
 
     `interval`, `timeout` (of one scrape, connecting included) and `stale_after` are seconds. At most `concurrency`
-    scrapes run at once. A failed scrape leaves the old `endpoint.load`, whose `at` tells its age.
+    scrapes run at once. A failed scrape leaves the old `endpoint.load`, whose `at` says its age.
     """
 
     def __init__(

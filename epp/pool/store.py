@@ -124,10 +124,10 @@ class Pool:
         """It has never had a state yet; `ready` may turn false later, this does not turn true again."""
         return not self._first.is_set()
 
-    async def first_state(self, patience: float) -> None:
-        """Wait for it, at most `patience` seconds."""
+    async def first_state(self, seconds: float) -> None:
+        """Wait for it, at most `seconds`."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._first.wait(), patience)
+            await asyncio.wait_for(self._first.wait(), seconds)
 
     def apply(self, state: PoolState) -> None:
         """Take over everything a source says."""
@@ -162,7 +162,9 @@ class Pool:
     async def run_for_each(
         self, what: str, work: Callable[[Endpoint], Coroutine[Any, Any, None]], left: Callable[[Endpoint], None]
     ) -> None:
-        """For ever: a task called `what` does the `work` of each endpoint in the pool; `left` is told who goes."""
+        """For ever: a task called `what` does the `work` of each endpoint in the pool; `left` is called with those that
+        go.
+        """
         tasks: dict[Endpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _WATCH_SECONDS: Final = 60
 _BREATH: Final = 0.1
-"""Seconds between a watch that ended well and the next, and the first pause after a failure."""
+"""Seconds between a watch that ended without failure and the next, and the first pause after a failure."""
 _LONGEST_PAUSE: Final = 5.0
 _AWAY_PAUSE: Final = 0.75
 """The longest between two tries to reach an API server that is away: however long it was, what changed meanwhile is
@@ -41,7 +41,7 @@ class Source(Protocol):
 
 
 class Listener(Protocol):
-    """Who hears of it. Called in the watch's thread."""
+    """Receives it. Called in the watch's thread."""
 
     def changed(self) -> None:
         """The objects, `synced` or `answered` changed."""
@@ -127,7 +127,7 @@ class Watch(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon, from any thread; `objects` stay. The listener may hear one more thing."""
+        """End soon, from any thread; `objects` stay. The listener may get one more event."""
         self._stopped.set()
         if (stream := self._stream) is not None:
             stream.abort()
@@ -255,7 +255,7 @@ class Watch(Generic[T]):
         self._listener.changed()
 
     def _report(self, reason: str, detail: str) -> None:
-        """Tell of a trouble once, until it changes or ends."""
+        """Report a failure once, until it changes or ends."""
         if reason != self._trouble:
             self._trouble = reason
             self._listener.trouble(self, reason, detail)

@@ -1,8 +1,9 @@
-"""Prefix knowledge that needs nothing from the engines: a shadow cache of each, fed by what was sent to it.
+"""Prefix knowledge that needs nothing from the engines: a shadow cache of each, filled by what was sent to it.
 
 Design: what is true of an engine's cache (`shadow`) is kept per endpoint, who holds which block (`index`) for all. The
-picks are the only input; the engines' metrics say how large the caches are. With one replica and nobody else writing
-to the engines this knows as much as KV events would (`tests/epp/prefix/test_shadow_against_engine.py` holds it to it).
+picks are the only input; the engines' metrics say how large the caches are. With one replica and no other client
+writing to the engines this knows as much as KV events would (`tests/epp/prefix/test_shadow_against_engine.py` holds it
+to it).
 """
 
 from collections.abc import Mapping, Sequence
@@ -128,8 +129,8 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         """Release what was pinned, if the engine can hold it.
 
         It cannot if no token was produced: the request failed, was abandoned while it waited, or a retry took it
-        elsewhere. Then nothing is known of it, and what nobody else has used there is forgotten. A gateway that never
-        shows a status says nothing by not showing one.
+        elsewhere. Then nothing is known of it, and what no other request has used there is forgotten. A gateway that
+        never shows a status says nothing by not showing one.
         """
         usage = response.usage
         if usage is not None and usage.completion >= 0:

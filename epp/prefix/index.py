@@ -125,7 +125,7 @@ class PrefixIndex:
         """Longest prefixes: (depth, mask of the endpoints holding at least the first `depth` blocks).
 
         Depths rise, masks shrink, each (but not its bits) differs from the one before; an endpoint's longest prefix is
-        the last depth whose mask has its bit. Empty if nobody holds the first block.
+        the last depth whose mask has its bit. Empty if no endpoint holds the first block.
         """
         found: list[tuple[int, int]] = []
         get, total, at = self._masks.get, len(chain), 0
@@ -174,7 +174,7 @@ class PrefixIndex:
         while mask:
             low = mask & -mask
             endpoint = self._slots[low.bit_length() - 1]
-            assert endpoint is not None, "a block is held by nobody's bit"
+            assert endpoint is not None, "a block is held by a bit without endpoint"
             endpoints.append(endpoint)
             mask ^= low
         return endpoints

@@ -1,12 +1,12 @@
 """Prefix knowledge from the engines themselves: their KV events, and what is on its way to them.
 
-Events tell what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
-burst that is a second too late. Hence two books: what engines said (`enginecache`), and what is in flight
+Events report what an engine holds; they come when a step ends, so they know nothing of the prompts that wait, and of a
+burst that is a second too late. Hence two accounts: what engines said (`enginecache`), and what is in flight
 (`ShadowCache`s without room, which hold what is pinned and nothing else). An endpoint holds of a prompt what the longer
 of both says.
 
-Where an endpoint is not heard, or a prompt's tokens are not known in time, the approximate producer answers, which this
-one is beside all else: it sees every pick, so it knows what it would know alone.
+Where no events of an endpoint come, or a prompt's tokens are not known in time, the approximate producer answers, which
+this one is beside all else: it sees every pick, so it knows what it would know alone.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             matches[endpoint] = same[key]
 
     def _sizes(self, endpoints: Sequence[Endpoint]) -> tuple[dict[int, list[Endpoint]], list[Endpoint]]:
-        """Endpoints by block size; and those whose events are not heard, or whose block size nobody told."""
+        """Endpoints by block size; and those without events, or of unknown block size."""
         sizes: dict[int, list[Endpoint]] = {}
         unheard: list[Endpoint] = []
         now, shelf_of = self.clock(), self.kv_index.state_of
@@ -256,7 +256,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             matches[endpoint] = same.setdefault(match, match)
 
     def _tiers(self, read: _Read) -> Sequence[Mapping[Endpoint, int]]:
-        """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if nobody has tiers."""
+        """Tokens from the beginning that lie in each endpoint's l1, and in its storage; () if no endpoint has tiers."""
         indexes = self.kv_index.indexes["l1"], self.kv_index.indexes["storage"]
         if not (len(indexes[0]) or len(indexes[1])):
             return ()

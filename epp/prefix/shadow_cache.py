@@ -25,7 +25,9 @@ from epp.prefix.index import PrefixIndex, bytes_at, depth_at
 
 
 class Segment:
-    """Memory that lives and dies together: blocks of one chain in order, or (no blocks) tokens nobody can reuse."""
+    """Memory that is kept and evicted together: blocks of one chain in order, or (no blocks) tokens no request can
+    reuse.
+    """
 
     __slots__ = ("blocks", "bytes_per_token", "parent", "proven", "rest", "start", "tokens", "users")
 
@@ -86,7 +88,7 @@ class ShadowCache:
 
     @property
     def segments(self) -> int:
-        """Segments known, idle tokens nobody can reuse among them."""
+        """Segments known, idle tokens no request can reuse among them."""
         return max(len(self._segments), len(self._oldest))
 
     def resize(self, capacity: int, page: int) -> None:
@@ -182,7 +184,7 @@ class ShadowCache:
             self._oldest[segment] = None
 
     def _let_go(self, tokens: int) -> None:
-        """Memory nobody can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
+        """Memory no request can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
         if not tokens:
             return
         self.idle += tokens
@@ -226,7 +228,7 @@ class ShadowCache:
         return blocks[: self.index.spare]
 
     def _settle(self) -> None:
-        """Evict the oldest idle memory until what is left fits, and tell the room."""
+        """Evict the oldest idle memory until what is left fits, and update `room`."""
         while (excess := self.pinned + self.idle - self.capacity) > 0 and self._oldest:
             segment = next(iter(self._oldest))
             self._evict(segment, max(0, segment.tokens - excess))
@@ -251,7 +253,7 @@ class ShadowCache:
         del segment.blocks[keep:]
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not balance. Costs a pass over everything: for tests."""
+        """Raise AssertionError if the accounts do not add up. Costs a pass over everything: for tests."""
         segments = list(self._segments.values())
         assert all(not s.users for s in self._oldest), "something pinned is listed as idle"
         assert self.idle == sum(s.tokens for s in self._oldest), "idle tokens"

@@ -56,7 +56,7 @@ class TokenRatio:
 
 
 Observe = Callable[[str, int, int], None]
-"""Told (model, bytes of prompts, their tokens)."""
+"""Called with (model, bytes of prompts, their tokens)."""
 
 
 class _Window:
@@ -77,9 +77,9 @@ class _Window:
 
 
 class LearnTokens(Plugin):
-    """Watches requests and tells `observe` how many tokens their prompts had.
+    """Watches requests and reports to `observe` how many tokens their prompts had.
 
-    `usage.prompt_tokens` says it exactly. In the lean wiring nobody sees it; there `vllm:prompt_tokens_total` grows
+    `usage.prompt_tokens` says it exactly. In the lean wiring it is not seen; there `vllm:prompt_tokens_total` grows
     between two scrapes by the tokens of what was sent meanwhile. A prompt that crosses the edge of a window is counted
     in one and sent in another, which evens out over windows; a window with more requests running than are ours, or
     with several models or one that failed, says nothing.

@@ -18,7 +18,9 @@ _KEPT: Final = 0.95
 
 
 class Trust:
-    """One endpoint's record. Answers tell exactly; where they do not, the engine's counters between two scrapes do."""
+    """One endpoint's record. Answers say it exactly; where they do not, the engine's counters between two scrapes
+    do.
+    """
 
     def __init__(self, load: Load) -> None:
         self._predicted = self._found = _BELIEF

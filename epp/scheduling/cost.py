@@ -1,4 +1,4 @@
-"""`expected-ttft`: the default scorer. What sending a request to an endpoint costs everybody, in seconds.
+"""`expected-ttft`: the default scorer. What sending a request to an endpoint costs all requests, in seconds.
 
 For a request of n prompt tokens and an endpoint that holds all but u of them:
 
@@ -11,6 +11,10 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory + failing
     failing = excess ** 2 / (1 - excess) * (failure + all of the above)          excess: failures beyond a single one
 
+In these formulas `g` is the parameter `workWeight`, `s` `stallWeight`, `lin` `prefillSecondsPerToken`, `att`
+`attentionSecondsPerTokenPair`, `base` `stepSeconds`, `c` `stepSecondsPerDecode`, `d` `stepSecondsPerContextToken`,
+`failure` `failureSeconds`; YAML takes these short names too.
+
 `failing` is the time of asking again, `excess / (1 - excess)` times in the mean, and of what an error is worth to a
 client. The more surely they are no chance, the more it counts: hence the square. Single failures cost nothing.
 
@@ -19,10 +23,10 @@ there was some; `requests` are those in flight there, and `residence` is how lon
 By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
 it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
 
-An engine goes on with its steps while it loads, so a load stalls nobody; but it takes memory from others' prefixes,
+An engine goes on with its steps while it loads, so a load stalls no request; but it takes memory from others' prefixes,
 which are loaded again when they are asked for, and its way from those who load next: `pending` counts it as work.
 
-Everything is our own account, exact and instant; the engines' metrics only tell what is *not* ours. Which terms matter
+Everything is our own account, exact and instant; the engines' metrics only say what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
 H100. `factor` is what is learned of the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`). There
 the constants may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and
@@ -64,6 +68,14 @@ _SUSPENDED: Final = 60.0
 """Seconds that an endpoint costs which should get nothing: more than any wait that is worth it."""
 _CERTAIN: Final = 0.95
 """Most that a share of failures counts as."""
+_ABOVE_0: Final = (
+    "prefill_seconds_per_token", "max_num_batched_tokens", "l1_tokens_per_second", "l2_tokens_per_second",
+    "residence_seconds",
+)  # fmt: skip
+_AT_LEAST_0: Final = (
+    "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
+    "step_seconds_per_context_token", "failure_seconds",
+)  # fmt: skip
 _NOTHING: Final = PrefixMatch(0, 0, 0)
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
@@ -82,7 +94,7 @@ class _Sent:
         self.lasts = lasts
         """Modelled seconds from its turn to its first token."""
         self.observed = observed
-        """We will be told of its first token."""
+        """Its first token will be seen."""
         self.waiting = True
 
 
@@ -101,7 +113,7 @@ class _Account:
         self.watched = True
         """All it did since then was seen."""
         self.busy = 0.0
-        """Share of the last minute, the latest seconds counting most, in which somebody waited in `queue`."""
+        """Share of the last minute, the latest seconds counting most, in which a request waited in `queue`."""
         self.busy_at = now
         self.pending = 0
         """Nanoseconds of work of the requests in `queue`."""
@@ -114,7 +126,7 @@ class _Account:
         self.served_at = now
         """When the last first token came, or is thought to have come."""
         self.due = inf
-        """When the next is thought to come; inf where we shall be told, or nobody waits."""
+        """When the next is thought to come; inf where it will be seen, or no request waits."""
         self.load: Load | None = None
         self.since = now
         """Start of the window of `peak`: when the last scrape was looked at."""
@@ -139,7 +151,9 @@ class _Account:
         self.busy_at = now
 
     def first_token(self, sent: _Sent, at: float) -> None:
-        """`sent` begins to decode. Service is in order, so those before it of whom we are not told have begun too."""
+        """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
+        too.
+        """
         self.remember(at)
         begun = [sent]
         for earlier in self.queue:
@@ -209,7 +223,7 @@ class ExpectedTtft(Cost):
       pending   prefill sent there before, still without a first token
       own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
       shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it;
-                a load twice and more, for those whose prefixes make room for it, but no more than computing it instead
+                a load twice and more, for those whose prefixes it displaces, but no more than computing it instead
       stall     what the requests in flight there lose by this prompt's prefill, and those who come in the meantime
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
@@ -220,36 +234,36 @@ class ExpectedTtft(Cost):
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
     terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory", "failing")
 
-    g: float = 1.5
-    """How often a request's own work counts where nobody waited in the last minute, and once more where somebody always
+    work_weight: float = field(default=1.5, metadata={"alias": "g"})
+    """How often a request's own work counts where no request waited in the last minute, and once more where one always
     did: once for itself, the rest for those behind it. At 1 in all, shared documents are copied to idle endpoints to
-    save one request a second, and everybody waits longer."""
-    s: float = 0.2
+    save one request a second, and all requests wait longer. No unit."""
+    stall_weight: float = field(default=0.2, metadata={"alias": "s"})
     """Seconds of TTFT that a second's stall of one request in flight is worth."""
-    lin: float = 1 / 20_000
+    prefill_seconds_per_token: float = field(default=1 / 20_000, metadata={"alias": "lin"})
     """Seconds per prefilled token. Published: 15-25 thousand tokens/s for 8B on an H100 (16 GFLOP a token)."""
-    att: float = 1.65e-9
-    """Seconds per pair of a prefilled token and one before it; att/lin = 3.3e-5 from the shape of Llama 8B: 4 * 4096 *
-    32 FLOP a pair to 16 GFLOP a token."""
-    base: float = 6.5e-3
+    attention_seconds_per_token_pair: float = field(default=1.65e-9, metadata={"alias": "att"})
+    """Seconds per pair of a prefilled token and one before it; 3.3e-5 of a token's prefill from the shape of Llama 8B:
+    4 * 4096 * 32 FLOP a pair to 16 GFLOP a token."""
+    step_seconds: float = field(default=6.5e-3, metadata={"alias": "base"})
     """Seconds of an engine step whatever is in it: reading 16 GB of weights at three quarters of 3.35 TB/s."""
-    c: float = 15e-6
+    step_seconds_per_decode: float = field(default=15e-6, metadata={"alias": "c"})
     """Seconds per decode in a step: 16 GFLOP at the dense peak; the rest hides behind the reading of the weights."""
-    d: float = 48e-9
+    step_seconds_per_context_token: float = field(default=48e-9, metadata={"alias": "d"})
     """Seconds per token of context a decode reads: 128 KiB of KV at 80 % of 3.35 TB/s."""
-    chunk: int = 8192
-    """Prefill tokens of a full step (vLLM's --max-num-batched-tokens on an H100)."""
-    l1_speed: float = 300_000
+    max_num_batched_tokens: int = field(default=8192, metadata={"alias": "chunk"})
+    """Prefill tokens of a full step: vLLM's flag of this name, with its default on an H100."""
+    l1_tokens_per_second: float = field(default=300_000, metadata={"alias": "l1Speed"})
     """Tokens a second that come from a node's memory to the device: 128 KiB of KV each over PCIe 5.0 x16, 63 GB/s by
-    its specification, of which three fifths are taken to be reached. An estimate; only its ratio to `lin` counts."""
-    l2_speed: float = 30_000
+    its specification, of which three fifths are taken to be reached. An estimate; only its ratio to the speed of
+    prefill counts."""
+    l2_tokens_per_second: float = field(default=30_000, metadata={"alias": "l2Speed"})
     """Tokens a second from shared storage: a third of 100 Gbit/s, as much as one client's connections are taken to
     reach. Measured on CPUs with a small model: l2 takes four to six times as long as l1 (LMCache over Redis)."""
-    residence: float = 10.0
+    residence_seconds: float = field(default=10.0, metadata={"alias": "residence"})
     """Seconds a request stays at an endpoint, until the first have been seen. What runs fills the memory and is gone
     after that time, so memory comes free at capacity / residence, and as many come as go (Little's law)."""
-
-    failure: float = 2.0
+    failure_seconds: float = field(default=2.0, metadata={"alias": "failure"})
     """Seconds that a client loses by an error, beside those of asking again."""
 
     learn_speeds: bool = True
@@ -261,27 +275,30 @@ class ExpectedTtft(Cost):
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        for name in ("lin", "chunk", "l1_speed", "l2_speed", "residence"):
+        for name in _ABOVE_0:
             if (value := getattr(self, name)) <= 0:
                 raise ValueError(f"{name}: {value}, expected more than 0")
-        for name in ("g", "s", "att", "base", "c", "d", "failure"):
+        for name in _AT_LEAST_0:
             if (value := getattr(self, name)) < 0:
                 raise ValueError(f"{name}: {value}, expected 0 or more")
         for pattern, speed in self.speeds.items():
             if not 0 < speed < inf:
                 raise ValueError(f"speeds: {pattern}: {speed}, expected more than 0")
-        self._speeds = Speeds(self.speeds, self.lin * self.chunk)
-        self._residence = self.residence
+        full_chunk = self.prefill_seconds_per_token * self.max_num_batched_tokens
+        self._speeds = Speeds(self.speeds, full_chunk)
+        self._residence = self.residence_seconds
         self._tokens = float(_MEAN_TOKENS)
-        self._work = _MEAN_TOKENS * self.lin
-        self._per_chunk = 1 / (self.lin * self.chunk)
+        self._work = _MEAN_TOKENS * self.prefill_seconds_per_token
+        self._per_chunk = 1 / full_chunk
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
         """One row per endpoint, in the order of `terms`."""
         now, n = self.clock(), request.tokens
         matches, rooms = request.signal(PrefixMatch), request.signal(CacheRoom)
-        again, s, lin, att, c, d = self.g - 1, self.s, self.lin, self.att, self.c, self.d
-        per_chunk, base, accounts = self._per_chunk, self.base, self.accounts
+        again, s, base = self.work_weight - 1, self.stall_weight, self.step_seconds
+        lin, att = self.prefill_seconds_per_token, self.attention_seconds_per_token_pair
+        c, d = self.step_seconds_per_decode, self.step_seconds_per_context_token
+        per_chunk, accounts = self._per_chunk, self.accounts
         calm, fresh, leaving = base * per_chunk, now - _FRESH, 1 / self._residence
         rows = []
         work, load, whole, last = 0.0, 0.0, 0.0, None
@@ -332,17 +349,18 @@ class ExpectedTtft(Cost):
     def _failing(self, known: FailureShare, cost: float) -> float:
         """What is to be added to the cost of an endpoint that failed lately."""
         excess = max(0.0, min(known.share, _CERTAIN) - ONE) / (1 - ONE)
-        return excess * excess / (1 - excess) * (self.failure + cost) + (_SUSPENDED if known.suspended else 0.0)
+        return excess * excess / (1 - excess) * (self.failure_seconds + cost) + (_SUSPENDED if known.suspended else 0.0)
 
     def _work_and_load(self, n: int, match: PrefixMatch) -> tuple[float, float]:
         """Seconds of computing, and of loading from l1 alone or both where less of both is needed then."""
+        lin, att = self.prefill_seconds_per_token, self.attention_seconds_per_token_pair
         load, u = 0.0, n - match.tokens
-        least = self.lin * u + self.att * u * (n - 0.5 * u), load
+        least = lin * u + att * u * (n - 0.5 * u), load
         if match.l1 or match.l2:
-            for tokens, speed in ((match.l1, self.l1_speed), (match.l2, self.l2_speed)):
+            for tokens, speed in ((match.l1, self.l1_tokens_per_second), (match.l2, self.l2_tokens_per_second)):
                 u = max(0, u - tokens)
                 load += tokens / speed
-                rest = self.lin * u + self.att * u * (n - 0.5 * u)
+                rest = lin * u + att * u * (n - 0.5 * u)
                 if load + rest < sum(least):
                     least = rest, load
         return least
@@ -353,8 +371,9 @@ class ExpectedTtft(Cost):
         weight = 0.5 ** (max(0.0, now - at) / _HALF_LIFE) if at is not None else 0.0
         decodes = weight * account.foreign_decodes
         more = weight * account.foreign_waiting * self._work * account.speed.factor
-        more += self.s * decodes * work * (1 + work / self._residence)
-        busier = decodes * (self.c + self.d * self._tokens) * self._per_chunk
+        more += self.stall_weight * decodes * work * (1 + work / self._residence)
+        step = self.step_seconds_per_decode + self.step_seconds_per_context_token * self._tokens
+        busier = decodes * step * self._per_chunk
         return more * (1 + rate + busier) + sum_ * busier, weight * account.foreign_used
 
     def _open(self, endpoint: Endpoint, now: float) -> _Account:
@@ -368,7 +387,7 @@ class ExpectedTtft(Cost):
         self._work += _WEIGHT * (work - self._work)
         self._tokens += _WEIGHT * (n - self._tokens)
         crowd = self._step(account) * self._per_chunk
-        # An answer that is not streamed comes as a whole: its first byte tells nothing of its first token.
+        # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         observed = request.sees_answer and request.stream
         lasts = load + account.speed.factor * work * (1 + crowd)
         sent = _Sent(account, n, round((work + load) * _NS), now, lasts, observed)
@@ -385,14 +404,15 @@ class ExpectedTtft(Cost):
         elapsed, account.busy_since = now - account.busy_since, now
         if self.learn_speeds and account.watched and not (account.foreign_waiting or account.foreign_decodes):
             work = (before - account.pending) / _NS
-            # First tokens of one step come together: only the first of them tells of the step.
+            # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
             self._speeds.observe(account.speed, work + overhead, elapsed, now)
         account.watched = True
 
     def _step(self, account: _Account) -> float:
         """Modelled seconds of a step beside its prefill."""
-        return self.base + self.c * account.decodes + self.d * account.context
+        decodes = self.step_seconds_per_decode * account.decodes
+        return self.step_seconds + decodes + self.step_seconds_per_context_token * account.context
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         sent: _Sent | None = request.notes.get(self, {}).pop(endpoint, None)

@@ -49,7 +49,7 @@ class Comparison(msgspec.Struct, frozen=True, eq=False):
     regret: float
     """Seconds that its pick costs more than ours by `expected-ttft`; below 0 if less."""
     run: ProfileRun | None
-    """None: it failed, or its filters left nobody."""
+    """None: it failed, or its filters left no endpoint."""
 
     def as_dict(self) -> dict[str, Any]:
         if self.run is None:

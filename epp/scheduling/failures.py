@@ -2,7 +2,7 @@
 
 Without this an endpoint that answers errors at once is always idle, so every policy that looks at load prefers it.
 
-What counts, as far as the gateway tells:
+What counts, as far as the gateway reports it:
 
     counts as                     what was seen
     ----------------------------  ------------------------------------------------------------------------------------
@@ -41,9 +41,9 @@ _IN_A_ROW: Final = 4
 _SUSPENDED: Final = 1 - (1 - ONE) ** _IN_A_ROW
 """Share from which it does too: what so many make where none came before."""
 _GOOD: Final = 3
-"""Trials in a row that end well until it counts as all others."""
+"""Successful trials in a row until it counts as all others."""
 _APART: Final = 4.0
-"""Seconds between two trials, the last of which did not end well."""
+"""Seconds between two trials, the last of which failed."""
 _OTHERS: Final = 25
 """Requests between two such trials: at low rates trials would be a large part of them."""
 _QUIET: Final = 60.0
@@ -94,7 +94,7 @@ class _Record:
         """When `share` was that."""
         self.suspended = False
         self.since = -inf
-        """When it began or ceased to be suspended: what was sent before tells of another time."""
+        """When it began or ceased to be suspended: what was sent before says nothing of the time after."""
         self.tried = now
         """When the last trial was sent, and after how many picks."""
         self.picks = 0
@@ -123,8 +123,8 @@ class FailureShares(Producer[FailureShare]):
     """`failure-share-producer`: the share of each endpoint's recent answers that failed. No parameters. Source: ours.
 
     An endpoint that fails four times in a row, or about as often among others, is suspended: it gets one request in 4 s
-    and no more than one in 26 of all, until one ends well; then trials follow at once, and after three good ones in a
-    row it counts as any other. Where all are suspended, none is: then they are only told apart by their shares.
+    and no more than one in 26 of all, until one succeeds; then trials follow at once, and after three good ones in a
+    row it counts as any other. Where all are suspended, none is: then they differ by their shares only.
     """
 
     produces: ClassVar[type[Any]] = FailureShare
@@ -155,8 +155,8 @@ class FailureShares(Producer[FailureShare]):
                 shares[endpoint] = FailureShare(share, suspended=record.suspended)
                 suspended += record.suspended
         if suspended == len(endpoints):
-            for endpoint, told in shares.items():
-                shares[endpoint] = FailureShare(told.share)
+            for endpoint, known in shares.items():
+                shares[endpoint] = FailureShare(known.share)
         return shares
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
@@ -250,7 +250,9 @@ class FailureShares(Producer[FailureShare]):
                 self._services.degraded(_FAILING, endpoint.name, lasting=True)
 
     def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
-        """The endpoint has answered nobody since it was sent this, for long; the headers of a stream come at once."""
+        """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at
+        once.
+        """
         return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= _SILENCE
 
     def _tell_recovered(self) -> None:
@@ -259,7 +261,7 @@ class FailureShares(Producer[FailureShare]):
 
 
 class FailingEndpointFilter(Filter):
-    """`failing-endpoint-filter`: drops endpoints that fail, but for single trials. Nobody else left: all are kept.
+    """`failing-endpoint-filter`: drops endpoints that fail, but for single trials. None left: all are kept.
 
     A trial that is due is the only endpoint kept. No parameters. Source: ours.
     """

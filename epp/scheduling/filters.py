@@ -1,4 +1,4 @@
-"""Stock filters under llm-d's and GIE's type names. Each says what it keeps, its parameters and its source."""
+"""Built-in filters under llm-d's and GIE's type names. Each says what it keeps, its parameters and its source."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +100,7 @@ class EncodeFilter(_RoleFilter):
 class PrefixCacheAffinityFilter(Filter):
     """`prefix-cache-affinity-filter`: keeps the endpoints that hold the prompt, until they are too busy.
 
-    Sticky = held share of the prompt's blocks >= `affinity_threshold` (0..1, 0.8). Nobody sticky: all are kept.
+    Sticky = held share of the prompt's blocks >= `affinity_threshold` (0..1, 0.8). None sticky: all are kept.
     With `exploration_probability` (0..1, 0) a request skips the filter. Load gate: the time to first token of an
     endpoint is estimated as uncached tokens in flight / `peak_prefill_throughput` (tokens/s, 15928: Qwen3-32B on two
     H100); when the best sticky one is more than `max_ttft_penalty_ms` (18000; 0 = always stick) later than the best
@@ -214,7 +214,7 @@ class HeaderBasedTestingFilter(Filter):
     """`header-based-testing-filter`: keeps the endpoints named in `test-epp-endpoint-selection`, for conformance tests.
 
     The header's value: a comma list of `ip` (all ports) or `ip:port`, IPv6 with or without brackets. Without the header
-    all are kept; with one that names nobody, none. No parameters. Source: GIE v1.5 and its lwepp.
+    all are kept; with an empty one, none. No parameters. Source: GIE v1.5 and its lwepp.
     """
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:

@@ -22,8 +22,8 @@ class Scheduler:
 
     `producers` find signals, `handler` runs the `profiles` (by name), `plugins` are all of the configuration's plugins,
     each once: those above and every other that has hooks. `wall_clock` gives seconds since the epoch (for people only);
-    `on_error(plugin, exception)` is told of every failure of a plugin. `fallbacks` endpoints are named after the chosen
-    one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
+    `on_error(plugin, exception)` is called for every failure of a plugin. `fallbacks` endpoints are named after the
+    chosen one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
     `shadow` compares some of the picks with those of another profile.
     """
 

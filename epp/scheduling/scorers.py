@@ -1,4 +1,4 @@
-"""Stock scorers under llm-d's and GIE's type names. Each says its formula, its parameters and its source.
+"""Built-in scorers under llm-d's and GIE's type names. Each says its formula, its parameters and its source.
 
 Scores are 0..1, more is better. "Waiting", "running" and "KV usage" are scraped from the engine (`Endpoint.load`).
 """

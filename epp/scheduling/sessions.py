@@ -40,7 +40,7 @@ class SessionAffinity(Plugin):
     """Finds a session's endpoint. No session, an unknown one or an endpoint that is no candidate: no preference.
 
     `strategy`:
-     · `encoded_endpoint_header` (default) keeps nothing: the answer tells the client the endpoint that served, and
+     · `encoded_endpoint_header` (default) keeps nothing: the answer gives the client the endpoint that served, and
        the client's next request brings it back. Settings in `encoded_endpoint_header_config`.
      · `session_id` remembers where each session was sent last, a retry elsewhere included. Settings in
        `session_id_config`. Bindings keep no endpoint alive.

@@ -11,7 +11,7 @@ from epp.scheduling.decision import Chain, Comparison, OnError, ProfileRun, name
 class ShadowPolicy:
     """Runs `chain` for a `sample` (share) of the requests, between the pick and its accounting.
 
-    Its pick is compared and forgotten: the request goes where it goes, hooks tell every plugin of that alone. So what
+    Its pick is compared and forgotten: the request goes where it goes, hooks report that alone to the plugins. So what
     the shadow's plugins remember is what really happened, and each comparison is of one pick, not of a different past.
     A failure of the shadow is reported to `on_error` and harms nothing.
     """
@@ -30,7 +30,7 @@ class ShadowPolicy:
         notes = dict(request.notes)  # a scorer of both profiles has one note of the request: the pick's
         try:
             run = self._chain.run(request, endpoints, self._on_error)
-        except EppError:  # reported already, or nobody left by its filters
+        except EppError:  # reported already, or no endpoint left by its filters
             return Comparison(self._chain.name, False, 0.0, None)
         finally:
             request.notes.clear()

@@ -4,8 +4,8 @@ What is compared are stretches: seconds in which an endpoint had something of ou
 model gives for what came out. One request alone says little (engines batch, and end a step before they begin a
 prompt); stretches even that out. An endpoint's value is the median of its last stretches, so a few strange ones change
 nothing, drawn towards the pool's while there are few or they are old, and rounded, so that equal endpoints stay equal
-and ties among them still take turns. Nobody counts as more than `_MOST` times faster or slower than the pool: an
-endpoint that tells its first tokens too early gains a little by it, never the whole traffic.
+and ties among them still take turns. No endpoint counts as more than `_MOST` times faster or slower than the pool: an
+endpoint that sends its first tokens too early gains a little by it, never the whole traffic.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ class Speed:
 class Speeds:
     """Those of a pool. `pins`: shell pattern of an endpoint's name -> its speed, 1 as modelled; the first counts.
 
-    `stretch`: modelled seconds that make one observation; short of a full step of the engine they tell of its batches.
+    `stretch`: modelled seconds that make one observation; short of a full step of the engine they measure its batches.
     """
 
     def __init__(self, pins: Mapping[str, float], stretch: float) -> None:

@@ -1,1 +1,1 @@
-"""The cellar: metrics and logs. Everybody may go down; it knows nobody."""
+"""Metrics and logs. Every package may import this one; it imports none of them."""

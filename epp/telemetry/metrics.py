@@ -119,7 +119,7 @@ class Metrics:
         """A request was given to `endpoint`, `seconds` after it was complete.
 
         `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint is believed to hold, None
-        where nobody looked. Each request that was decided is to be finished, once.
+        where no plugin looked. Each request that was decided is to be finished, once.
         """
         self._decision.observe(seconds)
         self._running[model] = self._running.get(model, 0) + 1
@@ -232,7 +232,7 @@ class Metrics:
         return series
 
     def endpoint_statistics(self, pool: _Pool) -> dict[Any, dict[str, dict[str, float]]]:
-        """What plugins tell of each endpoint in the pool: endpoint -> plugin -> figure -> value."""
+        """What plugins report of each endpoint in the pool: endpoint -> plugin -> figure -> value."""
         found: dict[Any, dict[str, dict[str, float]]] = {endpoint: {} for endpoint in pool.endpoints}
         source = self._endpoint_sources.get(pool.name)
         for plugin, figures in (source() if source is not None else {}).items():
@@ -242,7 +242,9 @@ class Metrics:
         return found
 
     def kv_events(self, pool: str) -> dict[str, tuple[str, float | None, float]]:
-        """Name of an endpoint -> state of its KV events, lag in seconds, trust; empty where nobody listens to them."""
+        """Name of an endpoint -> state of its KV events, lag in seconds, trust; empty where no plugin subscribes to
+        them.
+        """
         sources = [source() for name, source in self._kv_events if name == pool]
         return {each[0]: each[1:] for figures in sources if figures is not None for each in figures.endpoints}
 
@@ -328,8 +330,8 @@ class Metrics:
 
     def _of_plugins_and_endpoints(self) -> Rows:
         for pool in self._pools:
-            for endpoint, told in self.endpoint_statistics(pool).items():
-                for plugin, figures in told.items():
+            for endpoint, reported in self.endpoint_statistics(pool).items():
+                for plugin, figures in reported.items():
                     for name, value in figures.items():
                         yield (pool.name, plugin, endpoint.name, name), value
 

@@ -51,7 +51,7 @@ def _of_model(gie: str, llmd: str) -> tuple[Alias, ...]:
 
 
 def _average(what: str, help: str) -> tuple[Family, Family]:
-    """Averages exist under the old names alone: from ours, `avg by (pool)` and `stddev by (pool)` tell them."""
+    """Averages exist under the old names alone: from ours, `avg by (pool)` and `stddev by (pool)` give them."""
     average = Alias(f"llm_d_epp_average_{what}", (("name", "name"),))
     return (
         Family(f"inference_pool_average_{what}", "gauge", f"Mean {help}", ("name",), aliases=(average,)),
@@ -161,7 +161,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_decision_seconds",
         "histogram",
-        "From the complete request at the door to the decision: parsing, waiting, signals, choosing",
+        "From the complete request to the decision: parsing, waiting, signals, choosing",
         (),
         OVERHEAD,
         (
@@ -217,7 +217,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_endpoint_checked_predicted_tokens_total",
         "counter",
-        "Of those, the ones whose answer told the truth (see the next)",
+        "Of those, the ones whose answer reported the truth (see the next)",
         ENDPOINT,
     ),
     Family(
@@ -293,13 +293,13 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_plugin_statistic",
         "gauge",
-        "What plugins tell about themselves (`Plugin.statistics`)",
+        "What plugins report about themselves (`Plugin.statistics`)",
         ("pool", "plugin", "statistic"),
     ),
     Family(
         "warmpath_plugin_endpoint_statistic",
         "gauge",
-        "What plugins tell about single endpoints (`Plugin.endpoint_statistics`), learned speeds among it",
+        "What plugins report about single endpoints (`Plugin.endpoint_statistics`), learned speeds among it",
         ("pool", "plugin", "endpoint", "statistic"),
     ),
     # --- the shadow profile, where a configuration has one
@@ -324,7 +324,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_degraded_total",
         "counter",
-        "Times something worked less well than it should, by reason",
+        "Degradations (something worked worse than it should), by reason",
         ("reason",),
     ),
     Family(

@@ -47,7 +47,7 @@ class KvEventFigures(NamedTuple):
     """What a pool's KV events come to, when a scrape asks."""
 
     endpoints: Sequence[tuple[str, str, float | None, float]]
-    """Name, state, lag in seconds (None: nothing heard yet), trust 0..1."""
+    """Name, state, lag in seconds (None: no event yet), trust 0..1."""
     counts: Mapping[str, int]
     """Outcome -> blocks or events."""
 
@@ -83,7 +83,7 @@ class ShadowSeries:
 
 
 class EndpointSeries:
-    """What is counted per endpoint; tokens of prompts. `checked_*` cover requests whose answer told the truth."""
+    """What is counted per endpoint; tokens of prompts. `checked_*` cover requests whose answer reported the truth."""
 
     __slots__ = ("checked_cached", "checked_predicted", "decisions", "failures", "in_flight", "predicted", "tokens")
 

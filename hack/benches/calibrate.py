@@ -245,7 +245,7 @@ async def size_of(url: str, budget: int, running: int) -> EngineParameters:
     except aiohttp.ClientError as error:
         raise BenchError(f"no answer from {url}: {error}") from error
     if load is None or not load.blocks or not load.block_size:
-        raise BenchError(f"{url}/metrics does not tell blocks and block size, as vLLM's does")
+        raise BenchError(f"{url}/metrics does not report blocks and block size, as vLLM's does")
     return EngineParameters(
         block_size=load.block_size,
         blocks=load.blocks,

@@ -27,7 +27,7 @@ DOCUMENT = ROOT / "docs" / "policies.md"
 MARKS = ("<!-- made by hack/benches/policies.py -->\n", "<!-- end -->\n")
 
 OURS = "prefix-aware"
-RIVALS = (
+OTHERS = (
     "llm-d-affinity", "llm-d-default", "lmetric", "lmetric-llm-d", "dynamo", "sglang", "aibrix",
     "production-stack-load", "production-stack", "kubeai", "least-requests", "session-hash", "round-robin",
 )  # fmt: skip
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def specs(options: argparse.Namespace) -> list[str]:
-    return options.policy or [OURS, *(str(ROOT / "tooling" / "policies" / f"{rival}.yaml") for rival in RIVALS)]
+    return options.policy or [OURS, *(str(ROOT / "tooling" / "policies" / f"{other}.yaml") for other in OTHERS)]
 
 
 def name(spec: str) -> str:

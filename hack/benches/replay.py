@@ -74,11 +74,12 @@ KNOWN: Final = "known"
 
 
 def prior(name: str, times: float, *, learn: bool, speeds: str = "{}") -> Policy:
-    """The default with `lin` and `att` of the pods, `times` too slow."""
+    """The default with the pods' seconds of prefill, `times` too slow."""
     return Policy(
         name,
         "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n- type: expected-ttft\n  parameters:\n"
-        f"    lin: {times * H100_8B.linear!r}\n    att: {times * H100_8B.attention:.20f}\n"
+        f"    prefillSecondsPerToken: {times * H100_8B.linear!r}\n"
+        f"    attentionSecondsPerTokenPair: {times * H100_8B.attention:.20f}\n"
         f"    learnSpeeds: {str(learn).lower()}\n    speeds: {speeds}\n"
         "- type: max-score-picker\nschedulingProfiles:\n- name: default\n  plugins:\n"
         "  - pluginRef: expected-ttft\n  - pluginRef: max-score-picker\n",

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Admin:
-    """A picker's door for people."""
+    """A picker's admin server."""
 
     url: str
     token: str

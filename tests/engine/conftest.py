@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, laptop
-from tests.support.fleet import following, idle, mended
+from tests.support.real_engines import following, idle, mended
 from tests.support.talk import Talk
 from tooling.laptop.engines import Tiers, Vllm, engine_python
 

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, mended
+from tests.support.real_engines import eventually, mended
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.doctor.finding import Finding
 from tooling.laptop.engines import LaptopPod, Program, Tiers, Vllm
@@ -128,7 +128,7 @@ async def found(patience: float = 20.0, timeout: float = 120.0, **options: Any) 
 
 
 def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
-    """Check -> level, and what mends it."""
+    """Check -> level, and what fixes it."""
     return {finding.check: (finding.level, finding.mend) for finding in findings}
 
 

@@ -1,11 +1,11 @@
-"""What is behind the picker is killed, one after the other: requests go on, and what is known mends itself."""
+"""What is behind the picker is killed, one after the other: requests go on, and what is known recovers."""
 
 import openai
 import pytest
 
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
+from tests.support.real_engines import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -52,7 +52,7 @@ async def test_the_coordinator(fleet: Laptop, talk: Talk) -> None:
     assert on_device.predicted == on_device.cached > 0
     await started(fleet, "coordinator")
     await eventually(lambda: statistic(fleet, "tier_reached"), bool)
-    await remembered(fleet, on_device.endpoint)  # the new coordinator hears of what is stored from now on
+    await remembered(fleet, on_device.endpoint)  # the new coordinator learns what is stored from now on
     await eventually(lambda: statistic(fleet, "tier_chunks"), bool)
     await well(fleet, talk)
 

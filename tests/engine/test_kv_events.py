@@ -8,7 +8,7 @@ import pytest
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, heard, started
+from tests.support.real_engines import eventually, heard, started
 from tests.support.talk import Talk, ask
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

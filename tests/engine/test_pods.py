@@ -11,7 +11,7 @@ from epp.pool.engines import ENGINES, parse
 from epp.pool.store import Load
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually
+from tests.support.real_engines import eventually
 from tests.support.talk import Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,8 +9,18 @@ import yaml
 from epp.prefix.lmcache.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.chain import Laptop
-from tests.support.fleet import eventually, fill, following, in_l1, kv_aware, saturated, settled, statistic, swept
 from tests.support.lmcache import tokens_found
+from tests.support.real_engines import (
+    eventually,
+    fill,
+    following,
+    in_l1,
+    kv_aware,
+    saturated,
+    settled,
+    statistic,
+    swept,
+)
 from tests.support.talk import Talk, Turn
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -22,7 +22,7 @@ from epp.process.watchdog import EXIT_STALLED
 from tests.support import ext_proc
 from tests.support.api_server import FakeApiServer, use
 from tests.support.chain import eventually
-from tests.support.ext_proc_door import Gateway
+from tests.support.ext_proc_server import Gateway
 from tooling.laptop.ports import free_ports, is_free
 
 POOLS = """

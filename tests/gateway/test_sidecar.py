@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from gateway.envoy import running_envoy, validate
 from gateway.load import Resources, load
 from gateway.sidecar import main, sidecar
-from tests.support.ext_proc_door import Route, door
+from tests.support.ext_proc_server import Route, ext_proc_server
 from tests.support.gateway_rig import upstream
 from tooling.laptop.ports import free_ports
 
@@ -68,7 +68,12 @@ async def test_envoy_takes_it(resources: Resources) -> None:
 @pytest.mark.envoy
 async def test_a_real_envoy_asks_dns_and_follows_the_pickers_word(tmp_path: Path) -> None:
     picker = Route()
-    async with upstream("a") as a, upstream("b") as b, door(picker) as picking, aiohttp.ClientSession() as session:
+    async with (
+        upstream("a") as a,
+        upstream("b") as b,
+        ext_proc_server(picker) as picking,
+        aiohttp.ClientSession() as session,
+    ):
         ports = [f"{{number: {each.address.rpartition(':')[2]}}}" for each in (a, b)]
         [port] = free_ports(1)
         text = GATEWAY.replace("{number: 8000}, {number: 8001}", ", ".join(ports)).replace("models", "localhost")

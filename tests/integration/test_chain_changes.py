@@ -17,7 +17,7 @@ import yaml
 
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
-from tests.support.fleet import following, mended
+from tests.support.real_engines import following, mended
 from tooling.laptop.engines import LaptopPod, Simulated
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

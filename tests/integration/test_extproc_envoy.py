@@ -1,4 +1,4 @@
-"""The ext_proc door behind a real Envoy, in every wiring a gateway may have."""
+"""The ext_proc server behind a real Envoy, in every wiring a gateway may have."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ from aiohttp import web
 from epp.errors import BadRequest, Rejected
 from epp.extproc.server import Settings
 from tests.support import envoy
-from tests.support.ext_proc_door import LOOPBACK, Route, door
+from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
@@ -135,7 +135,7 @@ async def everything(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             upstream("first", "127.0.0.1", hanging) as first,
             upstream("second", "127.0.0.1", hanging) as second,
             upstream("sixth", "::1", hanging) as sixth,
-            door(route, Settings(listen=LOOPBACK, health=LOOPBACK)) as served,
+            ext_proc_server(route, Settings(listen=LOOPBACK, health=LOOPBACK)) as served,
             envoy.running(served.ports[0], [first, second, sixth, dead], folder) as ports,
             aiohttp.ClientSession() as session,
         ):

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.support.chain import Laptop, eventually, laptop
-from tests.support.fleet import following
+from tests.support.real_engines import following
 from tooling.laptop.engines import LaptopPod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

@@ -11,7 +11,7 @@ from epp.extproc.server import Settings
 from gateway.envoy import running_envoy
 from tests.support import envoy
 from tests.support.degradations import RecordedMetrics
-from tests.support.ext_proc_door import LOOPBACK, Route, door
+from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.envoy]
@@ -31,7 +31,7 @@ def original_dst() -> dict[str, Any]:
 
 async def test_original_dst_takes_one_address(tmp_path: Path) -> None:
     route, metrics = Route("127.0.0.1:1,127.0.0.1:2"), RecordedMetrics()
-    async with door(route, Settings(listen=LOOPBACK, health=LOOPBACK), metrics) as served:
+    async with ext_proc_server(route, Settings(listen=LOOPBACK, health=LOOPBACK), metrics) as served:
         config = envoy.config(served.ports[0], [])
         config["static_resources"]["clusters"][1] = original_dst()
         async with running_envoy(config, directory=tmp_path) as running, aiohttp.ClientSession() as http:

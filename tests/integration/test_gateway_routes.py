@@ -1,4 +1,4 @@
-"""HTTPRoutes, weights, filters and pools through a real Envoy, with real ext_proc doors."""
+"""HTTPRoutes, weights, filters and pools through a real Envoy, with real ext_proc servers."""
 
 import asyncio
 from collections import Counter
@@ -182,8 +182,8 @@ async def test_a_route_may_limit_the_time(chain: Rig) -> None:
 async def test_without_a_picker_the_failure_mode_decides(tmp_path: Path, failure_mode: str) -> None:
     async with rig(tmp_path, ALL_TO_A, failure_mode=failure_mode) as chain:
         assert await chain.served() == "a-0"
-        [door] = chain.doors["a"]
-        await door.drain(0)
+        [server] = chain.servers["a"]
+        await server.drain(0)
         await chain.healthy("a", 0)
         for size in (0, 30, 100_000):
             status, _, said = await chain.ask(data=b"x" * size)
@@ -208,8 +208,8 @@ async def test_an_endpoint_that_fails_is_left_by_envoy_itself_but_not_where_the_
         ill.status = 500
         await eject()
         assert (await chain.ask())[0] == 500, "the picker names it"
-        [door] = chain.doors["a"]
-        await door.drain(0)
+        [server] = chain.servers["a"]
+        await server.drain(0)
         await chain.healthy("a", 0)
         served: list[int] = []
         while not served:  # an ejection that ends meanwhile says nothing
@@ -274,7 +274,7 @@ async def test_one_of_two_pickers_leaves_under_load_without_a_lost_request(tmp_p
         async with asyncio.TaskGroup() as group:
             clients = [group.create_task(client()) for _ in range(4)]
             await until(lambda: answers[200] > 20)
-            await chain.doors["a"][0].drain(1)
+            await chain.servers["a"][0].drain(1)
             after = answers[200]
             await until(lambda: answers[200] > after + 50)
             done.set()

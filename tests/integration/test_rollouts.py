@@ -13,7 +13,7 @@ from aiohttp import web
 from epp.extproc.server import AGE, ExtProcServer, Settings
 from epp.telemetry.metrics import Metrics
 from tests.support import envoy
-from tests.support.ext_proc_door import LOOPBACK, Route
+from tests.support.ext_proc_server import LOOPBACK, Route
 
 pytestmark = [pytest.mark.envoy]
 
@@ -90,7 +90,7 @@ async def test_rollouts_lose_nothing_where_the_gateway_neither_looks_nor_retries
         route = Route(await stack.enter_async_context(upstream()))
         await stack.enter_async_context(service.listening())
         drains = await stack.enter_async_context(asyncio.TaskGroup())
-        door = await replaced(service, None, route, drains)
+        server = await replaced(service, None, route, drains)
         ports = await stack.enter_async_context(envoy.running(service.port, [route.destination], tmp_path))
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
 
@@ -105,10 +105,10 @@ async def test_rollouts_lose_nothing_where_the_gateway_neither_looks_nor_retries
                 clients.create_task(ask())
             for _ in range(6):
                 before = statuses[200]
-                door = await replaced(service, door, route, drains)
+                server = await replaced(service, server, route, drains)
                 await asyncio.sleep(LINGER)
                 while statuses[200] < before + 200:
                     await asyncio.sleep(0.01)
             over.set()
-        await door.drain(0)
+        await server.drain(0)
     assert statuses == {200: statuses[200]}

@@ -180,7 +180,7 @@ class Laptop:
 async def eventually(
     look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = PATIENCE, every: float = 0.05
 ) -> Any:
-    """What `look` (async) returns as soon as it is `true` of it. A door that does not answer is asked again."""
+    """What `look` (async) returns as soon as it is `true` of it. A server that does not answer is asked again."""
     seen: Any = None
     try:
         async with asyncio.timeout(seconds):

@@ -1,4 +1,6 @@
-"""A real Envoy on loopback with one listener per ext_proc wiring, in front of one door and some upstreams."""
+"""A real Envoy on loopback with one listener per ext_proc wiring, in front of one ext_proc server and some
+upstreams.
+"""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -149,11 +149,11 @@ class Script:
     seen: list[Answered | AnswerChunk] | None = None
     """What whoever watches the answer must have been shown, where that is the point."""
     ends: bool = False
-    """The door ends the stream itself."""
+    """The server ends the stream itself."""
 
 
 class Play:
-    """Runs a `Stream` as a door does, without a door."""
+    """Runs a `Stream` as a server does, without sockets."""
 
     def __init__(self, script: Script, memory: Memory | None = None, max_body: int = 1 << 20) -> None:
         self.script = script

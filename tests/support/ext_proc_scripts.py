@@ -1,4 +1,4 @@
-"""Every rule of the ext_proc door as a script: what comes in, what must go out."""
+"""Every rule of the ext_proc server as a script: what comes in, what must go out."""
 
 from epp import protocol
 from epp.errors import NoEndpoint, Rejected

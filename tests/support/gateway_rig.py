@@ -1,4 +1,4 @@
-"""A real Envoy on configuration from YAML, between small upstreams and real ext_proc doors with constant answers."""
+"""A real Envoy on configuration from YAML, between small upstreams and real ext_proc servers with constant answers."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import TranslateOptions, translate
 from gateway.xds import Rendering
-from tests.support.ext_proc_door import Route, door
+from tests.support.ext_proc_server import Route, ext_proc_server
 from tooling.laptop.ports import free_ports
 
 FIRST_EVENT, LAST_EVENT = b"data: 1\n\n", b"data: [DONE]\n\n"
@@ -114,7 +114,7 @@ class Rig:
     port: int
     upstreams: Mapping[str, Upstream]
     pickers: Mapping[str, Route]
-    doors: Mapping[str, Sequence[ExtProcServer]]
+    servers: Mapping[str, Sequence[ExtProcServer]]
     options: TranslateOptions
     failure_mode: str
     app_protocol: str
@@ -172,7 +172,8 @@ def render(rig: Rig, gateway: str) -> Rendering:
     (rig.folder / "gateway.yaml").write_text(text)
     (rig.folder / "endpoints.yaml").write_text(json.dumps({"endpoints": entries}))
     pickers = {
-        f"default/{pool}": [address_of(rig.host, each.ports[0]) for each in doors] for pool, doors in rig.doors.items()
+        f"default/{pool}": [address_of(rig.host, each.ports[0]) for each in doors]
+        for pool, doors in rig.servers.items()
     }
     return translate(load([rig.folder]), pickers, rig.options)
 
@@ -195,8 +196,8 @@ async def rig(
         upstreams = {name: await stack.enter_async_context(upstream(name, host)) for name in names}
         pickers = {pool: Route(upstreams[f"{pool}-0"].address) for pool in "ab"}
         listen = Settings(listen=(address_of(host, 0),), health=(address_of(host, 0),))
-        doors = {
-            pool: [await stack.enter_async_context(door(picker, listen)) for _ in range(replicas)]
+        servers = {
+            pool: [await stack.enter_async_context(ext_proc_server(picker, listen)) for _ in range(replicas)]
             for pool, picker in pickers.items()
         }
         session = await stack.enter_async_context(aiohttp.ClientSession(auto_decompress=False))
@@ -206,7 +207,7 @@ async def rig(
             port,
             upstreams,
             pickers,
-            doors,
+            servers,
             options or TranslateOptions(),
             failure_mode,
             app_protocol,

@@ -15,7 +15,7 @@ from epp.extproc.server import Settings as ServerSettings
 from epp.plugin import Endpoint
 from epp.pool.store import Pool
 from tests.support.ext_proc import DUPLEX, LEAN, answer_body, answer_headers, request_body, request_headers
-from tests.support.ext_proc_door import LOOPBACK, Gateway, door
+from tests.support.ext_proc_server import LOOPBACK, Gateway, ext_proc_server
 
 ROOT = Path(__file__).parents[2]
 CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 16}' % (b"why? " * 200)
@@ -33,7 +33,9 @@ async def files_run() -> set[Path]:
     one = ServedPool(pool, 0, shared)
     pool.replace([Endpoint(f"default/pod-{n}", f"10.0.0.{n}:8000") for n in (1, 2)])
     files: set[Path] = set()
-    async with door(one.router.route, ServerSettings(listen=LOOPBACK, health=LOOPBACK), shared.metrics) as server:
+    async with ext_proc_server(
+        one.router.route, ServerSettings(listen=LOOPBACK, health=LOOPBACK), shared.metrics
+    ) as server:
         async with Gateway(server.ports[0]) as gateway:
             with collected(files):
                 for config in (DUPLEX, LEAN):

@@ -4,6 +4,8 @@ import argparse
 import json
 from pathlib import Path
 
+from epp.documents.strict import parameters_of
+from epp.scheduling.cost import ExpectedTtft
 from hack.benches import policies
 
 
@@ -49,3 +51,15 @@ def test_where_ours_is_behind_stands_in_bold(tmp_path: Path) -> None:
     tie = made_of(tmp_path, result(policies.OURS, 0, 1.01, 0.9), result("sglang", 0, 1.0, 0.91))[2]
     assert behind.endswith("| **+3.0%** | **90.0%** | 95.0% sglang |")
     assert tie.endswith("| +1.0% | 90.0% | 91.0% sglang |")
+
+
+def test_the_table_of_parameters_has_those_of_expected_ttft() -> None:
+    text = policies.DOCUMENT.read_text().partition("| parameter of `expected-ttft` |")[2].partition("\n\n")[0]
+    rows = [[cell.strip(" `") for cell in row.split("|")[1:5]] for row in text.splitlines()[2:]]
+    documented = {name: (alias, float(default.replace(",", ""))) for name, alias, _, default in rows[:-1]}
+    fields = parameters_of(ExpectedTtft)
+    assert documented == {
+        name: (field.metadata["alias"], field.default) for name, field in fields.items() if "alias" in field.metadata
+    }
+    assert rows[-1][0] == "learnSpeeds`, `speeds"
+    assert set(fields) == {*documented, "learnSpeeds", "speeds"}

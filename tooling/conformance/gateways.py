@@ -105,7 +105,7 @@ async def no_config(target: Target) -> None:
 
 @GROUP.case("MUST", "fields that are newer than the EPP are skipped", "Protocol Buffers, unknown fields")
 async def unknown_fields(target: Target) -> None:
-    """A chat completion with attributes and a field that nobody knows in its first message."""
+    """A chat completion with attributes and an unknown field in its first message."""
     body = wire.chat(target.options.model)
     async with talk(target) as one:
         message = wire.request_headers(one.headers(length=len(body))).SerializeToString()

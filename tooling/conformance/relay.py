@@ -1,4 +1,4 @@
-"""A loopback port that speaks TLS to a target whose certificate nobody can verify.
+"""A loopback port that speaks TLS to a target whose certificate cannot be verified.
 
 gRPC's Python client cannot skip verification, and endpoint pickers usually serve a certificate of their own making,
 without a name in it. Gateways skip verification too.

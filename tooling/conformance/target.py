@@ -1,4 +1,4 @@
-"""The endpoint picker under test: where it listens and what we were told of its pool."""
+"""The endpoint picker under test: where it listens and what is known of its pool."""
 
 import asyncio
 import ipaddress

@@ -11,11 +11,11 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """Why the case does not apply to this target, or what it would need to be told."""
+    """Why the case does not apply to this target, or which option it would need."""
 
 
 class Unreachable(Exception):
-    """Nobody answers at the target: one sentence for the user."""
+    """Nothing answers at the target: one sentence for the user."""
 
 
 def require(holds: bool, expected: str, got: str) -> None:

@@ -1,1 +1,1 @@
-"""`warmpath doctor`: what is wrong with endpoints and their caches, and the flag that mends it."""
+"""`warmpath doctor`: what is wrong with endpoints and their caches, and the flag that fixes it."""

@@ -67,7 +67,7 @@ class ProbedEndpoint:
 
 
 def probe(words: int, seed: int) -> str:
-    """A text nobody has sent before, of some two tokens a word."""
+    """A text that was never sent before, of some two tokens a word."""
     draw = random.Random(seed)
     return " ".join(f"{draw.getrandbits(20):05x}" for _ in range(words))
 
@@ -171,7 +171,7 @@ async def _caches(pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed:
         return [problem(pod.name, "prefix-caching", f"/v1/completions: {trouble}", "see its log")]
     details = usage.get("prompt_tokens_details")
     if not isinstance(details, dict) or details.get("cached_tokens") is None:
-        found = "its usage does not tell cached tokens"
+        found = "its usage does not report cached tokens"
         return [hint(pod.name, "prompt-token-details", found, "--enable-prompt-tokens-details")]
     if not details["cached_tokens"] and pod.caching is not False:
         found = f"the same {usage.get('prompt_tokens')} tokens twice, and none were cached"
@@ -182,11 +182,11 @@ async def _caches(pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed:
 async def _announces(
     pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int, patience: float
 ) -> list[Finding]:
-    """Whether its KV events can be heard, and say what was sent."""
+    """Whether its KV events can be received, and say what was sent."""
     try:
         page = await ask.bytes(f"{pod.url}/kv_event_sources")
     except Trouble as trouble:
-        found = f"it does not tell where: /kv_event_sources: {trouble}"
+        found = f"it does not say where: /kv_event_sources: {trouble}"
         return [problem(pod.name, "kv-events", found, f"{_EVENTS_FLAG} (vLLM 0.32 or later)")]
     try:
         sources, said = told(page, pod.address), _endpoints(page)

@@ -11,7 +11,7 @@ CHECKS: Final = {
     "metrics": "its /metrics has what is read of an engine",
     "model": "it serves the model that is asked for, and all endpoints serve the same",
     "prefix-caching": "it reuses prefixes: the same prompt twice is a hit",
-    "prompt-token-details": "its answers tell how many tokens were cached, so predictions can be checked",
+    "prompt-token-details": "its answers say how many tokens were cached, so predictions can be checked",
     "kv-events": "it publishes KV events",
     "kv-events-endpoint": "its KV events can be connected to",
     "kv-events-silent": "a new prompt's blocks are announced",

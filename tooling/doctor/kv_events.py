@@ -1,4 +1,4 @@
-"""Listening to an engine's KV events while something new is sent to it. The doctor's zmq door."""
+"""Listening to an engine's KV events while something new is sent to it. The doctor's zmq client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

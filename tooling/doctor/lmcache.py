@@ -48,7 +48,7 @@ def stores(page: bytes) -> Stores:
 
 
 async def stores_of(url: str, ask: HttpClient) -> Stores | None:
-    """The server's stores now, or None if it does not tell."""
+    """The server's stores now, or None if it does not say."""
     try:
         return stores(await ask.bytes(f"{url}/metrics"))
     except (Trouble, ValueError):
@@ -112,7 +112,11 @@ def _chunk(
     found = f"its chunk is {chunk} tokens, the engines' block {', '.join(map(str, sorted(blocks)))}"
     mend = f"lmcache server --chunk-size {min(blocks)}"
     if any(chunk % block for block in blocks):
-        return [problem(url, "lmcache-chunk", f"{found}: not a multiple, so chunks cannot be told from blocks", mend)]
+        return [
+            problem(
+                url, "lmcache-chunk", f"{found}: not a multiple, so chunks cannot be distinguished from blocks", mend
+            )
+        ]
     return [problem(url, "lmcache-chunk", f"{found}: a chunk and a block never have the same hash", mend)]
 
 
@@ -160,7 +164,7 @@ def _reports(url: str, config: Mapping[str, Any]) -> list[Finding]:
         mend = "--coordinator-url URL --coordinator-event-reporting"
         return [hint(url, "coordinator-unset", "it reports to no coordinator: its L1 and L2 are not seen", mend)]
     if not _at(said, "event_reporting"):
-        found = f"it is registered at {where} and does not tell it what it holds"
+        found = f"it is registered at {where} and does not report to it what it holds"
         return [problem(url, "coordinator-unset", found, "--coordinator-event-reporting")]
     return []
 
@@ -199,9 +203,10 @@ def held_up(url: str, status: Mapping[str, Any], after: Stores | None) -> list[F
 async def examine_coordinator(
     url: str, ask: HttpClient, servers: Sequence[str], pods: Sequence[ProbedEndpoint], patience: float
 ) -> list[Finding]:
-    """What is wrong with the coordinator, and with what it is told. `servers`: URLs of LMCache servers it should know.
+    """What is wrong with the coordinator, and with what is reported to it. `servers`: URLs of LMCache servers it should
+    know.
 
-    `pods` were sent something new. `patience`: seconds until the coordinator has heard of it.
+    `pods` were sent something new. `patience`: seconds until the coordinator knows of it.
     """
     try:
         await ask.json(f"{url}/healthz")

@@ -1,7 +1,7 @@
-"""Under which names an LMCache server tells the coordinator what it holds: those by which the picker looks for it?
+"""Under which names an LMCache server reports to the coordinator what it holds: those by which the picker looks for it?
 
 LMCache 0.5.6 hashes a prompt's tokens in the server. `sha256_cbor` it takes from vLLM, with the seed of its own
-environment's PYTHONHASHSEED; where vLLM cannot be imported it takes Python's own hash, and tells its log alone.
+environment's PYTHONHASHSEED; where vLLM cannot be imported it takes Python's own hash, and says so in its log alone.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from tooling.doctor.finding import Finding, problem
 from tooling.doctor.http import HttpClient, Trouble
 
 _NEWEST: Final = 200
-"""Chunks of a server that are looked at: those that the coordinator heard of last."""
+"""Chunks of a server that are looked at: those that the coordinator was told of last."""
 _EVERY: Final = 0.5
 """Seconds between two looks: servers report once a second."""
 _SEED: Final = (
@@ -56,7 +56,7 @@ async def examine_names(
                 await asyncio.sleep(_EVERY)
         return told(server, algorithm, chunk)
     except (Trouble, TimeoutError, ValueError, TypeError, LookupError, AttributeError, OverflowError):
-        return []  # what does not answer, or answers nonsense, is told elsewhere
+        return []  # what does not answer, or answers nonsense, is reported elsewhere
 
 
 async def _first(coordinator: str, instance: str, ask: HttpClient, firsts: Collection[Sequence[int]]) -> Chunk | None:

@@ -28,7 +28,7 @@ def table(examined: Sequence[str], findings: Sequence[Finding]) -> RenderableTyp
     rows.add_column("what", overflow="fold")
     rows.add_column("check", no_wrap=True)
     rows.add_column("found", ratio=3, overflow="fold")
-    rows.add_column("what mends it", ratio=3, overflow="fold")
+    rows.add_column("what fixes it", ratio=3, overflow="fold")
     for subject in examined:
         rows.add_section()
         own = [finding for finding in findings if finding.subject == subject]

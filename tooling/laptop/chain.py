@@ -124,14 +124,14 @@ class Chain:
         files = [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
-        linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is nobody else to go to
+        linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is no other replica
         ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
         command += self.shape.engine.picker_flags
         await self.processes.start(replica.name, [*command, *self.shape.picking], _environment(self.shape.plugins))
 
     async def reconfigure(self, file: Path, text: str) -> None:
-        """Replace `file`, which the replicas were told to follow, and return when all of them use it."""
+        """Replace `file`, which the replicas follow, and return when all of them use it."""
         before = [await self.config(replica) for replica in self.replicas]
         file.write_text(text, encoding="utf-8")
         try:
@@ -197,7 +197,7 @@ class Chain:
         return rendering != before[1]
 
     async def seen(self, limit: int) -> tuple[list[Any], list[Any]]:
-        """Pools with their endpoints, and the newest decisions of all replicas, as the admin doors tell them.
+        """Pools with their endpoints, and the newest decisions of all replicas, as the admin servers show them.
 
         A replica that does not answer just now is left out.
         """

@@ -104,7 +104,7 @@ class Engine(Protocol):
 
     @property
     def picker_flags(self) -> Sequence[str]:
-        """What `warmpath serve` has to be told of it."""
+        """Flags of `warmpath serve` for it."""
 
     def lay_out(self, names: Sequence[str]) -> Layout:
         """Pods of these names on free ports. EngineError if the engine cannot be had here."""
@@ -177,7 +177,7 @@ class Vllm:
         model = _made(self.python, self.size)
         count = len(names)
         redis, coordinator, *free = free_ports(2 + 3 * count)
-        servers, doors = free[:count], free[count : 2 * count]
+        servers, http_ports = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
             LaptopPod(name, port, f"node-{name}" if tiers else "")
@@ -188,14 +188,14 @@ class Vllm:
             if tiers.l2:
                 services.append(_redis(redis))
             services.append(self._coordinator(coordinator))
-            for pod, server, door in zip(pods, servers, doors, strict=True):
+            for pod, server, http_port in zip(pods, servers, http_ports, strict=True):
                 l2 = redis if tiers.l2 else None
-                services.append(self._node(pod, server, door, coordinator, l2, tiers))
+                services.append(self._node(pod, server, http_port, coordinator, l2, tiers))
         programs = {
             pod.name: self._program(pod, model, server if tiers else None)
             for pod, server in zip(pods, servers, strict=True)
         }
-        caches = [f"http://{_LOOPBACK}:{door}/cache/clear" for door in doors] if tiers else []
+        caches = [f"http://{_LOOPBACK}:{http_port}/cache/clear" for http_port in http_ports] if tiers else []
         url = f"http://{_LOOPBACK}:{coordinator}" if tiers else ""
         return Layout(pods, programs, services, caches, url, _free_shared_memory)
 
@@ -235,10 +235,12 @@ class Vllm:
         ]
         return Program("coordinator", command, f"http://{_LOOPBACK}:{port}/healthz", _QUIET)
 
-    def _node(self, pod: LaptopPod, port: int, door: int, coordinator: int, redis: int | None, tiers: Tiers) -> Program:
+    def _node(
+        self, pod: LaptopPod, port: int, http_port: int, coordinator: int, redis: int | None, tiers: Tiers
+    ) -> Program:
         command = [
             *(str(self.python.parent / "lmcache"), "server", "--instance-id", pod.node),
-            *("--host", _LOOPBACK, "--port", str(port), "--http-host", _LOOPBACK, "--http-port", str(door)),
+            *("--host", _LOOPBACK, "--port", str(port), "--http-host", _LOOPBACK, "--http-port", str(http_port)),
             *("--chunk-size", str(self.block), "--hash-algorithm", "sha256_cbor"),
             *("--l1-size-gb", str(tiers.l1_gigabytes), "--eviction-policy", "LRU"),
             *("--supported-transfer-mode", "auto", "--l2-prefetch-policy", "retain"),
@@ -248,7 +250,7 @@ class Vllm:
         if redis is not None:
             adapter = {"type": "resp", "host": _LOOPBACK, "port": redis, "num_workers": 2, "max_capacity_gb": 1}
             command += ["--l2-adapter", json.dumps({**adapter, "shared": True})]
-        return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{door}/healthcheck", _QUIET)
+        return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{http_port}/healthcheck", _QUIET)
 
 
 def _connector(port: int) -> Mapping[str, Any]:

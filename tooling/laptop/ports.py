@@ -21,7 +21,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports nobody listens on now. OSError if there are not that many."""
+    """`count` different ports on which nothing listens now. OSError if there are not that many."""
     found: list[int] = []
     for port in random.sample(range(LOWEST, HIGHEST), HIGHEST - LOWEST):
         if len(found) == count:

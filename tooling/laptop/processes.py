@@ -110,7 +110,7 @@ class Processes:
         return statuses
 
     async def _end_of_group(self, group: int) -> None:
-        """Return when nobody of a process's group is left."""
+        """Return when no process of a process's group is left."""
         try:
             async with asyncio.timeout(self._stop_seconds):
                 while _alive(group):
@@ -134,7 +134,7 @@ class Processes:
 
 
 def _alive(group: int) -> bool:
-    """Whether anybody of a process group runs; those that only wait to be reaped do not."""
+    """Whether any process of a group runs; those that only wait to be reaped do not."""
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
             state, _, found, *_ = (directory / "stat").read_text().rpartition(")")[2].split()

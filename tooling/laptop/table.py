@@ -1,4 +1,4 @@
-"""What a person sees while the chain runs: endpoints and the last decisions, from the EPP's admin door."""
+"""What a person sees while the chain runs: endpoints and the last decisions, from the EPP's admin server."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -97,15 +97,15 @@ async def run(options: UpOptions) -> int:
         async with AsyncExitStack() as stack:
             directory = options.keep_logs or Path(stack.enter_context(TemporaryDirectory(prefix="warmpath-")))
             directory.mkdir(parents=True, exist_ok=True)
-            steered = directory / "strategy.yaml"
-            steer = options.once or (options.engine == "vllm" and options.config is None)
-            if steer:
-                steered.write_text(strategy_text(BASELINE if options.once else options.strategy), encoding="utf-8")
+            followed = directory / "strategy.yaml"
+            follows = options.once or (options.engine == "vllm" and options.config is None)
+            if follows:
+                followed.write_text(strategy_text(BASELINE if options.once else options.strategy), encoding="utf-8")
             shape = Shape(
                 pods=options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
-                picking=("--config", str(steered), *options.allowed) if steer else options.picking,
+                picking=("--config", str(followed), *options.allowed) if follows else options.picking,
                 manifests=options.manifests or MANIFESTS,
                 engine=_engine(options, console),
                 plugins=options.config.absolute().parent if options.config and options.plugins_from != () else None,
@@ -113,9 +113,9 @@ async def run(options: UpOptions) -> int:
             with console.status(f"starting {shape.pods} {shape.engine.what}s, endpoint picker and Envoy"):
                 chain = await stack.enter_async_context(running_chain(shape, directory))
             if options.once:
-                return await _compare(chain, steered, options, console)
-            if steer and (text := knowing_tiers(options.config_text, chain.layout)) != options.config_text:
-                await chain.reconfigure(steered, text)
+                return await _compare(chain, followed, options, console)
+            if follows and (text := knowing_tiers(options.config_text, chain.layout)) != options.config_text:
+                await chain.reconfigure(followed, text)
             await _show(chain, options, console)
     except (ChainError, EngineError, GatewayError, ConfigError) as error:
         raise UpError(str(error)) from error
@@ -130,13 +130,13 @@ def _engine(options: UpOptions, console: Console) -> Engine:
     return Vllm(python, tiers=Tiers() if has_lmcache(python) else None)
 
 
-async def _compare(chain: Chain, steered: Path, options: UpOptions, console: Console) -> int:
+async def _compare(chain: Chain, followed: Path, options: UpOptions, console: Console) -> int:
     """The same workload with round-robin and with the strategy; 1 if an answer is missing."""
     sessions = demo(options.seed)
     outcomes: dict[str, Outcome] = {}
     for name in dict.fromkeys((BASELINE, options.label)):
         if outcomes:
-            await chain.reconfigure(steered, knowing_tiers(options.config_text, chain.layout))
+            await chain.reconfigure(followed, knowing_tiers(options.config_text, chain.layout))
             await chain.forget()
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task(escape(printable(name)), total=sum(len(session.turns) for session in sessions))

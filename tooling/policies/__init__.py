@@ -2,8 +2,8 @@
 
 Each is written anew from its published formula and defaults, and lives on `epp.plugin` alone like a user's plugin.
 None is loaded unless a configuration names it. The configurations beside this file name them all, and those of llm-d
-that are made of stock plugins. Where a project indexes prompts its own way (characters, its own eviction), so does the
-plugin here; where it reads the engines' KV events, it gets the best that is known here, `PrefixMatch`.
+that are made of built-in plugins. Where a project indexes prompts its own way (characters, its own eviction), so does
+the plugin here; where it reads the engines' KV events, it gets the best that is known here, `PrefixMatch`.
 """
 
 from tooling.policies.by_cost import DynamoKv, Lmetric

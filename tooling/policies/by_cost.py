@@ -9,7 +9,7 @@ from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Response, Score
 from tooling.policies.sent_prompts import chain_of
 
 _CUT: Final = 4
-"""Of Dynamo's blocks: prompts in flight are told apart in steps of so many."""
+"""Of Dynamo's blocks: prompts in flight are distinguished in steps of so many."""
 
 _NOTHING: Final[Counter[int]] = Counter()
 

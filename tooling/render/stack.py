@@ -164,7 +164,7 @@ def _with_tiers(documents: list[Any], values: Values) -> list[Any]:
 
 
 def _publish(documents: list[Any]) -> None:
-    """What the component `kv-events` adds: model servers that publish, and a way for the picker to hear them."""
+    """What the component `kv-events` adds: model servers that publish, and what the picker needs to receive them."""
     (vllm,) = _one(documents, "Deployment", "llm")["spec"]["template"]["spec"]["containers"]
     publishing = list(yaml.safe_load_all(_TIERED.read_text(encoding="utf-8")))
     (tiered,) = _one(publishing, "Deployment", "llm")["spec"]["template"]["spec"]["containers"]

@@ -1,7 +1,9 @@
-"""KV events in virtual time: what engines do to their prefix caches and to lower tiers, as a picker that listens hears.
+"""KV events in virtual time: what engines do to their prefix caches and to lower tiers, as a subscribed picker receives
+them.
 
 The messages are left out: events reach the production code as what it makes of vLLM's bytes, and what LMCache's
-coordinator tells as what it makes of pages. Tokens are known exactly, as they are where a model's tokenizer is mounted.
+coordinator reports as what it makes of pages. Tokens are known exactly, as they are where a model's tokenizer is
+mounted.
 """
 
 from array import array
@@ -22,9 +24,9 @@ from tooling.simulator.tiers import CHUNK, Changed
 
 
 def batch_of(changes: Sequence[Change], block_size: int, now: float) -> Batch:
-    """What became of a prefix cache, as its engine tells it. The jobs' `about` are the ids of prompt and answer.
+    """What became of a prefix cache, as its engine reports it. The jobs' `about` are the ids of prompt and answer.
 
-    vLLM tells of each eviction by itself; here those in a row are one event, which says the same.
+    vLLM reports each eviction by itself; here those in a row are one event, which says the same.
     """
     events: list[Event] = []
     gone: list[Hash] = []
@@ -52,7 +54,7 @@ def _stored(change: Stored, size: int) -> BlockStored:
 
 
 def batch_of_l1(changes: Sequence[Changed], now: float) -> Batch:
-    """What became of a node's L1, as each engine on it tells: an event for each new chunk, one for all that went."""
+    """What became of a node's L1, as each engine on it reports: an event for each new chunk, one for all that went."""
     events: list[Event] = []
     for about, chunks, stored, removed in changes:
         events += [
@@ -150,14 +152,14 @@ class EventDelivery:
             at_once(self._tiers.read())
 
     def join(self, endpoint: Endpoint) -> None:
-        """An endpoint's events are heard from now on."""
+        """An endpoint's events are received from now on."""
         self._kv_index.state_of(endpoint).state = "live"
 
     def hear(self, endpoint: Endpoint, batch: Batch, now: float) -> None:
         """A batch arrives."""
-        shelf = self._kv_index.state_of(endpoint)
-        shelf.engine(0).apply(batch)
-        shelf.heard(now, now - batch.ts)
+        state = self._kv_index.state_of(endpoint)
+        state.engine(0).apply(batch)
+        state.heard(now, now - batch.ts)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Its messages count from 0 again: a new process."""

@@ -6,7 +6,7 @@ from math import ceil, floor, log10
 from typing import Final
 
 COLOURS: Final = ("#0b7285", "#e8590c", "#5f3dc4", "#2b8a3e", "#c2255c", "#846358", "#495057", "#f08c00")
-"""By policy, in the order of the table; told apart by people who see few colours, too, by their labels."""
+"""By policy, in the order of the table; distinguishable for people who see few colours, too, by their labels."""
 _WIDTH: Final = 460
 _HEIGHT: Final = 260
 _LEFT: Final = 58

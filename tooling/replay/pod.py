@@ -14,7 +14,7 @@ from tooling.simulator.presets import PodKind
 from tooling.simulator.tiers import CHUNK, Lower
 
 _WATCHED_LEAP: Final = 16
-"""Steps; an engine tells of each one when it ends, so what is told at the end of a leap must not be old by then."""
+"""Steps; an engine reports each one when it ends, so what is reported at the end of a leap must not be old by then."""
 
 
 class VirtualPod:

@@ -53,7 +53,7 @@ class Conditions:
     exchange: float | None = 0.0005
     """Until the other replicas know of a decision: about one small message in a cluster's network; None = never."""
     event_lag: float = 0.002
-    """From the end of a pod's step to its KV events' being heard, for policies that listen."""
+    """From the end of a pod's step to its KV events' arrival, for policies that listen."""
     sees_answer: bool = True
     """The gateway shows answers to the picker, so first tokens and usage are known; false is the lean wiring."""
     foreign: float = 0.0
@@ -202,7 +202,7 @@ class Replay:
         self._feed()
 
     def _drain(self) -> None:
-        """Let the replicas hear of what has ended; nothing else is left to happen."""
+        """Let the replicas learn what has ended; nothing else is left to happen."""
         while self._events:
             self.now, _, _, action, arguments = heappop(self._events)
             if action in (self._tell, self._tell_adopted, self._hear, self._note):
@@ -243,7 +243,7 @@ class Replay:
         decisions: list[Decision | None] = [None] * len(self.replicas)
         decisions[home] = decision
         pod = replica.pod_of[decision.endpoint]
-        for fallback in decision.endpoints[1:]:  # the gateway's retry, where nobody answers
+        for fallback in decision.endpoints[1:]:  # the gateway's retry, where no endpoint answers
             if pod.alive:
                 break
             pod = replica.pod_of[fallback]
@@ -328,12 +328,12 @@ class Replay:
         self._feed()
 
     def _tell_events(self, pod: VirtualPod) -> None:
-        """Pods tell what became of their prefix caches when a step has ended, before its tokens are sent."""
+        """Pods report what became of their prefix caches when a step has ended, before its tokens are sent."""
         if self._listening and (changes := pod.engine.changes()):
             self._told(pod, batch_of(changes, pod.kind.parameters.block_size, self.now))
         if self._listening and pod.lower is not None:
             if changed := self._changes(pod.lower.l1, pod.node):
-                for mate in self._mates[pod]:  # each engine on a node tells of its L1
+                for mate in self._mates[pod]:  # each engine on a node reports its L1
                     if mate.alive:
                         self._told(mate, batch_of_l1(changed, self.now))
             self._changes(pod.lower.l2, "")
@@ -343,7 +343,7 @@ class Replay:
             self._at(self.now + self.conditions.event_lag, self._hear, replica, pod, batch)
 
     def _changes(self, tier: Tier | None, node: str) -> Sequence[Changed]:
-        """What a tier has to tell; the tier_log will have it as late as the pickers have events."""
+        """What a tier has to report; the tier_log will have it as late as the pickers have events."""
         changes = tier.changes() if tier is not None else ()
         if changes:
             self._at(self.now + self.conditions.event_lag, self._note, node, changes)
@@ -380,7 +380,7 @@ class Replay:
         self._ended(flight.number, failed=False)
 
     def _tell_all(self, flight: _Flight, what: str) -> None:
-        """The replica that chose sees it now, the others when they are told."""
+        """The replica that chose sees it now, the others after the exchange."""
         if flight.home < 0:
             return
         self._tell(flight.home, flight, what)

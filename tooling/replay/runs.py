@@ -28,7 +28,7 @@ _MEASURED: Final = 40_000
 """Requests made to measure saturation; it takes as many of them as it needs."""
 
 Progress = Callable[[str, int, int], None]
-"""Told (what runs, requests ended, requests in all)."""
+"""Called with (what runs, requests ended, requests in all)."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What is replayed: requests with their times and what their prompts share. Pure data, and the Mooncake reader.
 
 A prompt is a path of pieces. A piece's number stands for its text and everything before it, so prompts share exactly
-the pieces that their paths begin with alike; what the text is does not matter to anybody.
+the pieces that their paths begin with alike; what the text is does not matter.
 """
 
 import gzip

@@ -22,7 +22,7 @@ bat cod eel jay kit pup yak red tan low big new old raw dry wet sly shy odd few 
 WORDS = tuple(f"{word} " for word in _VOCABULARY.split())
 
 MEDIAN = 64
-"""Typical length of an answer that nobody cuts, in tokens."""
+"""Typical length of an answer that is not cut, in tokens."""
 SPREAD = 0.5
 """Standard deviation of the logarithm of that length."""
 LONGEST = 512

@@ -19,7 +19,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self.count = count
         self.on_evicted: Callable[[list[int]], None] | None = None
-        """Told the hashes of cached blocks that are overwritten, each once for each of its copies."""
+        """Called with the hashes of cached blocks that are overwritten, each once for each of its copies."""
         self._references = [0] * count
         self._hash_of: list[int | None] = [None] * count
         self._by_hash: dict[int, int] = {}
@@ -84,7 +84,7 @@ class Blocks:
                 evicted.append(value)
                 if value in twins:
                     self._hand_over(value, block)
-                else:  # nearly always: nobody else has it
+                else:  # nearly always: no other job has it
                     del by_hash[value]
         if evicted and self.on_evicted is not None:
             self.on_evicted(evicted)
@@ -126,7 +126,7 @@ class Blocks:
             del self._twins[value]
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not balance. Costs a pass over all blocks: for tests."""
+        """Raise AssertionError if the accounts do not add up. Costs a pass over all blocks: for tests."""
         assert all(count >= 0 for count in self._references), "negative reference count"
         idle = {block for block, count in enumerate(self._references) if not count}
         assert idle == set(self._free), "the free queue is not exactly the unreferenced blocks"

@@ -225,7 +225,7 @@ class Engine:
         self._kv.on_evicted = lambda hashes: self._changed(Evicted(hashes))
 
     def changes(self) -> list[Change]:
-        """What became of the prefix cache since this was asked last, in order; [] where nobody watches."""
+        """What became of the prefix cache since this was asked last, in order; [] where nothing watches."""
         changes = self._changes
         if not changes:
             return []
@@ -317,7 +317,7 @@ class Engine:
     def step(self, now: float) -> Step | None:
         """Run one step that starts at `now`; None if there is nothing to do.
 
-        Jobs that finish free their blocks at once: nobody can use them before the next step anyway. While something is
+        Jobs that finish free their blocks at once: no job can use them before the next step anyway. While something is
         being loaded there may be nothing to do before `ready_at`.
         """
         if self._loading:
@@ -363,7 +363,7 @@ class Engine:
         return ends if len(ends) > 1 else []
 
     def leapt(self, steps: int) -> None:
-        """Do the first `steps` of what `leap` told, nothing having been added or aborted since."""
+        """Do the first `steps` of what `leap` returned, nothing having been added or aborted since."""
         size, running = self.parameters.block_size, self._running
         crossings: list[tuple[int, int, bool]] = []
         for index, job in enumerate(running):
@@ -438,7 +438,7 @@ class Engine:
         return True
 
     def _admit(self, batch: "_Batch", now: float) -> None:
-        """Move waiting jobs into the batch while the first in line fits as a whole. Nobody overtakes."""
+        """Move waiting jobs into the batch while the first in line fits as a whole. No job overtakes."""
         block_size = self.parameters.block_size
         most = self.parameters.max_running - len(self._loading)
         while self._waiting and batch.budget and len(self._running) < most:
@@ -559,7 +559,7 @@ class Engine:
         """Raise AssertionError if memory and queues do not agree. For tests."""
         self._kv.check()
         held = Counter(block for job in (*self._running, *self._loading) for block in job.blocks)
-        assert self._kv.count - self._kv.free == len(held), "blocks are held by nobody, or freed while held"
+        assert self._kv.count - self._kv.free == len(held), "blocks are held by no job, or freed while held"
         assert set(self._jobs) == {job.id for job in (*self._running, *self._loading, *self._waiting)}, (
             "a request is lost"
         )

@@ -1,7 +1,7 @@
 """The pod's KV events on the wire, as vLLM 0.32 publishes them: zmq PUB, a ROUTER that repeats, and who asks where.
 
-An engine tells which block hashes it stored and evicted; what the events say beyond that (tokens, the block before, the
-adapter, the salt) is added here.
+An engine reports which block hashes it stored and evicted; what the events say beyond that (tokens, the block before,
+the adapter, the salt) is added here.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ def events_of(changes: Sequence[Change], block_size: int) -> list[dict[str, Any]
     """What became of a prefix cache as vLLM 0.32 says it. The jobs' `about` is a `Said`."""
     events: list[dict[str, Any]] = []
     for change in changes:
-        if isinstance(change, Evicted):  # vLLM tells of each by itself
+        if isinstance(change, Evicted):  # vLLM reports each by itself
             events += [
                 {"type": "BlockRemoved", "block_hashes": [each], "medium": "GPU", "group_idx": 0}
                 for each in change.hashes

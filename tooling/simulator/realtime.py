@@ -1,4 +1,4 @@
-"""Runs an engine in real time: one task steps it, sleeps out each step, and tells those who wait for tokens."""
+"""Runs an engine in real time: one task steps it, sleeps out each step, and wakes those who wait for tokens."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +54,9 @@ class RealTimeEngine:
         self.slow = 1.0
         """Factor on all step times, for faults."""
         self.on_changes: Callable[[Sequence[Change]], None] | None = None
-        """Told what became of the prefix cache at the end of a step that changed it, just before its tokens come."""
+        """Called with what became of the prefix cache at the end of a step that changed it, just before its tokens
+        come.
+        """
         self._pace = pace
         self._histograms = histograms
         self._lives: dict[str, Live] = {}

@@ -18,7 +18,7 @@ CHUNK: Final = 256
 """Tokens of a chunk: LMCache's default. A multiple of the engine's block size."""
 L1_SPEED: Final = 300_000.0
 L2_SPEED: Final = 30_000.0
-"""Tokens a second where nobody says otherwise: what `expected-ttft` takes them to be (`l1_speed`, `l2_speed`)."""
+"""Tokens a second by default: what `expected-ttft` takes them to be (`l1TokensPerSecond`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Tier:
         self._changes = []
 
     def changes(self) -> list[Changed]:
-        """What came and went since this was asked last, in order; [] where nobody watches."""
+        """What came and went since this was asked last, in order; [] where nothing watches."""
         changes = self._changes
         if not changes:
             return []

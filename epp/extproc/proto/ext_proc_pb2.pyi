@@ -174,7 +174,7 @@ Global___HttpTrailers: _TypeAlias = HttpTrailers  # noqa: Y015
 
 @_typing.final
 class Incoming(_message.Message):
-    """The same ProcessingRequest as the door reads it, at a third of the cost: headers stay entries, each a HeaderValue, and
+    """The same ProcessingRequest as the server reads it, at a third of the cost: headers stay entries, each a HeaderValue, and
     what is the same in message after message stays bytes. So each is taken apart once and known again by its bytes.
     """
 

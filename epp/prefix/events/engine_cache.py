@@ -46,7 +46,7 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder(list[list[Any] | None]).decode
 
 State = Literal["off", "connecting", "replaying", "live", "lost"]
-"""Of an endpoint's events: it publishes none; never heard yet; catching up; heard; was heard and is not."""
+"""Of an endpoint's events: it publishes none; no event yet; catching up; received; received until lately."""
 
 
 class KvEventIndex:
@@ -72,7 +72,7 @@ class KvEventIndex:
         self.faults: dict[str, int] = {}
         """What went wrong with the messages, see `epp.prefix.events.stream`; and replays."""
         self.on_emptied: Callable[[Endpoint], None] = lambda endpoint: None
-        """Told of an endpoint whose device cache is empty: it was cleared, or is another process's."""
+        """Called with an endpoint whose device cache is empty: it was cleared, or is another process's."""
         self._kv_index: dict[Endpoint, EndpointKvState] = {}
 
     def state_of(self, endpoint: Endpoint) -> "EndpointKvState":
@@ -84,7 +84,7 @@ class KvEventIndex:
 
     @property
     def heard(self) -> bool:
-        """Whether any endpoint's events are heard."""
+        """Whether any endpoint's events are received."""
         return any(kv_state.state == "live" for kv_state in self._kv_index.values())
 
     def leave(self, endpoint: Endpoint) -> None:
@@ -111,7 +111,9 @@ class KvEventIndex:
 
 
 class EndpointKvState:
-    """What one endpoint's engines said: one cache for each data-parallel rank, and how well we hear them."""
+    """What one endpoint's engines said: one cache for each data-parallel rank, and how far their events are
+    received.
+    """
 
     def __init__(self, endpoint: Endpoint, kv_index: KvEventIndex) -> None:
         self.engines: dict[int, EngineCache] = {}
@@ -159,7 +161,7 @@ class EngineCache:
         self.early: dict[Medium, _Early] = {}
         """Of each tier, blocks whose predecessor did not come yet."""
         self.partial = False
-        """It holds blocks of which we shall not hear any more; so what is known of it is not what it holds."""
+        """It holds blocks of which no event will come; so what is known of it is not what it holds."""
         self._adapters: set[str] = set()
         self.unfinished: list[HeldBlocks] = []
         """Tiers that an event left much to do in."""
@@ -198,7 +200,7 @@ class EngineCache:
                     self._removed(event)
                 else:
                     self._cleared()
-            # Of token ids, or of extra keys that nobody can write down or that are nested too deeply for it.
+            # Of token ids, or of extra keys that cannot be encoded or that are nested too deeply for it.
             except (OverflowError, RecursionError, TypeError, ValueError):
                 self._kv_index.counts["malformed"] += 1
             if unfinished:
@@ -375,7 +377,7 @@ class EngineCache:
 
 
 class _Waiting:
-    """Stored blocks of one event, as long as nobody knows the one before them: what is needed of it, no more."""
+    """Stored blocks of one event, as long as the one before them is unknown: what is needed of it, no more."""
 
     __slots__ = ("extras", "lora_name", "names", "parent", "size", "tokens")
 

@@ -32,7 +32,7 @@ class Budget:
         self.limit = limit
         self.used = 0
         self.evicted = 0
-        """Blocks forgotten or left out for want of room, though an engine holds them."""
+        """Blocks forgotten or left out for lack of space, though an engine holds them."""
 
 
 class HeldBlocks:
@@ -183,7 +183,7 @@ class HeldBlocks:
             self._free.remove(NOBODY)
 
     def _release(self, row: int) -> None:
-        """Give up a row that nobody holds and nobody is behind; then those before it that were kept for it alone."""
+        """Give up a row that no endpoint holds and no row follows; then those before it that were kept for it alone."""
         copies, behind, followers, leaders = self._copies, self._behind, self._next, self._last
         while True:
             before, next_, last = self._before[row], followers[row], leaders[row]
@@ -309,11 +309,11 @@ class HeldBlocks:
         return ends
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not balance. Costs a pass over everything: for tests."""
+        """Raise AssertionError if the accounts do not add up. Costs a pass over everything: for tests."""
         self.finish()
         for name, row in self.rows.items():
             assert self._names[row] == name, "a row under another's name"
-            assert self._copies[row] or self._behind[row], "kept for nobody"
+            assert self._copies[row] or self._behind[row], "kept without need"
             before = self._before[row]
             assert row in self._those_behind(before), "a block that the one before it does not know"
             if self._shown[row]:

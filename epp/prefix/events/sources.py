@@ -22,7 +22,7 @@ _LONGEST_TOPIC: Final = 1024
 
 @dataclass(frozen=True)
 class PodDiscovery:
-    """Ports where a pod does not tell its own. Which pods there are, the pool says; the selectors are not used."""
+    """Ports where a pod does not publish its own. Which pods there are, the pool says; the selectors are not used."""
 
     socket_port: int = CONVENTION
     replay_socket_port: int = 0
@@ -88,7 +88,7 @@ def told(page: bytes, address: str) -> list[Source]:
 
 
 def conventional(name: str, address: str, config: PodDiscovery) -> list[Source]:
-    """Where an endpoint that does not tell publishes, if it does: a port of its own for each data-parallel rank."""
+    """Where an endpoint that does not say publishes, if it does: a port of its own for each data-parallel rank."""
     found = _RANK.search(name)
     rank = int(found[1]) if found else 0
     host = address.rpartition(":")[0]

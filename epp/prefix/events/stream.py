@@ -2,7 +2,7 @@
 nobody.
 
 Messages are numbered from 0 in each process. A number that is missing is asked for again; a number that goes back is a
-new process, whose predecessor's blocks are gone. A new process that has counted as far as the old one is told apart by
+new process, whose predecessor's blocks are gone. A new process that has counted as far as the old one is recognised by
 asking for the last message we took once more: the old process has it still, byte for byte, the new one has another.
 """
 
@@ -21,8 +21,8 @@ _MOST: Final = 5
 
 
 class EventStream:
-    """`replays`: the publisher answers requests for messages. `count(fault)` is told of each fault, for the metrics:
-    gap, restart, lost (knowledge dropped because nobody could say what was missed), malformed (a whole message),
+    """`replays`: the publisher answers requests for messages. `count(fault)` is called for each fault, for the metrics:
+    gap, restart, lost (knowledge dropped because what was missed is unknown), malformed (a whole message),
     too-large (a message of more than `largest` bytes: it is not read, and what was known is dropped).
 
     Of a large message only a part is taken over at once; `step` until the rest is too. What comes before that finds it
@@ -33,7 +33,7 @@ class EventStream:
         self.cache = cache
         self.replays = replays
         self.lag_of: Callable[[float], None] = lambda ts: None
-        """Told the timestamp of each batch as it comes."""
+        """Called with the timestamp of each batch as it comes."""
         self._count = count
         self._largest = largest
         self._rest: Iterator[Batch] | None = None
@@ -49,14 +49,14 @@ class EventStream:
         self._unsure = True
         """Whatever comes next is taken: nothing is known, so nothing can be missed."""
         self._heard = -1
-        """Number heard last on this connection, replays left out."""
+        """Number received last on this connection, replays left out."""
 
     def connected(self) -> bool:
         """A connection was made, for the first time or anew. True: `wants` a replay before anything else."""
         self._heard = -1
         if self.replays:
             return True
-        if not self._unsure:  # nobody can tell what was said meanwhile, or whether it is the same process
+        if not self._unsure:  # unknown: what was published meanwhile, and whether it is the same process
             self._forget("lost")
         return False
 
@@ -92,7 +92,7 @@ class EventStream:
         return Replay(self)
 
     def gave_up(self) -> None:
-        """A replay did not come about, and nobody knows what was missed."""
+        """A replay did not come about, and what was missed is unknown."""
         if not self._unsure:
             self._forget("lost")
 

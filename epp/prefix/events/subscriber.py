@@ -1,4 +1,4 @@
-"""The door of KV events: a zmq subscriber for each engine of a pool, or one that engines connect to. zmq is only here.
+"""KV events over zmq: a subscriber for each engine of a pool, or one that engines connect to. zmq is only here.
 
 Each endpoint is asked where it publishes, then listened to, and asked again when its publisher is gone for good.
 Sockets, tasks and what engines said live as long as their endpoint is in the pool.
@@ -24,8 +24,8 @@ from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
 
 _FRAME: Final = 4
-"""Times the largest message that zmq takes off the wire. Between the two a message is told of as too large; beyond, zmq
-closes the connection, which is told of as lost."""
+"""Times the largest message that zmq takes off the wire. Between the two a message is reported as too large; beyond,
+zmq closes the connection, which is reported as lost."""
 _QUEUE_BYTES: Final = 64 << 20
 """Of messages of one endpoint that wait for us, if all are as large as zmq takes them. What is beyond waits at the
 publisher, which drops what is too much; it is asked for again."""
@@ -186,7 +186,7 @@ def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
 
 
 class EndpointSubscription:
-    """One endpoint: where it publishes, a stream for each of its ranks, and whether all of them are heard."""
+    """One endpoint: where it publishes, a stream for each of its ranks, and whether all of them are received."""
 
     def __init__(
         self,
@@ -253,23 +253,25 @@ class EndpointSubscription:
         return told(page, self._endpoint.address)
 
     async def _hear(self, sources: list[Source]) -> bool:
-        """Listen to all until one is gone for good; whether any was ever heard."""
-        feeds = [(source, self.stream(source.rank, replays=bool(source.replay))) for source in sources]
-        heard = [_Subscription(self, source, stream, len(feeds)) for source, stream in feeds if stream is not None]
-        if not heard:
+        """Receive from all until one is gone for good; whether any was ever connected."""
+        streams = [(source, self.stream(source.rank, replays=bool(source.replay))) for source in sources]
+        subscriptions = [
+            _Subscription(self, source, stream, len(streams)) for source, stream in streams if stream is not None
+        ]
+        if not subscriptions:
             return False
         gone = asyncio.Event()
 
-        async def hear(one: _Subscription) -> None:
+        async def receive(one: _Subscription) -> None:
             await one.run()
             gone.set()
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(hear(one)) for one in heard]
+            tasks = [group.create_task(receive(one)) for one in subscriptions]
             await gone.wait()
             for task in tasks:
                 task.cancel()
-        return any(one.was_connected for one in heard)
+        return any(one.was_connected for one in subscriptions)
 
     async def _hear_central(self) -> None:
         """Messages from the socket that engines connect to. There is no telling when one is gone: it is silent then."""
@@ -298,7 +300,7 @@ class EndpointSubscription:
             self._central.drop(self._endpoint)
 
     def stream(self, rank: int, *, replays: bool) -> EventStream | None:
-        """The stream of a rank; None, and told of, where it can be none or the endpoint has too many already."""
+        """The stream of a rank; None, and reported, where it can be none or the endpoint has too many already."""
         stream = self._streams.get(rank)
         if stream is None:
             if not 0 <= rank < RANKS or len(self._streams) >= MOST:
@@ -330,7 +332,7 @@ class EndpointSubscription:
             self._tell()
 
     def count(self, fault: str) -> None:
-        """A fault of the subscription; the last words tell people which endpoint it was."""
+        """A fault of the subscription; the last words say which endpoint it was."""
         self._kv_index.faults[fault] = self._kv_index.faults.get(fault, 0) + 1
         self._owner._services.degraded(f"kv-events-{fault}", self._endpoint.name)
 
@@ -467,7 +469,7 @@ class _Subscription:
             subscription.set_replaying(self._source.rank, False)
 
     async def _request(self, replay: Replay) -> bool:
-        """Ask once. False: the answer was let end before its end, for want of room."""
+        """Ask once. False: the answer was cut off for lack of space."""
         answer, ended = await self._answer(replay.start)
         while answer:
             await self._subscription_of.turn()
@@ -476,7 +478,7 @@ class _Subscription:
         return ended
 
     async def _answer(self, start: int) -> tuple[deque[tuple[int, bytes]], bool]:
-        """What the publisher repeats from a number on, as far as there is room; and whether that was all.
+        """What the publisher repeats from a number on, as far as there is space; and whether that was all.
 
         It is taken as fast as it comes: a publisher drops what a slow link does not take.
         """
@@ -513,7 +515,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _subscriber(context: zmq.asyncio.Context, config: KvEvents, publishers: int) -> zmq.asyncio.Socket:
-    """A socket for one of `publishers` that share the room for messages."""
+    """A socket for one of `publishers` that share the space for messages."""
     largest = _FRAME * config.max_message_bytes
     socket = context.socket(zmq.SUB)
     socket.setsockopt(zmq.MAXMSGSIZE, largest)

@@ -20,7 +20,7 @@ MEDIA: Final[dict[str | None, Medium]] = {
 WHOLE_PROMPT: Final = frozenset({"", "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache in which a prefix is reused as a whole. Others (sliding windows, mamba) forget its beginning."""
 LOW: Final = (1 << 64) - 1
-"""Block hashes are told apart by their low 64 bits."""
+"""Block hashes are distinguished by their low 64 bits."""
 
 AT_ONCE: Final = 8 << 10
 """Bytes of a message that is not worth to be taken over in `parts`, whatever is in it."""
@@ -219,7 +219,7 @@ def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRe
             yield BlockRemoved(hashes[at : at + _PART], event.medium, event.group_idx)
         return
     ids, size, keys = event.token_ids or (), event.block_size, event.extra_keys
-    if ids and not 0 < size * len(hashes) <= len(ids):  # nobody takes it over
+    if ids and not 0 < size * len(hashes) <= len(ids):  # it is not taken over
         yield event
         return
     for at in range(0, len(hashes), _PART):

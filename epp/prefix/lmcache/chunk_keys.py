@@ -1,8 +1,8 @@
 """Token ids as LMCache names them: a hash for each full chunk, over it and all before it. Pure.
 
-LMCache hashes as vLLM does if it is told to (`--hash-algorithm sha256_cbor`), else with BLAKE3
-(`lmcache/v1/multiprocess/token_hasher.py`, 0.5.6). Names are told apart by their low 64 bits, as vLLM's events do. The
-cache salt is no part of a chunk's hash there, but stands beside it; `salted` makes one name of both.
+LMCache hashes as vLLM does if configured to (`--hash-algorithm sha256_cbor`), else with BLAKE3
+(`lmcache/v1/multiprocess/token_hasher.py`, 0.5.6). Names are distinguished by their low 64 bits, as vLLM's events do.
+The cache salt is no part of a chunk's hash there, but stands beside it; `salted` makes one name of both.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def _blake3_first() -> bytes:
 
 def _blake3_name(before: bytes, ids: "array[int]") -> bytes:
     if byteorder == "little":
-        ids.byteswap()  # a slice: nobody else's
+        ids.byteswap()  # a copy: used here only
     return blake3.blake3(before + ids.tobytes()).digest()
 
 

@@ -18,7 +18,7 @@ PAGE: Final = 1000
 """Keys asked for at once, where a page of them is not too large: about half a megabyte, a few milliseconds to read. A
 key that many nodes hold has a row of kilobytes."""
 _LEAST: Final = 20
-"""Keys asked for at once at least, and told at once where there are more."""
+"""Keys asked for at once at least, and returned at once where there are more."""
 _LARGEST: Final = 2 << 20
 """Bytes of an answer."""
 
@@ -60,7 +60,7 @@ class Rows(msgspec.Struct, gc=False):
 
     @property
     def chunk(self) -> int:
-        """Tokens of a chunk; 0 where the page does not tell."""
+        """Tokens of a chunk; 0 where the page does not say."""
         return max((row.num_tokens for row in self.keys), default=0)
 
     @property
@@ -129,9 +129,9 @@ class Coordinator:
         while True:
             try:
                 page: Page = await self._ask(f"GET /directory/keys?offset={offset}&limit={self._page}", b"", _PAGE)
-                told = len(page.keys)
-                if told > self._page or (told < min(_LEAST, self._page) and offset + told < page.total):
-                    raise Away(f"{told} keys of {page.total} from {offset} on, where {self._page} were asked for")
+                count = len(page.keys)
+                if count > self._page or (count < min(_LEAST, self._page) and offset + count < page.total):
+                    raise Away(f"{count} keys of {page.total} from {offset} on, where {self._page} were asked for")
                 return page
             except Away as error:
                 if not error.large or self._page <= _LEAST:
@@ -155,7 +155,7 @@ class Coordinator:
         return job.request_id
 
     async def prefetched(self, instance: str, job: str) -> int | None:
-        """Chunks that a prefetch loaded; None while it is at it. Raises Away, also where nobody knows the job.
+        """Chunks that a prefetch loaded; None while it is at it. Raises Away, also where the job is unknown.
 
         An instance remembers each job until it was asked for after its end.
         """

@@ -26,13 +26,13 @@ class Held(NamedTuple):
 class Directory:
     """`limit` bounds memory: chunks remembered, at `ENTRY_BYTES` each; beyond it new ones are left out.
 
-    A ninth of the room is for what was asked for by itself, of which the oldest makes room.
+    A ninth of the space is for what was asked for by itself, of which the oldest is dropped.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.left_out = 0
-        """Times a chunk was left out for want of room."""
+        """Times a chunk was left out for lack of space."""
         self._masks: dict[int, int] = {}
         self._asked_for: dict[int, int] = {}
         """Oldest first."""
@@ -48,7 +48,7 @@ class Directory:
         return len(self._masks) + len(self._asked_for)
 
     def bit(self, instance: str) -> int:
-        """The bit of an instance's L1, which holds something; 0 where there are too many to tell apart."""
+        """The bit of an instance's L1, which holds something; 0 where there are too many to distinguish."""
         bit = self._instances.get(instance, 0)
         if not bit:
             if len(self._instances) >= _INSTANCES:
@@ -84,7 +84,7 @@ class Directory:
             asked_for[name] = mask
 
     def begin(self) -> None:
-        """All there are will be told, by `stage`, to be known from `finish` on. Until then nothing changes."""
+        """All there are will come, by `stage`, to be known from `finish` on. Until then nothing changes."""
         self._fresh, self._seen = {}, set()
 
     def stage(self, chunks: Iterable[tuple[int, int]]) -> None:
@@ -103,7 +103,7 @@ class Directory:
         self._instances, self._free, self._seen = {}, [], set()
 
     def held(self, chain: Sequence[int]) -> list[Held]:
-        """Who holds the chunks of `chain`, from its beginning to the first that nobody holds."""
+        """Who holds the chunks of `chain`, from its beginning to the first that no tier holds."""
         runs: list[Held] = []
         get, asked_for, last = self._masks.get, self._asked_for, 0
         for at, name in enumerate(chain):

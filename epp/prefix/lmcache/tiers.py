@@ -1,10 +1,10 @@
 """What LMCache holds in L1 and L2: a mirror of its coordinator's directory, never asked for on a request's way.
 
-The directory is listed, since the coordinator's API has no feed: what is new stands at its end, so the end is read each
-second; what moved or went is found by reading it all, each time while that is one page, else now and then. In between
-entries may be stale, which costs a wrong hint and nothing else. Of a directory that is larger than we remember, prompts
-are looked up after they were sent, for the sake of those that begin alike. While the coordinator is away nothing counts
-as held.
+The directory is listed, since the coordinator's API has no event stream: what is new stands at its end, so the end is
+read each second; what moved or went is found by reading it all, each time while that is one page, else now and then. In
+between entries may be stale, which costs a wrong hint and nothing else. Of a directory that is larger than we remember,
+prompts are looked up after they were sent, for the sake of those that begin alike. While the coordinator is away
+nothing counts as held.
 """
 
 import asyncio
@@ -40,11 +40,11 @@ class Listed(Protocol):
 
     @property
     def keys(self) -> Sized:
-        """Those told here."""
+        """Those reported here."""
 
     @property
     def chunk(self) -> int:
-        """Tokens of a chunk; 0 where it does not tell."""
+        """Tokens of a chunk; 0 where it does not say."""
 
     @property
     def models(self) -> set[str]:
@@ -55,7 +55,7 @@ class Listed(Protocol):
 
 
 class Lister(Protocol):
-    """Who tells what the directory has: `epp.prefix.lmcache.coordinator.Coordinator`."""
+    """The source of the directory: `epp.prefix.lmcache.coordinator.Coordinator`."""
 
     async def keys(self, offset: int) -> Listed:
         """Some keys, from that place on. Raises Away."""
@@ -103,7 +103,7 @@ class Tiers:
     ) -> None:
         self.directory = Directory(config.max_chunks)
         self.chunk = 0
-        """Tokens of a chunk, as the directory tells; 0 until it does."""
+        """Tokens of a chunk, as the directory says; 0 until it does."""
         self.reached = False
         """Whether the last reading succeeded."""
         self.total = 0
@@ -155,8 +155,8 @@ class Tiers:
 
     def picked(self, endpoint: Endpoint, l2: int, ids: Sequence[int], salt: str) -> None:
         """A request was given to an endpoint that would load `l2` tokens of it from L2."""
-        # Where nobody waits the engine looks the request up before a prefetch ends: that would load everything twice,
-        # and LMCache 0.5.6 finds nothing at all if the prefetch ends between its looks at L1 and at L2.
+        # Where no request waits the engine looks the request up before a prefetch ends: that would load everything
+        # twice, and LMCache 0.5.6 finds nothing at all if the prefetch ends between its looks at L1 and at L2.
         if self._config.prefetch and l2 > 0 and endpoint.node and endpoint.load.waiting > 0:
             self._want(endpoint.node, ids, salt)
         if self.total > self.directory.limit and len(ids) >= self.chunk > 0:
@@ -189,16 +189,16 @@ class Tiers:
             self._coordinator.close()
 
     async def _follow(self, degraded: Tell) -> None:
-        told = False
+        reported = False
         while True:
             try:
                 await self.read()
                 await self._ask_after()
-                told = False
+                reported = False
             except Away as error:
                 self._forget()
-                if not told:
-                    told = True
+                if not reported:
+                    reported = True
                     degraded("tiers-away", f"LMCache's coordinator at {self._config.coordinator}: {error}")
             await asyncio.sleep(self.interval)
 

@@ -14,13 +14,13 @@ _OVERHEAD: Final = 250
 
 
 class TokenCache:
-    """Text of a tokenizer -> ids. Used by several threads. `room` in bytes bounds all that is kept.
+    """Text of a tokenizer -> ids. Used by several threads. `limit` in bytes bounds all that is kept.
 
     Keys are digests of 128 bits, so the text itself is not kept: no prompt lies about in memory because of it.
     """
 
-    def __init__(self, room: int) -> None:
-        self._room = room
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._lock = Lock()
         self._kept: OrderedDict[bytes, Ids] = OrderedDict()
         self.bytes = 0
@@ -41,18 +41,18 @@ class TokenCache:
     def put(self, key: bytes, ids: Ids, encoded: int) -> None:
         """Remember what `encoded` bytes of text gave.
 
-        A piece larger than a quarter of the room is not kept, for it would push out everybody's.
+        A piece larger than a quarter of that is not kept, for it would push out all others.
         """
         size = _size(ids)
         with self._lock:
             self.encoded += encoded
-            if size > self._room // 4:
+            if size > self._limit // 4:
                 return
             if (old := self._kept.pop(key, None)) is not None:
                 self.bytes -= _size(old)
             self._kept[key] = ids
             self.bytes += size
-            while self.bytes > self._room:
+            while self.bytes > self._limit:
                 _, forgotten = self._kept.popitem(last=False)
                 self.bytes -= _size(forgotten)
 

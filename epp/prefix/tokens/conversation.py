@@ -43,7 +43,7 @@ _BILLING: Final = "x-anthropic-billing-header"
 
 
 class Unsupported(Exception):
-    """The prompt's tokens cannot be told here. The text says why, without a word of the prompt."""
+    """The prompt's tokens cannot be found here. The text says why, without a word of the prompt."""
 
 
 def conversation(messages: Sequence[Message], *, parts: bool, developer: bool) -> list[Message]:

@@ -1,7 +1,7 @@
 """What a request asks an engine to read, before it becomes tokens: a conversation, a text, or token ids.
 
-What vLLM 0.32 reads of a body at its HTTP door. A body that
-vLLM would refuse, and one whose prompt is not made of text alone, is `Unsupported`: nobody needs its tokens.
+What vLLM 0.32's HTTP API reads of a body. A body that
+vLLM would refuse, and one whose prompt is not made of text alone, is `Unsupported`: its tokens are not needed.
 """
 
 from array import array
@@ -22,7 +22,7 @@ is decoded in one step that lets no other thread run, and its time goes with the
 MAX_PAIRS: Final = 50_000
 """Colons, so no less than keys of objects, which take longest: some 20 ms for so many."""
 _SMALL: Final = 64 << 10
-"""Bytes of a body in which nobody counts."""
+"""Bytes of a body in which tokens are not counted."""
 
 _NOT_FOR_TEMPLATES: Final = frozenset(
     (

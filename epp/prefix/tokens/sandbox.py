@@ -25,7 +25,7 @@ _GONE: Final = ("batch", "center", "pprint", "slice", "urlize", "wordwrap", "xml
 _METHODS: Final = frozenset(("expandtabs", "join", "replace", "translate"))
 """Of texts: those that multiply what they are given. Widths are numbers, which are bounded for every call."""
 _WIDE: Final = re.compile(r"\d{6}|%[^%a-zA-Z]*\*")
-"""A width in a format that is beyond any use, or is told by an argument."""
+"""A width in a format that is beyond any use, or is given by an argument."""
 _TICK: Final = "_warmpath_tick"
 _JOIN: Final = "_warmpath_join"
 _SHOW: Final = "_warmpath_show"

@@ -40,7 +40,7 @@ ANY_MODEL: Final = "*"
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Where a model's tokenizer is, and what its engines were told beside it."""
+    """Where a model's tokenizer is, and the flags of its engines beside it."""
 
     path: str
     """Directory with tokenizer.json and what usually lies beside it; or `hf:ORG/NAME[@REVISION]`, a model on the hub or

@@ -109,7 +109,7 @@ class ModelTokenizer:
     ) -> "ModelTokenizer":
         """From a directory with tokenizer.json and what usually lies beside it. Takes seconds for a large vocabulary.
 
-        `chat_template`, `content_format` and `chat_template_kwargs` are what the engine was told with flags of such
+        `chat_template`, `content_format` and `chat_template_kwargs` are what the engine was given with flags of such
         names. Raises ConfigError with the file and what was expected in it.
         """
         if not directory.is_dir():

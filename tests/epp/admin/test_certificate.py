@@ -1,4 +1,4 @@
-"""The second door over TLS: renewed pairs are used, bad ones refused, and readers show certificates where asked."""
+"""The admin server over TLS: renewed pairs are used, bad ones refused, and readers show certificates where asked."""
 
 import asyncio
 import os

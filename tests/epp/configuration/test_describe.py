@@ -1,6 +1,9 @@
 """What `warmpath check` prints: the pipeline in order, every parameter, what was added."""
 
+import pytest
+
 from epp.configuration.describe import describe
+from epp.errors import ConfigError
 from tests.support.pipelines import loaded
 
 CONFIG = """
@@ -93,6 +96,39 @@ def test_names_cannot_steer_a_terminal() -> None:
         ).count(r"w\x1b[2Jx")
         == 2
     )
+
+
+TTFT = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins: [{{type: expected-ttft, parameters: {{{}}}}}]
+schedulingProfiles: [{{name: main, plugins: [{{pluginRef: expected-ttft}}]}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("short", "name", "value"),
+    [
+        ("g", "workWeight", "2.5"),
+        ("s", "stallWeight", "0.3"),
+        ("lin", "prefillSecondsPerToken", "0.001"),
+        ("att", "attentionSecondsPerTokenPair", "2e-08"),
+        ("base", "stepSeconds", "0.01"),
+        ("c", "stepSecondsPerDecode", "0.002"),
+        ("d", "stepSecondsPerContextToken", "3e-08"),
+        ("chunk", "maxNumBatchedTokens", "2048"),
+        ("l1Speed", "l1TokensPerSecond", "1000.0"),
+        ("l2Speed", "l2TokensPerSecond", "100.0"),
+        ("residence", "residenceSeconds", "20.0"),
+        ("failure", "failureSeconds", "3.0"),
+    ],
+)
+def test_a_constant_of_the_cost_is_shown_by_its_readable_name(short: str, name: str, value: str) -> None:
+    by_short, by_name = (describe(loaded(TTFT.format(f"{key}: {value}"))) for key in (short, name))
+    assert by_short == by_name
+    assert f" {name}={value}," in by_name
+    with pytest.raises(ConfigError, match=rf"parameters\.{name}: the same parameter as '{short}', which is given too"):
+        loaded(TTFT.format(f"{short}: {value}, {name}: {value}"))
 
 
 SHADOW = """

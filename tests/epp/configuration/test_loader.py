@@ -25,7 +25,9 @@ OURS = "tests.support.plugins"
 
 
 def config(plugins: str, profiles: str = "", rest: str = "") -> str:
-    """`plugins`: classes of tests.support.plugins or stock types, in words; `profiles`: `name: ref ref*2, name: …`."""
+    """`plugins`: classes of tests.support.plugins or built-in types, in words; `profiles`: `name: ref ref*2, name:
+    …`.
+    """
     lines = [HEAD + "plugins:"]
     for word in plugins.split():
         kind = f"{OURS}.{word}" if word[0].isupper() else word

@@ -97,7 +97,7 @@ def test_a_module_that_is_not_allowed_is_not_imported(
             from_modules(type_, plugins_from)
         assert str(refused.value) == (
             f"plugins[0].type: {type_!r} is code of the module {module}; --plugins-from allows "
-            f"{', '.join(plugins_from) or 'none'}; expected a stock type, or that module to be allowed"
+            f"{', '.join(plugins_from) or 'none'}; expected a built-in type, or that module to be allowed"
         )
     assert "never_imported" not in sys.modules
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.documents.strict import MAX_BYTES, Problems, decode, documents, read
+from epp.documents.strict import MAX_BYTES, Problems, decode, documents, parameters_of, read
 from epp.errors import ConfigError, ConfigErrors
 from tests.support.plugins import Warm
 
@@ -206,6 +206,37 @@ def test_letters_of_a_key_may_differ_in_case_but_not_twice() -> None:
         decode(Warm, {"maxTTFTMs": 5, "MAXTTFTMS": 6}, "p")
     with pytest.raises(ConfigError, match=r"p.max_ttft_ms: unknown; did you mean 'maxTTFTMs'\?"):
         decode(Warm, {"max_ttft_ms": 5}, "p")
+
+
+@dataclass
+class Speed:
+    tokens_per_second: float = field(default=1.0, metadata={"alias": "speed"})
+    pods: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_second <= 0:
+            raise ValueError(f"tokens_per_second: expected more than 0, got {self.tokens_per_second}")
+
+
+@pytest.mark.parametrize("key", ["tokensPerSecond", "TOKENSPERSECOND", "speed", "Speed"])
+def test_a_field_is_set_by_its_alias_too(key: str) -> None:
+    assert decode(Speed, {key: 5}, "p") == Speed(tokens_per_second=5.0)
+    with pytest.raises(ConfigError) as refused:
+        decode(Speed, {key: "fast"}, "p")
+    assert str(refused.value) == f"p.{key}: expected a number, got 'fast'"
+    with pytest.raises(ConfigError) as refused:
+        decode(Speed, {key: -1, "pods": 2}, "p")
+    assert str(refused.value) == f"p.{key}: expected more than 0, got -1.0"
+
+
+@pytest.mark.parametrize(("first", "second"), [("tokensPerSecond", "speed"), ("speed", "tokensPerSecond")])
+def test_a_field_and_its_alias_are_refused_together(first: str, second: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        decode(Speed, {first: 1, second: 1}, "p")
+    assert str(refused.value) == (
+        f"p.{second}: the same parameter as {first!r}, which is given too; expected one of them"
+    )
+    assert list(parameters_of(Speed)) == ["tokensPerSecond", "pods"]
 
 
 def test_state_is_no_parameter() -> None:

@@ -1,4 +1,4 @@
-"""The grpc.aio door over real sockets: the same scripts, and everything a socket adds."""
+"""The grpc.aio ext_proc server over real sockets: the same scripts, and everything a socket adds."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ from tests.support.ext_proc import (
     request_body,
     request_headers,
 )  # fmt: skip
-from tests.support.ext_proc_door import LOOPBACK, Call, Gateway, Route, door, failing
 from tests.support.ext_proc_hostile import mutated
 from tests.support.ext_proc_scripts import BIG, SCRIPTS
+from tests.support.ext_proc_server import LOOPBACK, Call, Gateway, Route, ext_proc_server, failing
 
 ROUTED = f"request headers to {TO}"
 
@@ -45,7 +45,7 @@ def settings(**changes: float) -> Settings:
 
 @asynccontextmanager
 async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[ExtProcServer, Gateway]]:
-    async with asyncio.timeout(20), door(route, settings(**changes)) as served:
+    async with asyncio.timeout(20), ext_proc_server(route, settings(**changes)) as served:
         async with Gateway(served.ports[0]) as gateway:
             yield served, gateway
 
@@ -184,7 +184,10 @@ async def test_an_error_of_the_route_is_the_answer(error: BadRequest, answer: st
 
 async def test_refusals_are_counted_by_status_and_reason_wherever_they_come_from() -> None:
     metrics = Metrics()
-    async with door(failing(NoEndpoint("nobody")), metrics=metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        ext_proc_server(failing(NoEndpoint("nobody")), metrics=metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         for message in (request_headers(end=True), b"\xff"):
             call = gateway.stream()
             await call.write(message)
@@ -213,7 +216,11 @@ async def test_a_bug_while_watching_an_answer_does_not_touch_it(caplog: pytest.L
 
     route, metrics = Route(TO), Metrics()
     route.watch = bug
-    async with asyncio.timeout(20), door(route, metrics=metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        asyncio.timeout(20),
+        ext_proc_server(route, metrics=metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         call = await routed(gateway, config=None)
         await call.write(answer_headers())
         assert await call.said() == "answer headers"
@@ -252,7 +259,10 @@ async def test_the_deadline_does_not_bound_the_answer() -> None:
 async def test_a_request_that_never_becomes_complete_is_refused() -> None:
     route = Route(TO)
     metrics = RecordedMetrics()
-    async with door(route, settings(incomplete=0.05), metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        ext_proc_server(route, settings(incomplete=0.05), metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         call = gateway.stream()
         await call.write(request_headers())
         await call.write(request_body(b"{"))
@@ -300,7 +310,7 @@ async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
 
 async def test_a_gateway_that_takes_no_list_of_endpoints_is_told_of() -> None:
     route, metrics = Route(TO), RecordedMetrics()
-    async with door(route, settings(), metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with ext_proc_server(route, settings(), metrics) as served, Gateway(served.ports[0]) as gateway:
 
         async def answered(status: str, to: str) -> list[str]:
             route.destination = to
@@ -343,7 +353,11 @@ async def send(gateway: Gateway, body: bytes, headers: Mapping[str, str] = HEADE
 async def test_bodies_are_held_until_their_gateway_has_read_them() -> None:
     route, metrics = Route(TO), RecordedMetrics()
     limits = settings(max_body=MIB, max_held=8 * MIB, incomplete=60)
-    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        asyncio.timeout(60),
+        ext_proc_server(route, limits, metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         tracemalloc.start()
         try:
             calls = [await send(gateway, random.randbytes(MIB - 2000)) for _ in range(64)]
@@ -362,7 +376,11 @@ async def test_bodies_are_held_until_their_gateway_has_read_them() -> None:
 async def test_a_gateway_that_does_not_read_is_left() -> None:
     route, metrics = Route(TO), RecordedMetrics()
     limits = settings(incomplete=0.3)
-    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        asyncio.timeout(60),
+        ext_proc_server(route, limits, metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         await send(gateway, bytes(4 * MIB))
         await route.until(lambda: route.left == 1)
         assert served._memory.held == 0
@@ -373,7 +391,11 @@ async def test_a_gateway_that_does_not_read_is_left() -> None:
 async def test_a_gateway_that_does_not_read_an_answer_is_left() -> None:
     route, metrics = Route(TO), RecordedMetrics()
     limits = settings(incomplete=0.3)
-    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        asyncio.timeout(60),
+        ext_proc_server(route, limits, metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         call = await routed(gateway, config=DUPLEX)
         await call.write(answer_headers())
         await call.write(answer_body(bytes(4 * MIB)))
@@ -385,7 +407,11 @@ async def test_a_gateway_that_does_not_read_an_answer_is_left() -> None:
 async def test_pieces_of_answers_are_on_account_too() -> None:
     route, metrics = Route(TO), RecordedMetrics()
     limits = settings(max_held=8 * MIB, incomplete=60)
-    async with asyncio.timeout(60), door(route, limits, metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with (
+        asyncio.timeout(60),
+        ext_proc_server(route, limits, metrics) as served,
+        Gateway(served.ports[0]) as gateway,
+    ):
         calls = [await routed(gateway, config=DUPLEX) for _ in range(12)]
         for call in calls:
             await call.write(answer_headers())
@@ -417,7 +443,7 @@ async def test_headers_are_held_until_the_stream_ends() -> None:
 
 async def test_no_more_streams_than_that() -> None:
     route, metrics = Route(TO), RecordedMetrics()
-    async with door(route, settings(max_streams=3), metrics) as served, Gateway(served.ports[0]) as gateway:
+    async with ext_proc_server(route, settings(max_streams=3), metrics) as served, Gateway(served.ports[0]) as gateway:
         calls = [await routed(gateway) for _ in range(3)]
         late = gateway.stream()
         await late.write(request_headers())
@@ -567,7 +593,7 @@ async def test_a_taken_port_is_a_clear_error() -> None:
 
 
 async def test_ipv6_and_several_addresses() -> None:
-    async with door(Route(TO), Settings(listen=("127.0.0.1:0", "[::1]:0"), health=LOOPBACK)) as served:
+    async with ext_proc_server(Route(TO), Settings(listen=("127.0.0.1:0", "[::1]:0"), health=LOOPBACK)) as served:
         async with Gateway(served.ports[1], "[::1]") as gateway:
             call = gateway.stream()
             await call.write(request_headers(end=True))
@@ -620,7 +646,7 @@ async def _open_and_reset(port: int, times: int, streams: int) -> dict[int, int]
 
 async def test_streams_that_are_reset_at_once_harm_no_other_connection() -> None:
     route = Route(TO)
-    async with asyncio.timeout(60), door(route, settings()) as served:
+    async with asyncio.timeout(60), ext_proc_server(route, settings()) as served:
         async with asyncio.TaskGroup() as tasks:
             attacks = [tasks.create_task(_open_and_reset(served.ports[0], 4, 4000)) for _ in range(4)]
             while not all(attack.done() for attack in attacks):
@@ -633,7 +659,7 @@ async def test_streams_that_are_reset_at_once_harm_no_other_connection() -> None
 
 async def test_connections_beyond_the_bound_are_closed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    async with asyncio.timeout(20), door(Route(TO), settings()) as served, AsyncExitStack() as stack:
+    async with asyncio.timeout(20), ext_proc_server(Route(TO), settings()) as served, AsyncExitStack() as stack:
         heard = []
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])

@@ -9,7 +9,7 @@ from epp.errors import ConfigError
 from epp.extproc.server import Settings
 from epp.extproc.tls import Pair, from_directory, make_pair, read_pair, self_signed
 from epp.telemetry.metrics import Metrics
-from tests.support.ext_proc_door import LOOPBACK, Route, door
+from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
 
 
 def write(directory: Path, pair: Pair) -> None:
@@ -35,7 +35,7 @@ async def seen(port: int) -> str:
 
 async def test_self_signed_is_enough_for_a_gateway() -> None:
     settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=self_signed())
-    async with door(Route(), settings) as served:
+    async with ext_proc_server(Route(), settings) as served:
         assert "BEGIN CERTIFICATE" in await seen(served.ports[0])
 
 
@@ -44,7 +44,7 @@ async def test_a_renewed_certificate_is_used_and_a_bad_one_refused(tmp_path: Pat
     write(tmp_path, first)
     metrics = Metrics()
     settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=from_directory(tmp_path, metrics))
-    async with door(Route(), settings) as served:
+    async with ext_proc_server(Route(), settings) as served:
         [port] = served.ports
         assert await seen(port) == first[1].decode()
         write(tmp_path, second)

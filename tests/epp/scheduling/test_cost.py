@@ -28,7 +28,15 @@ def pool(count: int) -> list[Endpoint]:
 
 def round_numbers() -> tuple[ExpectedTtft, Clock]:
     """1 ms a token, no attention; a full chunk takes one second."""
-    cost = ExpectedTtft(lin=1e-3, att=0.0, base=0.1, c=0.01, d=1e-5, chunk=1000, residence=20.0)
+    cost = ExpectedTtft(
+        prefill_seconds_per_token=1e-3,
+        attention_seconds_per_token_pair=0.0,
+        step_seconds=0.1,
+        step_seconds_per_decode=0.01,
+        step_seconds_per_context_token=1e-5,
+        max_num_batched_tokens=1000,
+        residence_seconds=20.0,
+    )
     cost.clock = clock = Clock()
     return cost, clock
 
@@ -64,7 +72,9 @@ def test_an_idle_endpoint_costs_the_work_and_half_of_it_again() -> None:
 
 
 def test_attention_counts_the_tokens_before() -> None:
-    cost = ExpectedTtft(lin=1e-3, att=1e-6, base=0.0, g=1.0)
+    cost = ExpectedTtft(
+        prefill_seconds_per_token=1e-3, attention_seconds_per_token_pair=1e-6, step_seconds=0.0, work_weight=1.0
+    )
     (a,) = pool(1)
     # 400 new tokens behind 600 held ones see 800 on average.
     assert bill(cost, request([a], 1000, {a: 600}), a)["own"] == pytest.approx(0.4 + 1e-6 * 400 * 800)
@@ -340,7 +350,7 @@ def test_what_lower_tiers_hold_costs_what_it_takes_to_load(
     tiers: tuple[int, int], work: float, load: float, shared: float
 ) -> None:
     cost, _ = round_numbers()
-    cost.l1_speed, cost.l2_speed = 10_000, 2000
+    cost.l1_tokens_per_second, cost.l2_tokens_per_second = 10_000, 2000
     (a,) = pool(1)
     made = request([a], 1000)
     made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, *tiers)}
@@ -351,7 +361,7 @@ def test_what_lower_tiers_hold_costs_what_it_takes_to_load(
 
 def test_a_load_stalls_nobody() -> None:
     cost, _ = round_numbers()
-    cost.l1_speed = 10_000
+    cost.l1_tokens_per_second = 10_000
     (a,) = pool(1)
     running = request([a], 0)
     cost.on_picked(running, a)
@@ -364,12 +374,12 @@ def test_a_load_stalls_nobody() -> None:
 
 def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
     cost, _ = round_numbers()
-    cost.l1_speed, cost.l2_speed = 10_000, 500
+    cost.l1_tokens_per_second, cost.l2_tokens_per_second = 10_000, 500
     (a,) = pool(1)
     made = request([a], 1000)
     made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, 300, 200)}
     assert bill(cost, made, a)["own"] == pytest.approx(0.5 + 0.03)
-    cost.l1_speed = 100
+    cost.l1_tokens_per_second = 100
     assert bill(cost, made, a)["own"] == pytest.approx(0.8)
 
 
@@ -385,7 +395,15 @@ def test_an_endpoint_that_can_load_is_preferred_to_one_that_has_to_compute() -> 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("lin", 0.0), ("chunk", 0), ("l1_speed", 0.0), ("l2_speed", 0.0), ("residence", -1.0), ("g", -1.0), ("s", -0.1)],
+    [
+        ("prefill_seconds_per_token", 0.0),
+        ("max_num_batched_tokens", 0),
+        ("l1_tokens_per_second", 0.0),
+        ("l2_tokens_per_second", 0.0),
+        ("residence_seconds", -1.0),
+        ("work_weight", -1.0),
+        ("stall_weight", -0.1),
+    ],
 )
 def test_parameters_without_meaning_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):

@@ -2,6 +2,7 @@
 
 from math import exp
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -123,9 +124,11 @@ def factors(cost: ExpectedTtft) -> list[float]:
     return [1 / told["speed"] for told in figures]
 
 
-def priors(times: float, **others: object) -> ExpectedTtft:
+def priors(times: float, **others: Any) -> ExpectedTtft:
     """Priors `times` too slow."""
-    return ExpectedTtft(lin=45e-6 * times, att=1.5e-9 * times, **others)  # type: ignore[arg-type]
+    return ExpectedTtft(
+        prefill_seconds_per_token=45e-6 * times, attention_seconds_per_token_pair=1.5e-9 * times, **others
+    )
 
 
 MIXED = [H100_8B, H100_8B, H100_8B, slower(2)]

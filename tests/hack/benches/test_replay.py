@@ -18,10 +18,18 @@ def cost(made: Policy) -> ExpectedTtft:
 
 def test_priors_are_wrong_by_what_they_say() -> None:
     right = cost(prior("a", 1.0, learn=False, speeds=POOLS[1].speeds))
-    assert (right.lin, right.learn_speeds, right.speeds) == (H100_8B.linear, False, {"default/pod-4": 0.5})
-    assert right.att == pytest.approx(H100_8B.attention)
+    assert (right.prefill_seconds_per_token, right.learn_speeds, right.speeds) == (
+        H100_8B.linear,
+        False,
+        {"default/pod-4": 0.5},
+    )
+    assert right.attention_seconds_per_token_pair == pytest.approx(H100_8B.attention)
     wrong = cost(prior("b", 3.0, learn=True))
-    assert wrong.lin / right.lin == wrong.att / right.att == pytest.approx(3.0)
+    assert (
+        wrong.prefill_seconds_per_token / right.prefill_seconds_per_token
+        == wrong.attention_seconds_per_token_pair / right.attention_seconds_per_token_pair
+        == pytest.approx(3.0)
+    )
     assert (wrong.learn_speeds, wrong.speeds) == (True, {})
     assert {round(times, 3) for times in WRONG.values()} == {0.333, 1.0, 3.0}
 

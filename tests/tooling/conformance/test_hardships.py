@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.support.bent_doors import Bend, Broken, Request, failing
+from tests.support.faulty_pickers import Bend, Broken, Request, failing
 
 
 class DiesOfBytes(Bend):

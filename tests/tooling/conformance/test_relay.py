@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from tests.support.bent_doors import Bend, BentDoor, bent
-from tests.support.ext_proc_door import Gateway, Route, door
+from tests.support.ext_proc_server import Gateway, Route, ext_proc_server
+from tests.support.faulty_pickers import Bend, BentDoor, bent
 from tooling.conformance import wire
 from tooling.conformance.relay import relay
 from tooling.conformance.talk import routed
@@ -40,7 +40,7 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> grpc.ServerCredenti
 @asynccontextmanager
 async def secured(credentials: grpc.ServerCredentials) -> AsyncIterator[int]:
     """The port of an EPP that speaks TLS alone."""
-    async with door(Route("10.0.0.1:80")) as correct, Gateway(correct.ports[0]) as inner:
+    async with ext_proc_server(Route("10.0.0.1:80")) as correct, Gateway(correct.ports[0]) as inner:
         process = grpc.stream_stream_rpc_method_handler(BentDoor(Bend, inner.channel).process)
         server = aio.server()
         name = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -1,7 +1,7 @@
 import pytest
 
 from epp.errors import NoEndpoint
-from tests.support.ext_proc_door import Route, door, failing
+from tests.support.ext_proc_server import Route, ext_proc_server, failing
 from tooling.conformance import wire
 from tooling.conformance.replies import Refused
 from tooling.conformance.talk import asked, routed, talk
@@ -17,7 +17,7 @@ def options(port: int) -> ConformanceOptions:
 
 async def test_a_whole_exchange() -> None:
     route = Route("10.0.0.1:80")
-    async with door(route) as made, reach(options(made.ports[0])) as target, talk(target) as one:
+    async with ext_proc_server(route) as made, reach(options(made.ports[0])) as target, talk(target) as one:
         await one.ask(CHAT[:5], CHAT[5:])
         forwarded = await one.forwarded()
         assert (forwarded.destination, forwarded.body) == ("10.0.0.1:80", CHAT)
@@ -34,13 +34,13 @@ async def test_a_whole_exchange() -> None:
 
 async def test_without_a_body_it_is_a_get() -> None:
     route = Route()
-    async with door(route) as made, reach(options(made.ports[0])) as target:
+    async with ext_proc_server(route) as made, reach(options(made.ports[0])) as target:
         assert (await routed(target)).body == b""
         assert (await route.way()).raw.method == "GET"
 
 
 async def test_a_refusal_is_an_outcome_and_no_destination() -> None:
-    async with door(failing(NoEndpoint("gone"))) as made, reach(options(made.ports[0])) as target:
+    async with ext_proc_server(failing(NoEndpoint("gone"))) as made, reach(options(made.ports[0])) as target:
         outcome = await asked(target, CHAT)
         assert isinstance(outcome, Refused)
         assert outcome.status == 503
@@ -49,7 +49,7 @@ async def test_a_refusal_is_an_outcome_and_no_destination() -> None:
 
 
 async def test_what_does_not_come_and_what_comes_too_early_are_failures() -> None:
-    async with door(Route()) as made, reach(options(made.ports[0])) as target:
+    async with ext_proc_server(Route()) as made, reach(options(made.ports[0])) as target:
         async with talk(target) as one:
             await one.send(wire.request_headers(one.headers()))
             await one.silence("nothing yet")
@@ -67,7 +67,7 @@ async def test_what_does_not_come_and_what_comes_too_early_are_failures() -> Non
 
 
 async def test_a_stream_that_ends_in_order_before_the_answer_is_no_failure_of_the_answer() -> None:
-    async with door(Route()) as made, reach(options(made.ports[0])) as target, talk(target) as one:
+    async with ext_proc_server(Route()) as made, reach(options(made.ports[0])) as target, talk(target) as one:
         await one.half_close()
         with pytest.raises(Skipped, match="ends its stream"):
             await one.answer({":status": "200"})

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.ext_proc_door import Route, door
+from tests.support.ext_proc_server import Route, ext_proc_server
 from tooling.conformance.target import ConformanceOptions, host_and_port, reach
 from tooling.conformance.verdict import Skipped, Unreachable
 
@@ -26,7 +26,7 @@ def test_addresses(text: str, address: tuple[str, int] | None) -> None:
 
 
 async def test_what_the_user_did_not_say_is_skipped() -> None:
-    async with door(Route()) as made:
+    async with ext_proc_server(Route()) as made:
         async with reach(
             ConformanceOptions(f"127.0.0.1:{made.ports[0]}", endpoints=("10.0.0.1:80", "[::1]:80"))
         ) as target:

@@ -115,7 +115,7 @@ async def test_a_pod_that_only_errs() -> None:
 
 @asynccontextmanager
 async def changed(simulated: SimulatedPod, path: str, change: Callable[[Any], Any]) -> AsyncIterator[str]:
-    """The pod behind a door that changes the JSON, or the text, of one path's answers."""
+    """The pod behind a proxy that changes the JSON, or the text, of one path's answers."""
 
     async def forward(request: web.Request) -> web.Response:
         url = f"{simulated.url}{request.path}"

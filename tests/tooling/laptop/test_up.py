@@ -14,7 +14,7 @@ from rich.console import Console
 
 import tooling.laptop.up
 from tests.support.chain import eventually
-from tests.support.family import Family
+from tests.support.child_processes import Family
 from tooling.laptop.engines import Simulated
 from tooling.laptop.load import Outcome
 from tooling.laptop.ports import free_ports

@@ -1,4 +1,6 @@
-"""A correct endpoint picker, and doors before it that each bend one thing: what a conformance suite has to notice."""
+"""A correct endpoint picker, and faulty ones before it that each change one thing, for a conformance suite to
+notice.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -16,7 +18,7 @@ from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.parsing.body import Chat, decode
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
-from tests.support.ext_proc_door import Gateway, door
+from tests.support.ext_proc_server import Gateway, ext_proc_server
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome
 from tooling.conformance.target import ConformanceOptions, Target, host_and_port, reach
@@ -73,15 +75,15 @@ def _ip(endpoint: str) -> str:
 
 
 class Broken(Exception):
-    """The bent door ends the stream with a gRPC error."""
+    """The faulty picker ends the stream with a gRPC error."""
 
 
 class Left(Exception):
-    """The bent door ends the stream in order."""
+    """The faulty picker ends the stream in order."""
 
 
 class Bend:
-    """What a bent door does to one stream; this one, nothing. A subclass bends one thing."""
+    """What a faulty picker does to one stream; this one, nothing. A subclass changes one thing."""
 
     obeys_half_close = True
     server_options: tuple[tuple[str, int], ...] = (("grpc.max_receive_message_length", -1),)
@@ -144,8 +146,8 @@ class BentDoor:
 
 @asynccontextmanager
 async def bent(bend: type[Bend]) -> AsyncIterator[int]:
-    """The port of a bent door; health answers there too."""
-    async with door(ByBody()) as correct, Gateway(correct.ports[0]) as inner:
+    """The port of a faulty picker; health answers there too."""
+    async with ext_proc_server(ByBody()) as correct, Gateway(correct.ports[0]) as inner:
         made = BentDoor(bend, inner.channel)
         server = aio.server(options=bend.server_options)
         check = grpc.unary_unary_rpc_method_handler(
@@ -183,7 +185,7 @@ async def results(bend: type[Bend], cases: frozenset[str] = LIGHT) -> list[Resul
 
 
 async def failing(bend: type[Bend], cases: frozenset[str] = LIGHT) -> set[str]:
-    """Ids of the cases that fail before a bent door; nothing may be skipped."""
+    """Ids of the cases that fail before a faulty picker; nothing may be skipped."""
     found = await results(bend, cases)
     assert [result for result in found if result.outcome == "skip"] == []
     return {result.case.id for result in found if result.outcome == "fail"}

@@ -1,4 +1,6 @@
-"""A real door with a route that does as it is told, and the gateway's end of a stream over a socket."""
+"""A real ext_proc server with a route that does as it is configured to, and the gateway's end of a stream over a
+socket.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -118,7 +120,7 @@ class Route:
 
 
 @asynccontextmanager
-async def door(
+async def ext_proc_server(
     route: AnyRoute, settings: Settings | None = None, metrics: Metrics | None = None
 ) -> AsyncIterator[ExtProcServer]:
     made = ExtProcServer(route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
@@ -142,7 +144,7 @@ class Call:
     async def said(self) -> str:
         """The next reply, in words."""
         reply = await self._call.read()
-        assert isinstance(reply, bytes), "the door ended the stream"
+        assert isinstance(reply, bytes), "the server ended the stream"
         return words(reply)
 
     async def rest(self) -> list[str]:
@@ -154,14 +156,14 @@ class Call:
         return replies
 
     async def ended(self) -> grpc.StatusCode:
-        """The status of a stream that the door ends without another word."""
+        """The status of a stream that the server ends without another word."""
         with suppress(aio.AioRpcError):
             assert not isinstance(await self._call.read(), bytes)
         return await self._call.code()
 
 
 class Gateway:
-    """One channel to a door. What is not read stays there, but for 64 KB of each stream (HTTP/2's first window)."""
+    """One channel to a server. What is not read stays there, but for 64 KB of each stream (HTTP/2's first window)."""
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
