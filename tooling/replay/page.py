@@ -1,8 +1,10 @@
 """The comparison as one HTML file that needs nothing else: plots first, the table below."""
 
-from collections.abc import Callable, Sequence
-from html import escape
+from collections.abc import Callable
 from typing import Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from tooling.replay import plots
 from tooling.replay.figures import Figures, regret, spread
@@ -10,18 +12,13 @@ from tooling.replay.policies import ORACLE
 from tooling.replay.runs import Plan, Results
 from tooling.replay.table import by_policy, columns, title
 
-_STYLE: Final = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #212529; max-width: 1000px; margin: 2em auto; padding: 0 1em }
-h1 { font-size: 1.4em } h2 { font-size: 1.05em; margin: 1.4em 0 .2em }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 0 2em }
-.plots p { margin: 0 0 .3em; color: #495057; font-size: .9em }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif }
-.key { margin-right: 1em; white-space: nowrap }
-.key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9em }
-th, td { text-align: right; padding: .25em .6em; border-bottom: 1px solid #dee2e6; vertical-align: bottom }
-th:first-child, td:first-child { text-align: left }
-"""
+_TEMPLATE: Final = Environment(
+    loader=PackageLoader("tooling.replay"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+).get_template("page.html")
 
 Figure = Callable[[Figures], float]
 
@@ -29,7 +26,6 @@ Figure = Callable[[Figures], float]
 def page(plan: Plan, results: Results) -> str:
     """HTML. Plots show the mean of several runs, with a line for their standard deviation; curves the first run."""
     runs = by_policy(results)
-    names = list(runs)
     first = {name: own[0] for name, own in runs.items()}
     one = results.runs[0]
     sections = [
@@ -66,11 +62,15 @@ def page(plan: Plan, results: Results) -> str:
         _plot("Answers", "Generated tokens a second.", _bars(runs, lambda f: f.tokens_per_second, ",.0f")),
         _plot("Price", "Dollars per 1,000 generated tokens.", _bars(runs, lambda f: f.cost, ".4f")),
     ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>warmpath replay: {escape(results.trace)}</title>'
-        f"<style>{_STYLE}</style><h1>{escape(title(plan, results))}</h1><p>{plots.legend(names)}</p>"
-        f'<div class="plots">{"".join(sections)}</div><h2>All figures</h2>{_table(results)}'
-        f"<p>{escape(_small_print(plan))}</p></html>\n"
+    heads, rows = _table(results)
+    return _TEMPLATE.render(
+        trace=results.trace,
+        title=title(plan, results),
+        legend=Markup(plots.legend([*runs])),
+        plots=sections,
+        heads=heads,
+        rows=rows,
+        small_print=_small_print(plan),
     )
 
 
@@ -84,8 +84,8 @@ def _tiers(plan: Plan) -> list[str]:
     return told
 
 
-def _plot(heading: str, explained: str, svg: str) -> str:
-    return f"<section><h2>{escape(heading)}</h2><p>{escape(explained)}</p>{svg}</section>"
+def _plot(heading: str, explained: str, svg: str) -> tuple[str, str, Markup]:
+    return heading, explained, Markup(svg)  # plots escape the names in them themselves
 
 
 def _bars(runs: dict[str, list[Figures]], figure: Figure, form: str, bound: float | None = None) -> str:
@@ -96,7 +96,8 @@ def _bars(runs: dict[str, list[Figures]], figure: Figure, form: str, bound: floa
     return plots.bars(rows, form, bound=bound)
 
 
-def _table(results: Results) -> str:
+def _table(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows."""
     runs, shown = by_policy(results), columns(results)
     oracle = runs.get(ORACLE)
     heads = [heading.replace("-\n", "").replace("\n", " ") for heading, _, _ in shown] + ["regret %"] * bool(oracle)
@@ -105,12 +106,8 @@ def _table(results: Results) -> str:
         cells = [f"{spread([figure(run) for run in own]).mean:{form}}" for _, figure, form in shown]
         if oracle:
             cells.append("" if name == ORACLE else f"{regret(own, oracle).mean * 100:.0f}")
-        rows.append(_row("td", [name, *cells]))
-    return f"<table>{_row('th', ['policy', *heads])}{''.join(rows)}</table>"
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        rows.append([name, *cells])
+    return ["policy", *heads], rows
 
 
 def _small_print(plan: Plan) -> str:
