@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -59,3 +60,11 @@ def test_it_says_under_which_conditions() -> None:
         "answers not shown", "2 runs", "3 laptop", "trust order and ratios more than seconds",
     ):  # fmt: skip
         assert said in text
+
+
+def test_what_a_file_or_a_flag_names_is_only_text() -> None:
+    wanted = plan(seeds=(0,))
+    results = compare(wanted, lambda *told: None)
+    text = page(wanted, replace(results, trace="<img src=x>"))
+    assert "<img" not in text
+    assert "warmpath replay: &lt;img src=x&gt;" in text
