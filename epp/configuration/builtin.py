@@ -68,6 +68,9 @@ ALIASES: Final = {
 }
 """Older type name -> the one above or below."""
 
+MODULES: Final = {"epp.rivals": "tooling.policies"}
+"""Older name of a module of ours -> the one that has its plugins."""
+
 BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "openai-parser": {},
     "anthropic-parser": {},

@@ -41,7 +41,7 @@ def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:
     """Modules besides our own that the configuration has imported, with its plugins of each."""
     found: dict[str, list[str]] = {}
     for entry in pipeline.registry.values():
-        if (module := type(entry.plugin).__module__).partition(".")[0] != OWN:
+        if (module := type(entry.plugin).__module__).partition(".")[0] not in OWN:
             found.setdefault(module, []).append(entry.name)
     return sorted(found.items())
 

@@ -19,7 +19,7 @@ from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, P
 P = TypeVar("P", bound=Plugin)
 
 ENTRY_POINTS: Final = "warmpath.plugins"
-OWN: Final = __name__.partition(".")[0]
+OWN: Final = ("epp", "tooling")
 
 _PRODUCERS: Final[Mapping[type[Any], str]] = {
     PrefixMatch: "approx-prefix-cache-producer",
@@ -215,9 +215,10 @@ def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None)
             raise ConfigError(path, _no_type(type_, points))
         where = points[type_]
     module, _, name = where.rpartition(".")
+    module = builtin.MODULES.get(module, module)
     if not all(entry.isidentifier() for entry in where.split(".")):
         raise ConfigError(path, f"expected a known type or module.Class, got {short(type_)}")
-    if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (OWN, *plugins_from)):
+    if plugins_from is not None and not any(f"{module}.".startswith(f"{each}.") for each in (*OWN, *plugins_from)):
         allowed = ", ".join(plugins_from) or "none"
         message = f"{short(where)} is code of the module {module}; --plugins-from allows {allowed}"
         raise ConfigError(path, f"{message}; expected a built-in type, or that module to be allowed")

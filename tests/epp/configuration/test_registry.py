@@ -175,3 +175,9 @@ def test_parameters_of_a_type_that_is_configured_on_its_own_are_refused_elsewher
         f"plugins[0].parameters.{key}: a parameter of approx-prefix-cache-producer, which is configured on its own"
         for key in ("blockSizeTokens", "lruCapacityPerServer")
     ]
+
+
+def test_policies_of_other_projects_are_ours_under_their_older_module_too() -> None:
+    assert from_modules("tooling.policies.Lmetric", []).registry.keys() >= {"tooling.policies.Lmetric"}
+    [entry] = [e for e in from_modules("epp.rivals.Lmetric", []).registry.values() if e.type == "epp.rivals.Lmetric"]
+    assert type(entry.plugin).__qualname__ == "Lmetric"
