@@ -23,7 +23,7 @@ from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from epp.scheduling.cost import ExpectedTtft
 from epp.testing import services
-from tests.support.kv_events import block_stored
+from tests.support.engines.kv_events import block_stored
 
 OK = Response(status=200)
 draw = random.Random(1)

@@ -20,9 +20,9 @@ import uvloop
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Named
 from epp.telemetry.metrics import Metrics
-from tests.support.cluster import Cluster, followed
-from tests.support.control_plane import ControlPlane
-from tests.support.waiting import until
+from tests.support.kubernetes.cluster import Cluster, followed
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.process.waiting import until
 
 ROOT = Path(__file__).parents[2]
 TICK = 0.001

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.cluster import Cluster
-from tests.support.control_plane import ControlPlane
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.control_plane import ControlPlane
 from tooling.conformance.case import Case
 from tooling.conformance.report import summary
 from tooling.conformance.suite import CASES, Result, run

@@ -23,8 +23,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tests.support.kubectl import LOAD, ClusterLoad, Kubectl, KubectlFailed, wait
-from tests.support.policies import enforced
+from tests.support.kubernetes.kubectl import LOAD, ClusterLoad, Kubectl, KubectlFailed, wait
+from tests.support.kubernetes.network_policies import enforced
 from tooling.laptop.ports import free_ports
 
 HERE = Path(__file__).parent
@@ -123,7 +123,7 @@ class Stack:
 def clients() -> Kubectl:
     """The namespace of the pod `client`, from which load comes."""
     kubectl = Kubectl(CLIENTS)
-    files = {name: (SUPPORT / f"{name}.py").read_text(encoding="utf-8") for name in LOAD}
+    files = {key: (SUPPORT / path).read_text(encoding="utf-8") for key, path in LOAD.items()}
     documents: list[Any] = list(yaml.safe_load_all((HERE / "client.yaml").read_text(encoding="utf-8")))
     (config,) = (each for each in documents if each["kind"] == "ConfigMap")
     config["data"] = files

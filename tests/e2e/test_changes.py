@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import OWNER, Stack
-from tests.support.kubectl import ClusterLoad, wait
+from tests.support.kubernetes.kubectl import ClusterLoad, wait
 
 CLIENTS = 7
 """Of the load; each has one request in flight."""

@@ -7,8 +7,8 @@ import pytest
 
 from tests.e2e.conftest import ROOT, Admin, Stack
 from tests.e2e.test_requests import ask
-from tests.support.kubectl import Kubectl, wait
-from tests.support.policies import reaches
+from tests.support.kubernetes.kubectl import Kubectl, wait
+from tests.support.kubernetes.network_policies import reaches
 
 OVERLAYS = ROOT / "manifests" / "overlays"
 PRODUCER = "precise-prefix-cache-producer"

@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from epp.configuration.loader import strategy_text
 from tests.e2e.conftest import Admin, Stack
-from tests.support.kubectl import ClusterLoad, wait
+from tests.support.kubernetes.kubectl import ClusterLoad, wait
 
 LONG = "All of this is known to every pod that has read it. " * 400
 

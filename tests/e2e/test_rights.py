@@ -7,8 +7,8 @@ import urllib.request
 import pytest
 
 from tests.e2e.conftest import Stack
-from tests.support.kubectl import Kubectl, KubectlFailed
-from tests.support.policies import SOON, reaches
+from tests.support.kubernetes.kubectl import Kubectl, KubectlFailed
+from tests.support.kubernetes.network_policies import SOON, reaches
 
 API = """
 import os, ssl, sys, urllib.error, urllib.request

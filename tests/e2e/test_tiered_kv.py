@@ -18,9 +18,9 @@ from openai import OpenAI
 
 from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
 from tests.e2e.test_kv_events import all_heard
-from tests.support.kubectl import Kubectl, KubectlFailed, wait
-from tests.support.lmcache import tokens_found
-from tests.support.talk import Turn
+from tests.support.engines.lmcache import tokens_found
+from tests.support.engines.talk import Turn
+from tests.support.kubernetes.kubectl import Kubectl, KubectlFailed, wait
 
 NAMESPACE = "warmpath-e2e-tiered-kv"
 BLOCK = 64

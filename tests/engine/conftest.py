@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
-from tests.support.chain import Laptop, laptop
-from tests.support.real_engines import following, idle, mended
-from tests.support.talk import Talk
+from tests.support.engines.real_engines import following, idle, mended
+from tests.support.engines.talk import Talk
+from tests.support.gateway.chain import Laptop, laptop
 from tooling.laptop.engines import Tiers, Vllm, engine_python
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from tests.engine.conftest import BLOCK
-from tests.support.chain import Laptop
-from tests.support.real_engines import eventually, mended
+from tests.support.engines.real_engines import eventually, mended
+from tests.support.gateway.chain import Laptop
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.doctor.finding import Finding
 from tooling.laptop.engines import LaptopPod, Program, Tiers, Vllm

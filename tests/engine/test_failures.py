@@ -4,9 +4,19 @@ import openai
 import pytest
 
 from tests.engine.conftest import BLOCK
-from tests.support.chain import Laptop
-from tests.support.real_engines import eventually, heard, in_l1, killed, kv_aware, mended, settled, started, statistic
-from tests.support.talk import Talk
+from tests.support.engines.real_engines import (
+    eventually,
+    heard,
+    in_l1,
+    killed,
+    kv_aware,
+    mended,
+    settled,
+    started,
+    statistic,
+)
+from tests.support.engines.talk import Talk
+from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

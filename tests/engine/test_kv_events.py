@@ -7,9 +7,9 @@ import pytest
 
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
-from tests.support.chain import Laptop
-from tests.support.real_engines import eventually, heard, started
-from tests.support.talk import Talk, ask
+from tests.support.engines.real_engines import eventually, heard, started
+from tests.support.engines.talk import Talk, ask
+from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -10,9 +10,9 @@ import pytest
 from epp.pool.engines import ENGINES, parse
 from epp.pool.store import Load
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
-from tests.support.chain import Laptop
-from tests.support.real_engines import eventually
-from tests.support.talk import Talk
+from tests.support.engines.real_engines import eventually
+from tests.support.engines.talk import Talk
+from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,9 +8,8 @@ import yaml
 
 from epp.prefix.lmcache.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
-from tests.support.chain import Laptop
-from tests.support.lmcache import tokens_found
-from tests.support.real_engines import (
+from tests.support.engines.lmcache import tokens_found
+from tests.support.engines.real_engines import (
     eventually,
     fill,
     following,
@@ -21,7 +20,8 @@ from tests.support.real_engines import (
     statistic,
     swept,
 )
-from tests.support.talk import Talk, Turn
+from tests.support.engines.talk import Talk, Turn
+from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -21,8 +21,8 @@ from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import prompt_of
 from epp.prefix.tokens.tokenizer import ModelTokenizer
-from tests.support.prompts import ANTHROPIC, PROMPTS, USER
-from tests.support.tokenizers import STYLES, make
+from tests.support.prompts.bodies import ANTHROPIC, PROMPTS, USER
+from tests.support.prompts.tokenizers import STYLES, make
 from tooling.laptop.ports import free_ports
 from tooling.laptop.processes import Processes
 

@@ -19,10 +19,10 @@ import pytest
 from epp.app import Settings, serve
 from epp.errors import ConfigError
 from epp.process.watchdog import EXIT_STALLED
-from tests.support import ext_proc
-from tests.support.api_server import FakeApiServer, use
-from tests.support.chain import eventually
-from tests.support.ext_proc_server import Gateway
+from tests.support.ext_proc import messages as ext_proc
+from tests.support.ext_proc.server import Gateway
+from tests.support.gateway.chain import eventually
+from tests.support.kubernetes.api_server import FakeApiServer, use
 from tooling.laptop.ports import free_ports, is_free
 
 POOLS = """

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from epp.cli import warmpath, with_command
 from epp.flags import IDLE, Duration, GoCommand, log_format, log_level
-from tests.support.charts import CHARTS
-from tests.support.serve_args import settings_of
+from tests.support.process.charts import CHARTS
+from tests.support.process.serve_args import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 

@@ -15,7 +15,7 @@ from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.route import Admission, Policy, Router
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
-from tests.support.scheduling import pod
+from tests.support.scheduling.schedulers import pod
 
 
 def router(strategy: str, audit: AuditLog, metrics: Metrics) -> Router:

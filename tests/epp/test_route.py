@@ -17,7 +17,7 @@ from epp.pool.store import Pool, PoolState, Rewrite, Target
 from epp.route import Admission, Policy, Router
 from epp.scheduling.decision import Decision
 from epp.scheduling.pickers import RoundRobinPicker
-from tests.support.scheduling import pod, scheduler
+from tests.support.scheduling.schedulers import pod, scheduler
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'

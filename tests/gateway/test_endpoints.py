@@ -9,7 +9,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.pool.static import load as picker_load
 from gateway.load import load
-from tests.support.gateway_files import POOL, write
+from tests.support.gateway.files import POOL, write
 
 READY = [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": "True"}]
 ACTIVE = "inference.networking.k8s.io/active-ports"

@@ -13,7 +13,7 @@ from gateway import xds
 from gateway.envoy import BINARY_VARIABLE, find_envoy, running_envoy, validate
 from gateway.errors import EnvoyError
 from gateway.xds import Rendering
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 from tooling.laptop.ports import free_ports
 
 pytestmark = pytest.mark.envoy

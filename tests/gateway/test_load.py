@@ -4,7 +4,7 @@ import pytest
 
 from epp.errors import ConfigError
 from gateway.load import load
-from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
+from tests.support.gateway.files import GATEWAY, POOL, ROUTE, write
 
 
 def test_the_laptops_manifests_load() -> None:

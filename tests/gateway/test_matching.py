@@ -2,7 +2,7 @@ from pathlib import Path
 
 from gateway.load import load
 from gateway.matching import covers, domains, intersect, ports
-from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
+from tests.support.gateway.files import GATEWAY, POOL, ROUTE, write
 
 
 def test_wildcards_cover_what_is_below_them() -> None:

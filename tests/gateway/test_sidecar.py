@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from gateway.envoy import running_envoy, validate
 from gateway.load import Resources, load
 from gateway.sidecar import main, sidecar
-from tests.support.ext_proc_server import Route, ext_proc_server
-from tests.support.gateway_rig import upstream
+from tests.support.ext_proc.server import Route, ext_proc_server
+from tests.support.gateway.rig import upstream
 from tooling.laptop.ports import free_ports
 
 GATEWAY = """

@@ -18,7 +18,7 @@ from gateway.load import Resources, load
 from gateway.translate import TranslateOptions, translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
-from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
+from tests.support.gateway.files import GATEWAY, POOL, ROUTE, write
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.yaml"))

@@ -16,8 +16,8 @@ import pytest_asyncio
 import yaml
 
 from epp.configuration.loader import strategy_text
-from tests.support.chain import Laptop, eventually, laptop
-from tests.support.real_engines import following, mended
+from tests.support.engines.real_engines import following, mended
+from tests.support.gateway.chain import Laptop, eventually, laptop
 from tooling.laptop.engines import LaptopPod, Simulated
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

@@ -15,8 +15,8 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
-from tests.support.ext_proc import DUPLEX, LEAN, answer_headers, request_body, request_headers
-from tests.support.ext_proc_server import Call, Gateway
+from tests.support.ext_proc.messages import DUPLEX, LEAN, answer_headers, request_body, request_headers
+from tests.support.ext_proc.server import Call, Gateway
 from tooling.laptop.ports import free_ports
 from tooling.laptop.processes import Processes
 

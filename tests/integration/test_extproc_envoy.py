@@ -18,8 +18,8 @@ from aiohttp import web
 
 from epp.errors import BadRequest, Rejected
 from epp.extproc.server import Settings
-from tests.support import envoy
-from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
+from tests.support.ext_proc.server import LOOPBACK, Route, ext_proc_server
+from tests.support.gateway import envoy
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
-from tests.support.chain import Laptop, eventually, laptop
-from tests.support.real_engines import following
+from tests.support.engines.real_engines import following
+from tests.support.gateway.chain import Laptop, eventually, laptop
 from tooling.laptop.engines import LaptopPod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]

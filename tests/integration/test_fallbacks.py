@@ -9,10 +9,10 @@ import pytest
 from epp import protocol
 from epp.extproc.server import Settings
 from gateway.envoy import running_envoy
-from tests.support import envoy
-from tests.support.degradations import RecordedMetrics
-from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
-from tests.support.waiting import until
+from tests.support.ext_proc.server import LOOPBACK, Route, ext_proc_server
+from tests.support.gateway import envoy
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 pytestmark = [pytest.mark.envoy]
 

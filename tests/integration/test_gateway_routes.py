@@ -13,8 +13,8 @@ from epp import protocol
 from epp.errors import Rejected
 from gateway.translate import FORGED, TranslateOptions
 from gateway.wiring import Wiring
-from tests.support.gateway_rig import Rig, rig, to
-from tests.support.waiting import until
+from tests.support.gateway.rig import Rig, rig, to
+from tests.support.process.waiting import until
 
 pytestmark = pytest.mark.envoy
 

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.translate import TranslateOptions
 from gateway.wiring import Wiring
-from tests.support.gateway_rig import FIRST_EVENT, GATEWAY, LAST_EVENT, Upstream, rig, to
-from tests.support.h2_server import h2_server
-from tests.support.waiting import until
+from tests.support.gateway.h2_server import h2_server
+from tests.support.gateway.rig import FIRST_EVENT, GATEWAY, LAST_EVENT, Upstream, rig, to
+from tests.support.process.waiting import until
 from tooling.laptop.ports import is_free
 
 pytestmark = pytest.mark.envoy

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.wiring import Wiring
-from tests.support.chain import Laptop, eventually, laptop
+from tests.support.gateway.chain import Laptop, eventually, laptop
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 

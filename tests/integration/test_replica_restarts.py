@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.wiring import Wiring
-from tests.support.steady_load import SteadyLoad, steady_load, steady_rate
-from tests.support.waiting import until
+from tests.support.gateway.steady_load import SteadyLoad, steady_load, steady_rate
+from tests.support.process.waiting import until
 from tooling.laptop.chain import Chain, Replica, Shape, running_chain
 
 pytestmark = [pytest.mark.envoy]

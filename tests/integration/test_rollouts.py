@@ -12,8 +12,8 @@ from aiohttp import web
 
 from epp.extproc.server import AGE, ExtProcServer, Settings
 from epp.telemetry.metrics import Metrics
-from tests.support import envoy
-from tests.support.ext_proc_server import LOOPBACK, Route
+from tests.support.ext_proc.server import LOOPBACK, Route
+from tests.support.gateway import envoy
 
 pytestmark = [pytest.mark.envoy]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.chain import Laptop, eventually, laptop
+from tests.support.gateway.chain import Laptop, eventually, laptop
 
 pytestmark = pytest.mark.envoy
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chain import eventually, laptop
-from tests.support.otlp import Collector, attributes
+from tests.support.gateway.chain import eventually, laptop
+from tests.support.process.otlp import Collector, attributes
 
 pytestmark = pytest.mark.envoy
 

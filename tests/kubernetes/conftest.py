@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.control_plane import ControlPlane
-from tests.support.waiting import until
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.process.waiting import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -14,8 +14,8 @@ from epp.admin.access import Access
 from epp.admin.recorder import Decisions
 from epp.admin.server import AdminServer, AdminSettings
 from epp.pool.apiserver import ApiServer
-from tests.support.cluster import Cluster
-from tests.support.degradations import RecordedMetrics
+from tests.support.kubernetes.cluster import Cluster
+from tests.support.scheduling.degradations import RecordedMetrics
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 

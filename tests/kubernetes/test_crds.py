@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.control_plane import ControlPlane
+from tests.support.kubernetes.control_plane import ControlPlane
 
 ROOT = Path(__file__).parents[2]
 CRDS = ROOT / "manifests" / "crds"

@@ -3,7 +3,7 @@
 import pytest
 
 from epp.errors import ConfigError
-from tests.support.cluster import Cluster
+from tests.support.kubernetes.cluster import Cluster
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.laptop.ports import free_ports
 from tooling.simulator.publisher import KvEventsConfig

@@ -10,9 +10,9 @@ import pytest
 from epp.pool.apiserver import ApiServer, Kind
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.store import Endpoint, Pool
-from tests.support.cluster import LEGACY_GROUP, LLMD_GROUP, POOL_GROUP, Cluster, followed
-from tests.support.control_plane import ApiFailed
-from tests.support.degradations import RecordedMetrics
+from tests.support.kubernetes.cluster import LEGACY_GROUP, LLMD_GROUP, POOL_GROUP, Cluster, followed
+from tests.support.kubernetes.control_plane import ApiFailed
+from tests.support.scheduling.degradations import RecordedMetrics
 
 ROOT = Path(__file__).parents[2]
 Seen = Callable[..., Awaitable[None]]

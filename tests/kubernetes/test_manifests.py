@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from epp.configuration.loader import strategy_text
-from tests.support.control_plane import ApiFailed, ControlPlane
+from tests.support.kubernetes.control_plane import ApiFailed, ControlPlane
 from tooling.render.stack import render, values_of
 from tooling.simulator.publisher import kv_events_from
 

@@ -18,8 +18,8 @@ from epp.configuration.loader import strategy_text
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import TranslateOptions, translate
-from tests.support.charts import CHARTS
-from tests.support.cluster import POOL_GROUP, Cluster
+from tests.support.kubernetes.cluster import POOL_GROUP, Cluster
+from tests.support.process.charts import CHARTS
 from tooling.laptop.ports import free_ports
 from tooling.laptop.processes import Processes
 from tooling.simulator.server import SimulatedPod

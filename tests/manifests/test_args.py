@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.serve_args import settings_of
+from tests.support.process.serve_args import settings_of
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"

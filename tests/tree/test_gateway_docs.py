@@ -14,7 +14,7 @@ from gateway.envoy import validate
 from gateway.load import load
 from gateway.translate import translate
 from gateway.xds import Rendering
-from tests.support.gateway_files import GATEWAY, POOL, ROUTE, write
+from tests.support.gateway.files import GATEWAY, POOL, ROUTE, write
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(?P<kind>\w+) (?P<path>[^`]+)` \| `(?P<example>[^`]+)` \|", re.MULTILINE)

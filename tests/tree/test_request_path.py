@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from tests.support.request_path import ROOT, files_named, files_run
+from tests.support.ext_proc.request_path import ROOT, files_named, files_run
 
 FILES, PACKAGES, LINES = 26, 8, 60
 """At most so many files, types and constants included, in so many folders; lines of a function, its docstring too."""

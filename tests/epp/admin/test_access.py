@@ -8,8 +8,8 @@ import pytest
 
 from epp.admin.access import ALLOWED_S, AT_ONCE, KEPT, REFUSED_S, WAITING, Access
 from epp.pool.apiserver import ApiError, User
-from tests.support.degradations import RecordedMetrics
-from tests.support.waiting import until
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 
 class Reviewer:

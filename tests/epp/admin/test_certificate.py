@@ -15,8 +15,8 @@ from epp.admin.recorder import Decisions
 from epp.admin.server import AdminServer, AdminSettings
 from epp.errors import ConfigError
 from epp.extproc.tls import Pair, make_pair
-from tests.support.degradations import RecordedMetrics
-from tests.support.waiting import until
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 
 def write(directory: Path, pair: Pair) -> None:

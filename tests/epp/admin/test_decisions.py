@@ -5,7 +5,7 @@ from typing import Any
 
 from epp.admin.recorder import Decisions, Record, without_prompt
 from epp.plugin import Request, Response, Usage
-from tests.support.decisions import SECRET, decision, endpoint
+from tests.support.scheduling.decisions import SECRET, decision, endpoint
 
 
 def record(request_id: str, pods: int = 1, **extra: Any) -> Record:

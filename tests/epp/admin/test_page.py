@@ -3,7 +3,7 @@ from html.parser import HTMLParser
 from epp.admin.page import page
 from epp.admin.recorder import Record
 from epp.plugin import Endpoint, Response
-from tests.support.decisions import decision
+from tests.support.scheduling.decisions import decision
 
 HOSTILE = "\"><script>alert(1)</script>&'<img src=x>"
 

@@ -12,7 +12,7 @@ from epp.plugin import Response, Usage
 from epp.scheduling.decision import Comparison
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
-from tests.support.decisions import SECRET, decision, endpoint
+from tests.support.scheduling.decisions import SECRET, decision, endpoint
 
 
 class Desk:

@@ -15,7 +15,7 @@ from epp.plugin import Endpoint, Response
 from epp.pool.apiserver import ApiError, User
 from epp.telemetry import exposition
 from epp.telemetry.metrics import Metrics
-from tests.support.decisions import SECRET, decision, endpoint
+from tests.support.scheduling.decisions import SECRET, decision, endpoint
 
 
 @dataclass

@@ -12,8 +12,8 @@ from epp.errors import ConfigError, EppError, NoEndpoint
 from epp.parsing.request import RawRequest, Request, Response, Usage
 from epp.plugin import Endpoint
 from epp.scheduling.decision import Decision
-from tests.support.decisions import SECRET
-from tests.support.otlp import Collector, attributes
+from tests.support.process.otlp import Collector, attributes
+from tests.support.scheduling.decisions import SECRET
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"

@@ -6,7 +6,7 @@ from epp.admin.views import PoolView, pool_view
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.series import KvEventFigures
-from tests.support.decisions import endpoint
+from tests.support.scheduling.decisions import endpoint
 
 
 @dataclass

@@ -15,7 +15,7 @@ from epp.configuration.registry import find_class
 from epp.documents.strict import parameters_of
 from epp.errors import ConfigError
 from epp.plugin import Plugin
-from tests.support.pipelines import loaded
+from tests.support.scheduling.pipelines import loaded
 
 GIE = """
 queue-scorer running-requests-size-scorer kv-cache-utilization-scorer prefix-cache-scorer lora-affinity-scorer

@@ -4,7 +4,7 @@ import pytest
 
 from epp.configuration.describe import describe
 from epp.errors import ConfigError
-from tests.support.pipelines import loaded
+from tests.support.scheduling.pipelines import loaded
 
 CONFIG = """
 apiVersion: llm-d.ai/v1

@@ -9,8 +9,8 @@ from epp.configuration.lifecycle import Lasting, Lifecycle
 from epp.plugin import Endpoint, Plugin, Producer, Request, Services
 from epp.pool.store import Pool
 from epp.testing import decide, endpoint, request, services
-from tests.support.degradations import RecordedMetrics
-from tests.support.waiting import beside, until
+from tests.support.process.waiting import beside, until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 
 class Worker(Plugin):

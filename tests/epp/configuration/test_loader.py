@@ -16,8 +16,8 @@ from epp.errors import ConfigError
 from epp.flow.saturation import ConcurrencyDetector, UtilizationDetector
 from epp.plugin import InFlight, PrefixMatch
 from epp.scheduling.pickers import MaxScorePicker, SingleProfileHandler
-from tests.support.pipelines import RANDOM, clock, loaded
 from tests.support.plugins import All, Chooser, First, Never, Required, Warm, Watching
+from tests.support.scheduling.pipelines import RANDOM, clock, loaded
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "configs").glob("*.yaml"))
 HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"

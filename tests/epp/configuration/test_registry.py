@@ -10,8 +10,8 @@ import pytest
 from epp.configuration.loader import Pipeline, load_text, strategies, strategy_text
 from epp.configuration.registry import ENTRY_POINTS, find_class
 from epp.errors import ConfigError
-from tests.support.pipelines import RANDOM, clock, loaded
 from tests.support.plugins import Couple, First, OtherHalf, Warm
+from tests.support.scheduling.pipelines import RANDOM, clock, loaded
 
 OURS = "tests.support.plugins"
 CONFIG = """

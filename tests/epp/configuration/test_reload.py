@@ -12,16 +12,19 @@ import epp.configuration.reload
 from epp.configuration.loader import Pipeline
 from epp.configuration.reload import ConfigFile
 from epp.errors import ConfigError
-from tests.support.degradations import RecordedMetrics
-from tests.support.pipelines import RANDOM, clock
-from tests.support.waiting import until
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
+from tests.support.scheduling.pipelines import RANDOM, clock
 
 CONFIG = """
 apiVersion: llm-d.ai/v1
 kind: EndpointPickerConfig
 plugins: [{{type: {}}}]
 """
-ALL, WARM = CONFIG.format("tests.support.plugins.All"), CONFIG.format("tests.support.plugins.Warm")
+ALL, WARM = (
+    CONFIG.format("tests.support.plugins.All"),
+    CONFIG.format("tests.support.plugins.Warm"),
+)
 
 
 def write(path: Path, text: str) -> None:

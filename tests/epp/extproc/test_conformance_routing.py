@@ -12,7 +12,7 @@ from epp.pool.store import Pool
 from epp.route import Admission, Policy, Router
 from epp.scheduling.pickers import RoundRobinPicker
 from tests.epp.test_route import Diary
-from tests.support.scheduling import pod, scheduler
+from tests.support.scheduling.schedulers import pod, scheduler
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000")
 BODY = b'{"model": "m", "prompt": "hello"}'

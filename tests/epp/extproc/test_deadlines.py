@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from epp.extproc.server import Deadlines, Task
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 
 
 def me() -> Task:

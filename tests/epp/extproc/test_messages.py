@@ -9,7 +9,7 @@ from epp import protocol
 from epp.errors import EppError, NoEndpoint, TooLarge
 from epp.extproc import messages
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.ext_proc import answer_headers, header_map, metadata, request_headers
+from tests.support.ext_proc.messages import answer_headers, header_map, metadata, request_headers
 
 
 def subset_of(value: pb.Value) -> tuple[str, ...] | None:

@@ -20,8 +20,8 @@ from epp.extproc import server
 from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.stream import Memory
 from epp.telemetry.metrics import Metrics
-from tests.support.degradations import RecordedMetrics
-from tests.support.ext_proc import (
+from tests.support.ext_proc.hostile import mutated
+from tests.support.ext_proc.messages import (
     DUPLEX,
     HEADERS,
     LEAN,
@@ -32,9 +32,9 @@ from tests.support.ext_proc import (
     request_body,
     request_headers,
 )  # fmt: skip
-from tests.support.ext_proc_hostile import mutated
-from tests.support.ext_proc_scripts import BIG, SCRIPTS
-from tests.support.ext_proc_server import LOOPBACK, Call, Gateway, Route, ext_proc_server, failing
+from tests.support.ext_proc.scripts import BIG, SCRIPTS
+from tests.support.ext_proc.server import LOOPBACK, Call, Gateway, Route, ext_proc_server, failing
+from tests.support.scheduling.degradations import RecordedMetrics
 
 ROUTED = f"request headers to {TO}"
 

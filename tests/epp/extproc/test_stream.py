@@ -8,7 +8,7 @@ import pytest
 from epp.errors import InternalError
 from epp.extproc.stream import Memory
 from epp.parsing.request import RawRequest
-from tests.support.ext_proc import (
+from tests.support.ext_proc.messages import (
     LEAN,
     TO,
     Play,
@@ -21,7 +21,7 @@ from tests.support.ext_proc import (
     request_headers,
     words,
 )  # fmt: skip
-from tests.support.ext_proc_scripts import BIG, BUFFERED, NONE, SCRIPTS, SWH
+from tests.support.ext_proc.scripts import BIG, BUFFERED, NONE, SCRIPTS, SWH
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

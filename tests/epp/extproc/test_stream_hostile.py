@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from epp import protocol
 from epp.errors import NoEndpoint
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.ext_proc import (
+from tests.support.ext_proc.hostile import GIANT, MESSAGES, mutated
+from tests.support.ext_proc.messages import (
     Play,
     Script,
     answer_body,
@@ -17,7 +18,6 @@ from tests.support.ext_proc import (
     metadata,
     request_body,
 )  # fmt: skip
-from tests.support.ext_proc_hostile import GIANT, MESSAGES, mutated
 
 STREAMS = 20_000
 MAX_BODY = 200_000

@@ -9,7 +9,7 @@ from epp.errors import NoEndpoint
 from epp.extproc import stream as module
 from epp.extproc.stream import Action, AnswerChunk, Answered, Memory, Stream
 from epp.parsing.request import RawRequest
-from tests.support.ext_proc import (
+from tests.support.ext_proc.messages import (
     TO,
     answer_body,
     answer_headers,

@@ -9,7 +9,7 @@ from epp.errors import ConfigError
 from epp.extproc.server import Settings
 from epp.extproc.tls import Pair, from_directory, make_pair, read_pair, self_signed
 from epp.telemetry.metrics import Metrics
-from tests.support.ext_proc_server import LOOPBACK, Route, ext_proc_server
+from tests.support.ext_proc.server import LOOPBACK, Route, ext_proc_server
 
 
 def write(directory: Path, pair: Pair) -> None:

@@ -11,7 +11,7 @@ import pytest
 from epp.errors import ConfigError
 from epp.pool import apiserver
 from epp.pool.apiserver import PODS, ApiError, ApiServer, Kind, Stream, User
-from tests.support.api_server import FakeApiServer, pod, use
+from tests.support.kubernetes.api_server import FakeApiServer, pod, use
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from epp.pool.engines import ENGINES, Places, engine_name, parse, samples
 from epp.pool.store import Load
-from tests.support.pages import vllm_page
+from tests.support.engines.metrics_pages import vllm_page
 
 VLLM = ENGINES["vllm"]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.pool.http import MAX_BODY, MAX_HEAD, AnswerReader, BadAnswer, Connection, Kept, TooLarge, host_and_port
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 
 OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"Content-Length: 5\r\n\r\nhello"

@@ -12,9 +12,9 @@ from epp.pool import watch as module
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import OBJECTIVES, POOLS, REWRITES, KubePools, Labelled, Named, Selected
 from epp.pool.store import Endpoint, Pool
-from tests.support.api_server import FakeApiServer, Object, pod, pool, use
-from tests.support.degradations import RecordedMetrics
-from tests.support.waiting import until
+from tests.support.kubernetes.api_server import FakeApiServer, Object, pod, pool, use
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 POOL = str(POOLS)
 (OBJECTIVE, OLD_OBJECTIVE), (REWRITE, OLD_REWRITE) = map(str, OBJECTIVES), map(str, REWRITES)

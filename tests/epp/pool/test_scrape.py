@@ -10,9 +10,9 @@ import pytest
 
 from epp.pool.scrape import Scraper
 from epp.pool.store import Endpoint, Pool
-from tests.support.degradations import RecordedMetrics
-from tests.support.pages import vllm_page
-from tests.support.waiting import until
+from tests.support.engines.metrics_pages import vllm_page
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

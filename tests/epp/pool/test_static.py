@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import epp.pool.static
 from epp.errors import ConfigError
 from epp.pool.static import StaticPools, load
-from tests.support.degradations import RecordedMetrics
-from tests.support.waiting import until
+from tests.support.process.waiting import until
+from tests.support.scheduling.degradations import RecordedMetrics
 
 POOL = """
 apiVersion: inference.networking.k8s.io/v1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.parsing.parser import Parser, Rules
 from epp.parsing.request import RawRequest
 from epp.pool.store import Endpoint, Load, Pool, PoolState, Rewrite, Target
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 
 
 def endpoint(name: str, address: str, **labels: str) -> Endpoint:

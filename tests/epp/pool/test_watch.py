@@ -11,8 +11,8 @@ import pytest
 from epp.pool import watch as module
 from epp.pool.apiserver import PODS, ApiError, ApiServer, Kind
 from epp.pool.watch import Watch
-from tests.support.api_server import FakeApiServer, pod, use
-from tests.support.waiting import until
+from tests.support.kubernetes.api_server import FakeApiServer, pod, use
+from tests.support.process.waiting import until
 
 
 class Ip(msgspec.Struct, rename={"ip": "podIP"}):

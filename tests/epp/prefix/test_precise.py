@@ -16,9 +16,9 @@ from epp.prefix.lmcache.tiers import Lmcache
 from epp.prefix.precise import PrecisePrefixCache
 from epp.scheduling.cost import ExpectedTtft
 from epp.testing import services
-from tests.support.coordinator import StandIn
-from tests.support.kv_events import SIZE, batch, names_of, removed, stored
-from tests.support.waiting import beside, until
+from tests.support.engines.coordinator import StandIn
+from tests.support.engines.kv_events import SIZE, batch, names_of, removed, stored
+from tests.support.process.waiting import beside, until
 from tooling.simulator.engine import H100_8B, Engine
 from tooling.simulator.tokenizer import hash_chain
 

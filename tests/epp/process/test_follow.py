@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from epp.process.follow import changes, stamp
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from epp.errors import InternalError, NoEndpoint
 from epp.plugin import Cost, Endpoint, Filter, Picker, Request, Scorer
 from epp.scheduling.decision import Chain
 from epp.scheduling.pickers import MaxScorePicker
-from tests.support.scheduling import ask, fail, pods
+from tests.support.scheduling.schedulers import ask, fail, pods
 
 
 @dataclass(eq=False)

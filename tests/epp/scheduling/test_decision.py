@@ -5,7 +5,7 @@ from epp.plugin import Cost, Endpoint, Filter, Request
 from epp.scheduling.inflight import InFlightLoad
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.scorers import ActiveRequestScorer
-from tests.support.scheduling import ask, pods, scheduler
+from tests.support.scheduling.schedulers import ask, pods, scheduler
 
 
 class Bill(Cost):

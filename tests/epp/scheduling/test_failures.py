@@ -15,7 +15,7 @@ from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
 from epp.scheduling.failures import FailingEndpointFilter, FailureShares
 from epp.testing import services
-from tests.support.scheduling import ask, fail, pods
+from tests.support.scheduling.schedulers import ask, fail, pods
 
 OK, ERROR, GONE = Response(status=200), Response(status=500), Response()
 STRATEGIES = ("prefix-aware", "session", "least-load", "round-robin")

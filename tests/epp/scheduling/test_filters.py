@@ -18,7 +18,7 @@ from epp.scheduling.filters import (
     Requirement,
     UtilizationFilter,
 )
-from tests.support.scheduling import Held, ask, pod, pods, scheduler
+from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 
 GPU = [
     pod("h100", labels={"gpu": "H100", "tier": "gold"}),

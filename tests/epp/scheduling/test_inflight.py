@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from epp.plugin import InFlight, PrefixMatch, Response
 from epp.scheduling.inflight import InFlightLoad
-from tests.support.scheduling import ask, pods
+from tests.support.scheduling.schedulers import ask, pods
 
 
 def test_requests_and_tokens_count_from_the_pick_to_the_end() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from epp.plugin import Endpoint, Picker
 from epp.scheduling.pickers import MaxScorePicker, RandomPicker, RoundRobinPicker, WeightedRandomPicker
-from tests.support.scheduling import ask, pods
+from tests.support.scheduling.schedulers import ask, pods
 
 
 def first(picker: Picker, scored: list[tuple[Endpoint, float]]) -> str:

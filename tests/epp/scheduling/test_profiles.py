@@ -6,7 +6,7 @@ import pytest
 
 from epp.plugin import Endpoint
 from epp.scheduling.pickers import SingleProfileHandler
-from tests.support.scheduling import ask, pods
+from tests.support.scheduling.schedulers import ask, pods
 
 
 def test_the_one_profile_s_picks_are_the_answer() -> None:

@@ -24,7 +24,7 @@ from epp.plugin import (
 from epp.scheduling.inflight import InFlightLoad
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.scorers import ActiveRequestScorer, NoHitLruScorer, PrefixCacheScorer, QueueScorer
-from tests.support.scheduling import Held, ask, pod, pods, scheduler
+from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from epp.scheduling.scorers import (
     SessionAffinityScorer,
     TokenLoadScorer,
 )
-from tests.support.scheduling import Held, ask, pod, pods, scheduler
+from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 
 
 def scores(scorer: Scorer, endpoints: Sequence[Endpoint], request: Request | None = None) -> list[float]:

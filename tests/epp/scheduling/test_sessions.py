@@ -7,7 +7,7 @@ from epp.plugin import Endpoint, Request, Response
 from epp.protocol import SESSION_ID, SESSION_TOKEN
 from epp.scheduling.filters import SessionAffinityFilter
 from epp.scheduling.sessions import EncodedEndpointHeader, SessionId, SessionSource
-from tests.support.scheduling import ask, pod, pods, scheduler
+from tests.support.scheduling.schedulers import ask, pod, pods, scheduler
 
 
 class Clock:

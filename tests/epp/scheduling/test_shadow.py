@@ -11,8 +11,8 @@ from epp.plugin import Cost, Endpoint, Filter, Request, Response, Scorer
 from epp.scheduling.decision import Chain, Comparison, Decision
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.shadow import ShadowPolicy
-from tests.support.pipelines import loaded
-from tests.support.scheduling import ask, pods, scheduler
+from tests.support.scheduling.pipelines import loaded
+from tests.support.scheduling.schedulers import ask, pods, scheduler
 
 
 class Price(Cost):

@@ -9,7 +9,7 @@ import pytest
 from epp.plugin import Endpoint, Load
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.speeds import Speed, Speeds
-from tests.support.virtual_pool import Arrival, VirtualPool, slower
+from tests.support.scheduling.virtual_pool import Arrival, VirtualPool, slower
 from tooling.simulator.engine import H100_8B
 
 

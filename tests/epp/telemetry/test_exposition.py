@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from epp.telemetry.exposition import render
 from epp.telemetry.metrics import Metrics
-from tests.support.decisions import endpoint
+from tests.support.scheduling.decisions import endpoint
 
 
 def counted() -> Metrics:

@@ -10,7 +10,7 @@ from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import SLICE, Metrics
 from epp.telemetry.metrics_table import FAMILIES, MAX_MODELS
 from epp.telemetry.series import CANDIDATES, LONGEST_MODEL
-from tests.support.decisions import endpoint
+from tests.support.scheduling.decisions import endpoint
 
 
 @dataclass

@@ -3,7 +3,17 @@ from collections.abc import Iterable
 import pytest
 
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.faulty_pickers import Bend, Broken, Left, Reply, Request, Together, failing, piece_of, results
+from tests.support.ext_proc.faulty_pickers import (
+    Bend,
+    Broken,
+    Left,
+    Reply,
+    Request,
+    Together,
+    failing,
+    piece_of,
+    results,
+)
 
 
 class DefersHeaders(Bend):

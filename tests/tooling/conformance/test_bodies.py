@@ -5,7 +5,17 @@ from collections.abc import Iterable
 import pytest
 
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.faulty_pickers import ALL, HEAVY, Bend, Reply, Request, Together, failing, piece_of, streamed
+from tests.support.ext_proc.faulty_pickers import (
+    ALL,
+    HEAVY,
+    Bend,
+    Reply,
+    Request,
+    Together,
+    failing,
+    piece_of,
+    streamed,
+)
 
 
 class LargeChunks(Together):

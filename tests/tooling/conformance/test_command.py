@@ -8,7 +8,7 @@ from rich.console import Console
 
 from epp.cli import warmpath
 from epp.errors import ConfigError
-from tests.support.faulty_pickers import Bend, Reply, bent
+from tests.support.ext_proc.faulty_pickers import Bend, Reply, bent
 from tooling.conformance.command import conform, header, options
 
 

@@ -3,7 +3,7 @@ from collections.abc import Iterable
 import pytest
 
 from epp import protocol
-from tests.support.faulty_pickers import Bend, Reply, failing, set_header
+from tests.support.ext_proc.faulty_pickers import Bend, Reply, failing, set_header
 
 
 class NoMetadata(Bend):

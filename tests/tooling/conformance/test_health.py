@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.faulty_pickers import Bend, Status, bent, failing
+from tests.support.ext_proc.faulty_pickers import Bend, Status, bent, failing
 from tooling.conformance.suite import CASES, run
 from tooling.conformance.target import ConformanceOptions
 

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.support.faulty_pickers import Bend, Broken, Reply, Request, failing
+from tests.support.ext_proc.faulty_pickers import Bend, Broken, Reply, Request, failing
 
 
 class FailsInsteadOf400(Bend):

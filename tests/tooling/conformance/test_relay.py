@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc import aio
 
-from tests.support.ext_proc_server import Gateway, Route, ext_proc_server
-from tests.support.faulty_pickers import Bend, BentDoor, bent
+from tests.support.ext_proc.faulty_pickers import Bend, BentDoor, bent
+from tests.support.ext_proc.server import Gateway, Route, ext_proc_server
 from tooling.conformance import wire
 from tooling.conformance.relay import relay
 from tooling.conformance.talk import routed

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.support.faulty_pickers import Bend, Broken, Reply, Request, bent, failing, subset_of
+from tests.support.ext_proc.faulty_pickers import Bend, Broken, Reply, Request, bent, failing, subset_of
 from tooling.conformance.subsets import address_of, joined
 from tooling.conformance.suite import CASES, run
 from tooling.conformance.target import ConformanceOptions

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.faulty_pickers import ENDPOINTS, Bend, bent
+from tests.support.ext_proc.faulty_pickers import ENDPOINTS, Bend, bent
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome, run
 from tooling.conformance.target import ConformanceOptions, Target, reach

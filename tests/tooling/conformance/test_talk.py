@@ -1,7 +1,7 @@
 import pytest
 
 from epp.errors import NoEndpoint
-from tests.support.ext_proc_server import Route, ext_proc_server, failing
+from tests.support.ext_proc.server import Route, ext_proc_server, failing
 from tooling.conformance import wire
 from tooling.conformance.replies import Refused
 from tooling.conformance.talk import asked, routed, talk

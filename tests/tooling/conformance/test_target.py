@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.ext_proc_server import Route, ext_proc_server
+from tests.support.ext_proc.server import Route, ext_proc_server
 from tooling.conformance.target import ConformanceOptions, host_and_port, reach
 from tooling.conformance.verdict import Skipped, Unreachable
 

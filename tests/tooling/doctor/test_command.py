@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from epp.cli import warmpath
 from epp.errors import ConfigError
-from tests.support.tokenizers import make
+from tests.support.prompts.tokenizers import make
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.publisher import KvEventsConfig

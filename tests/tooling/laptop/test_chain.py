@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from epp.errors import ConfigError
-from tests.support.chain import MANIFESTS as THREE_POOLS
-from tests.support.child_processes import Family
+from tests.support.gateway.chain import MANIFESTS as THREE_POOLS
+from tests.support.process.child_processes import Family
 from tooling.laptop.chain import MANIFESTS, ChainError, Shape, running_chain
 from tooling.laptop.engines import Simulated
 from tooling.laptop.ports import free_ports

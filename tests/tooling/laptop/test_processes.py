@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 from tooling.laptop.processes import Processes
 
 

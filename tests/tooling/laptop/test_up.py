@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 import tooling.laptop.up
-from tests.support.chain import eventually
-from tests.support.child_processes import Family
+from tests.support.gateway.chain import eventually
+from tests.support.process.child_processes import Family
 from tooling.laptop.engines import Simulated
 from tooling.laptop.load import Outcome
 from tooling.laptop.ports import free_ports

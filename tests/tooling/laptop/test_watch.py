@@ -12,7 +12,7 @@ import pytest
 from epp.documents.files import stamp_of
 from epp.errors import ConfigError
 from gateway.errors import GatewayError
-from tests.support.waiting import until
+from tests.support.process.waiting import until
 from tooling.laptop.chain import Chain, ChainError
 from tooling.laptop.engines import LaptopPod
 from tooling.laptop.watch import watch

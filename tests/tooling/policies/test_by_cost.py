@@ -3,7 +3,7 @@
 import pytest
 
 from epp.plugin import Response
-from tests.support.policy_requests import ask, pods, send, text, winners
+from tests.support.scheduling.policy_requests import ask, pods, send, text, winners
 from tooling.policies import DynamoKv, Lmetric
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.policy_requests import ask, pods, send, winners
+from tests.support.scheduling.policy_requests import ask, pods, send, winners
 from tooling.policies import KubeAiPrefixHash, SessionHash
 from tooling.policies.by_hash import Ring
 

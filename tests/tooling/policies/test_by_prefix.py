@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.policy_requests import ask, pods, send, text, winners
+from tests.support.scheduling.policy_requests import ask, pods, send, text, winners
 from tooling.policies import AibrixPrefixCache, ProductionStackLoadAware, ProductionStackPrefixAware, SglangCacheAware
 from tooling.policies.by_prefix import Rates
 

@@ -1,6 +1,6 @@
 """What was sent where: prefixes only, bounded, the tail forgotten first."""
 
-from tests.support.policy_requests import ask, pods, text
+from tests.support.scheduling.policy_requests import ask, pods, text
 from tooling.policies.sent_prompts import SentPrompts, chain_of
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.replaying import asks, play, steady
+from tests.support.scheduling.replaying import asks, play, steady
 from tooling.replay.figures import Figures, Slo, figures, percentile, regret, spread
 from tooling.replay.replay import Conditions, Failure
 from tooling.simulator.tiers import TierParameters

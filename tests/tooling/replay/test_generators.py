@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.replaying import play
+from tests.support.scheduling.replaying import play
 from tooling.replay.generators import ARRIVALS, WORKLOADS, Arrivals, documents
 from tooling.replay.trace import Trace
 from tooling.simulator.engine import LAPTOP

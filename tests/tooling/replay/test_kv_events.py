@@ -15,7 +15,7 @@ from epp.prefix.lmcache.directory import L2, Directory
 from epp.prefix.lmcache.tiers import Listed
 from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
-from tests.support.replaying import play, steady, waits
+from tests.support.scheduling.replaying import play, steady, waits
 from tooling.replay.kv_events import TierLog, at_once, batch_of, delivery_to
 from tooling.replay.pod import VirtualPod
 from tooling.replay.policies import policy

@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from tests.support.replaying import play, waits
+from tests.support.scheduling.replaying import play, waits
 from tooling.replay.generators import WORKLOADS
 from tooling.replay.trace import Piece, Trace, TraceRequest
 

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.support.replaying import asks, play, steady
+from tests.support.scheduling.replaying import asks, play, steady
 from tooling.replay.pod import VirtualPod
 from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator.engine import LAPTOP, Engine

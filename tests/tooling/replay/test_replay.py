@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.scheduling.cost import ExpectedTtft
-from tests.support.replaying import asks, play, steady, waits
+from tests.support.scheduling.replaying import asks, play, steady, waits
 from tooling.replay.generators import WORKLOADS
 from tooling.replay.policies import policy
 from tooling.replay.replay import ATTEMPTS, Conditions, Failure, Replay

@@ -6,7 +6,7 @@ import json
 import aiohttp
 import pytest
 
-from tests.support.simpod import HELLO, LONG, post
+from tests.support.engines.simulated import HELLO, LONG, post
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.server import SimulatedPod
 

@@ -5,7 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from tests.support.simpod import HELLO, LONG, metric, post, sse, until
+from tests.support.engines.simulated import HELLO, LONG, metric, post, sse, until
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.server import SimulatedPod
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.simpod import HELLO, LONG, metric, post, until
+from tests.support.engines.simulated import HELLO, LONG, metric, post, until
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.server import SimulatedPod
 

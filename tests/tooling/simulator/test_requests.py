@@ -5,7 +5,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.simpod import HELLO, post
+from tests.support.engines.simulated import HELLO, post
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import aiohttp
 import pytest
 
-from tests.support.simpod import LONG, metric, post
+from tests.support.engines.simulated import LONG, metric, post
 from tooling.simulator.server import SimulatedPod
 
 

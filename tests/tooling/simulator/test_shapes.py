@@ -4,7 +4,7 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.simpod import HELLO, post, sse
+from tests.support.engines.simulated import HELLO, post, sse
 from tooling.simulator.engine import LAPTOP
 
 

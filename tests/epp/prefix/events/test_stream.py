@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from epp.plugin import Endpoint
 from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.stream import EventStream
-from tests.support.kv_events import SIZE, batch, block_stored, depth, removed, stored
+from tests.support.engines.kv_events import SIZE, batch, block_stored, depth, removed, stored
 
 IDS = list(range(64))
 LARGEST = 200_000

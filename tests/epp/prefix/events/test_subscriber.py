@@ -23,9 +23,9 @@ from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import KvEvents, PodDiscovery
 from epp.prefix.events.subscriber import Subscribers, _Queue
 from epp.testing import services
-from tests.support import waiting
-from tests.support.degradations import RecordedMetrics
-from tests.support.kv_events import batch, block_stored, depth, stored
+from tests.support.engines.kv_events import batch, block_stored, depth, stored
+from tests.support.process import waiting
+from tests.support.scheduling.degradations import RecordedMetrics
 from tooling.laptop.ports import free_ports
 from tooling.simulator.publisher import KvEventsConfig, Publisher
 

@@ -7,7 +7,7 @@ import pytest
 from epp.prefix.lmcache.chunk_keys import chunks_of, salted
 from epp.prefix.lmcache.coordinator import Away, Coordinator
 from epp.prefix.lmcache.directory import L2, Directory
-from tests.support.coordinator import StandIn
+from tests.support.engines.coordinator import StandIn
 
 IDS = list(range(64))
 NAMES = chunks_of(IDS, 16, "sha256_cbor")

@@ -11,8 +11,8 @@ from epp.prefix.lmcache.coordinator import Away
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
 from epp.prefix.precise import PrecisePrefixCache
 from epp.testing import services
-from tests.support.coordinator import StandIn
-from tests.support.waiting import beside, until
+from tests.support.engines.coordinator import StandIn
+from tests.support.process.waiting import beside, until
 
 IDS = list(range(100))
 BUSY = Load(waiting=1)

@@ -10,7 +10,7 @@ from epp.plugin import Request
 from epp.prefix.tokens.anthropic import MessagesBody, as_chat
 from epp.prefix.tokens.conversation import Unsupported, conversation
 from epp.prefix.tokens.prompt import Chat, prompt_of
-from tests.support.prompts import ANTHROPIC, ASKED, RESULT, USER
+from tests.support.prompts.bodies import ANTHROPIC, ASKED, RESULT, USER
 
 
 def chat(body: dict[str, Any]) -> dict[str, Any]:

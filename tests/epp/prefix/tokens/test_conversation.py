@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from epp.prefix.tokens.conversation import Unsupported, conversation, tool_list
-from tests.support.prompts import CALL, USER, WEATHER
+from tests.support.prompts.bodies import CALL, USER, WEATHER
 
 
 def one(message: dict[str, Any], *, parts: bool = False) -> dict[str, Any]:

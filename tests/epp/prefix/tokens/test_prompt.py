@@ -10,7 +10,7 @@ import pytest
 from epp.plugin import Api, Request
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import MAX_BODY, Chat, Text, prompt_of
-from tests.support.prompts import PROMPTS, USER
+from tests.support.prompts.bodies import PROMPTS, USER
 
 
 def asked(body: Any, api: Api = "chat") -> Request:

@@ -16,8 +16,8 @@ from epp.prefix.tokens import remote
 from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import ANY_MODEL, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
-from tests.support.tokenizers import make
-from tests.support.waiting import until
+from tests.support.process.waiting import until
+from tests.support.prompts.tokenizers import make
 from tooling.simulator import tokenizer as sim
 from tooling.simulator.server import SimulatedPod
 

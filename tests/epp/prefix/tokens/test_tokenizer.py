@@ -19,8 +19,8 @@ from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import Text, prompt_of
 from epp.prefix.tokens.sandbox import TemplateTooLong
 from epp.prefix.tokens.tokenizer import LONGEST_PIECE, LONGEST_TEXT, ModelTokenizer, TooLate
-from tests.support.prompts import PROMPTS
-from tests.support.tokenizers import QWEN, STYLES, make, write
+from tests.support.prompts.bodies import PROMPTS
+from tests.support.prompts.tokenizers import QWEN, STYLES, make, write
 
 Load = Callable[[str], tuple[ModelTokenizer, Tokenizer]]
 GOLDEN = Path(__file__).parent / "golden" / "vllm-0.32.json"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from epp.pool.kubernetes import KubePools
-from tests.support.control_plane import ControlPlane
+from tests.support.kubernetes.control_plane import ControlPlane
 
 POOL_GROUP = "apis/inference.networking.k8s.io/v1"
 LLMD_GROUP = "apis/llm-d.ai/v1alpha2"

@@ -17,7 +17,7 @@ from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
 from gateway.translate import TranslateOptions, translate
 from gateway.xds import Rendering
-from tests.support.ext_proc_server import Route, ext_proc_server
+from tests.support.ext_proc.server import Route, ext_proc_server
 from tooling.laptop.ports import free_ports
 
 FIRST_EVENT, LAST_EVENT = b"data: 1\n\n", b"data: [DONE]\n\n"

@@ -18,7 +18,7 @@ from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.parsing.body import Chat, decode
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
-from tests.support.ext_proc_server import Gateway, ext_proc_server
+from tests.support.ext_proc.server import Gateway, ext_proc_server
 from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome
 from tooling.conformance.target import ConformanceOptions, Target, host_and_port, reach

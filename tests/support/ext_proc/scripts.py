@@ -4,7 +4,7 @@ from epp import protocol
 from epp.errors import NoEndpoint, Rejected
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.stream import AnswerChunk, Answered
-from tests.support.ext_proc import (
+from tests.support.ext_proc.messages import (
     DUPLEX,
     HEADERS,
     LEAN,

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 
 from epp.configuration.loader import strategy_text
-from tests.support.chain import Laptop
-from tests.support.chain import eventually as eventually_within
-from tests.support.talk import Talk
-from tests.support.waiting import until
+from tests.support.engines.talk import Talk
+from tests.support.gateway.chain import Laptop
+from tests.support.gateway.chain import eventually as eventually_within
+from tests.support.process.waiting import until
 from tooling.laptop.chain import write_endpoints
 from tooling.laptop.engines import knowing_tiers
 

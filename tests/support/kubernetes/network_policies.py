@@ -4,7 +4,7 @@ import time
 
 import yaml
 
-from tests.support.kubectl import Kubectl, KubectlFailed
+from tests.support.kubernetes.kubectl import Kubectl, KubectlFailed
 
 REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 SOON = 10.0

@@ -14,10 +14,10 @@ from epp.app import ServedPool, Settings, Shared
 from epp.extproc.server import Settings as ServerSettings
 from epp.plugin import Endpoint
 from epp.pool.store import Pool
-from tests.support.ext_proc import DUPLEX, LEAN, answer_body, answer_headers, request_body, request_headers
-from tests.support.ext_proc_server import LOOPBACK, Gateway, ext_proc_server
+from tests.support.ext_proc.messages import DUPLEX, LEAN, answer_body, answer_headers, request_body, request_headers
+from tests.support.ext_proc.server import LOOPBACK, Gateway, ext_proc_server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHAT = b'{"model": "m", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 16}' % (b"why? " * 200)
 ANSWER = b'{"usage": {"prompt_tokens": 260, "completion_tokens": 2}}'
 

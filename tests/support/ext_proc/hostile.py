@@ -5,7 +5,7 @@ import random
 
 from epp import protocol
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.ext_proc import (
+from tests.support.ext_proc.messages import (
     DUPLEX,
     HEADERS,
     answer_body,
@@ -17,7 +17,7 @@ from tests.support.ext_proc import (
     request_headers,
     request_trailers,
 )  # fmt: skip
-from tests.support.ext_proc_scripts import SCRIPTS
+from tests.support.ext_proc.scripts import SCRIPTS
 
 
 def nested(depth: int) -> pb.Value:

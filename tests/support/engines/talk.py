@@ -9,7 +9,7 @@ from typing import Any, Final
 import openai
 from openai.types.chat import ChatCompletion
 
-from tests.support.chain import Laptop
+from tests.support.gateway.chain import Laptop
 
 _numbers: Final = itertools.count(1)
 _SYLLABLES: Final = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 POLL = 0.2
-HERE = "tests.support."
-LOAD = ("steady_load", "cluster_load")
+LOAD = {"steady_load": "gateway/steady_load.py", "cluster_load": "kubernetes/cluster_load.py"}
+"""Files of tests/support that the load in a cluster needs, by their key in the ConfigMap."""
 
 
 def wait(condition: Callable[[], bool], what: str, timeout: float = 240) -> None:
@@ -109,7 +109,7 @@ class ClusterLoad:
 
     def __enter__(self) -> Self:
         command = ["kubectl", "-n", self.kubectl.namespace, "exec", "-i", self.pod, "--"]
-        command += ["python", "-m", HERE + "cluster_load", self.url]
+        command += ["python", "-m", "tests.support.kubernetes.cluster_load", self.url]
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, bufsize=1

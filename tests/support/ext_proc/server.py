@@ -18,7 +18,7 @@ from epp.extproc.stream import AnswerChunk, Answered
 from epp.parsing.request import RawRequest
 from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
-from tests.support.ext_proc import words
+from tests.support.ext_proc.messages import words
 
 LOOPBACK = ("127.0.0.1:0",)
 

@@ -1,4 +1,4 @@
-"""Steady load from within a cluster: `python -m tests.support.cluster_load URL`.
+"""Steady load from within a cluster: `python -m tests.support.kubernetes.cluster_load URL`.
 
 Each line on its input begins another era and is answered with a line of JSON that says how things stand; at the end of
 the input the load ends, and a last such line says what became of it.
@@ -8,7 +8,7 @@ import asyncio
 import json
 import sys
 
-from tests.support.steady_load import SteadyLoad, steady_load
+from tests.support.gateway.steady_load import SteadyLoad, steady_load
 
 
 def _line(load: SteadyLoad) -> str:
