@@ -37,7 +37,7 @@ from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
-from epp.prefix.token_ratio import LearnTokens, TokenRatio
+from epp.prefix.token_ratio import TokenRatio
 from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
@@ -154,7 +154,7 @@ class ServedPool:
         settings = shared.settings
         self.pool = pool
         self._shared = shared
-        self._learner = LearnTokens(shared.tokens.observe)
+        self._learner = shared.tokens.learner()
         self.config: ConfigFile | None = None
         if settings.config is not None:
             self.config = ConfigFile(
@@ -201,7 +201,7 @@ class ServedPool:
         )
         self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
         self.lifecycle = Lifecycle(self._services(), shared.lasting, self._plugin_failed)
-        self.lifecycle.use(self.pipeline.plugins)
+        self.lifecycle.use((*self.pipeline.plugins, self._learner))
         self.port = port
         """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
@@ -222,7 +222,7 @@ class ServedPool:
     def _changed(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.router.policy = self._policy()
-        self.lifecycle.use(pipeline.plugins)
+        self.lifecycle.use((*pipeline.plugins, self._learner))
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
         _tell_idle(pipeline)
 

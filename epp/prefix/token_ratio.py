@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from epp.plugin import Endpoint, Load, Plugin, Request, Response
+from epp.plugin import Endpoint, Load, Plugin, Request, Response, Slot
 
 DEFAULT_RATIO: Final = 4.0
 """Bytes a token until something was learned: English text with common BPE vocabularies."""
@@ -41,6 +41,10 @@ class TokenRatio:
         if (sums := self._seen.get(model)) is None:
             return DEFAULT_RATIO
         return sums[0] / sums[1]
+
+    def learner(self) -> Plugin:
+        """A plugin that watches the requests of one pool and learns from them."""
+        return LearnTokens(self.observe)
 
     def observe(self, model: str, nbytes: int, tokens: int) -> None:
         """Learn from an answer: this prompt had `nbytes` bytes and `tokens` tokens. Implausible pairs are bounded."""
@@ -88,6 +92,8 @@ class LearnTokens(Plugin):
     def __init__(self, observe: Observe) -> None:
         self._observe = observe
         self._windows: dict[Endpoint, _Window] = {}
+        self._bytes = Slot[int]()
+        """Length of a request's prompt."""
         self._from_answers = 0
         self._from_counters = 0
 
@@ -95,14 +101,14 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         window = self._window(endpoint)
-        size = request.notes[self] = len(request.prompt) or request.notes.get(self, 0)
+        size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)
         window.bytes += size
         window.models.add(request.model)
         window.open += 1
         window.peak = max(window.peak, window.open)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        size = request.notes.get(self)
+        size = self._bytes.get(request)
         if size is None:
             return
         window = self._window(endpoint)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from math import exp2, inf
 from typing import Any, ClassVar, Final
 
-from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services
+from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services, Slot
 
 ONE: Final = 1 / 8
 """Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
@@ -136,6 +136,8 @@ class FailureShares(Producer[FailureShare]):
     """Those of them that failed lately."""
     _picks: int = field(default=0, init=False, repr=False)
     _sees_status: bool = field(default=False, init=False, repr=False)
+    _sent: Slot[tuple[_Record, float]] = field(default_factory=Slot, init=False, repr=False)
+    """The account of the endpoint a request was sent to, and when, until it is known what came of it."""
 
     def start(self, services: Services) -> None:
         self._services = services
@@ -168,7 +170,7 @@ class FailureShares(Producer[FailureShare]):
         elif record.suspended:
             record.tried, record.picks = now, self._picks
             record.trying += 1
-        request.notes[self] = record, now
+        self._sent.set(request, (record, now))
 
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         self._judge(request, endpoint, response)
@@ -197,8 +199,7 @@ class FailureShares(Producer[FailureShare]):
 
     def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """What came of a request, once: at its response headers, or at its end without any."""
-        noted: tuple[_Record, float] | None = request.notes.pop(self, None)
-        if noted is None:
+        if (noted := self._sent.take(request)) is None:
             return
         record, sent = noted
         status = response.status

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest
 from typing import Any
 
+from msgspec.structs import replace
+
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, KvEventFigures, Plugin, Producer, ProfileHandler, Request, Response
@@ -61,24 +63,23 @@ class Scheduler:
         self._open: dict[Decision, bool] = {}
         """Decisions whose accounts are not closed, and whether their first token was seen."""
 
-    async def prepare(self, request: Request) -> None:
-        """What producers can find out without looking at endpoints; may wait."""
+    async def prepare(self, request: Request) -> Request:
+        """What producers can find out without looking at endpoints; may wait. Returns the request to choose for."""
         for name, hook in self._prepare:
             try:
-                await hook(request)
+                tokens = await hook(request)
+                if tokens is not None:
+                    request = replace(request, tokens=tokens)
             except Exception as error:
                 self._on_error(name, error)
+        return request
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
         """Decide among `endpoints` (never empty) and put the request on the chosen one's account, in one step.
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        for name, kind, produce in self._producers:
-            try:
-                request.signals[kind] = produce(request, endpoints)
-            except Exception as error:
-                self._on_error(name, error)
+        request = self._with_signals(request, endpoints)
         runs: list[ProfileRun] = []
 
         def run(profile: str) -> Sequence[Endpoint]:
@@ -106,15 +107,15 @@ class Scheduler:
 
     def adopt(self, request: Request, endpoint: Endpoint) -> Decision:
         """A peer has sent `request` to `endpoint`: put it on our accounts as if we had. It ends with `finished`."""
-        for name, kind, produce in self._producers:
-            try:
-                request.signals[kind] = produce(request, (endpoint,))
-            except Exception as error:
-                self._on_error(name, error)
+        request = self._with_signals(request, (endpoint,))
         decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
         self._open[decision] = False
         self._call(self._on_picked, request, endpoint)
         return decision
+
+    def forwarded(self, decision: Decision) -> None:
+        """The request is on its way: let go of its prompt and body, which may be large."""
+        decision.request = replace(decision.request, prompt=b"", body=b"")
 
     def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
         """The gateway's retry was served by `endpoint`: the account moves there, and the decision says so.
@@ -180,6 +181,17 @@ class Scheduler:
                 if figures is not None:
                     return figures
         return None
+
+    def _with_signals(self, request: Request, endpoints: Sequence[Endpoint]) -> Request:
+        """The request with what the producers find; each sees what those before it found."""
+        signals: dict[type[Any], Mapping[Endpoint, Any]] = {}
+        request = replace(request, signals=signals)
+        for name, kind, produce in self._producers:
+            try:
+                signals[kind] = produce(request, endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+        return request
 
     def _figures(self, hooks: Hooks) -> dict[str, Any]:
         figures: dict[str, Any] = {}
