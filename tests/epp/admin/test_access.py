@@ -1,7 +1,6 @@
-"""Tokens are checked once in a while, off the loop, a bounded number of them; nobody is let in unchecked."""
+"""Tokens are checked once in a while, a bounded number of them; nobody is let in unchecked."""
 
 import asyncio
-import threading
 from collections import Counter
 
 import pytest
@@ -18,17 +17,17 @@ class Reviewer:
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
         self.away = False
-        self.gate = threading.Event()
+        self.gate = asyncio.Event()
         self.gate.set()
 
-    def authenticate(self, token: str) -> User | None:
+    async def authenticate(self, token: str) -> User | None:
         self.asked[token] += 1
-        assert self.gate.wait(20)
+        await self.gate.wait()
         if self.away:
             raise ApiError(0, "connection refused")
         return User(token) if token in ("reader", "guest") else None
 
-    def authorized(self, user: User, path: str) -> bool:
+    async def authorized(self, user: User, path: str) -> bool:
         return (user.username, path) == ("reader", "/metrics")
 
 

@@ -26,6 +26,10 @@ class FakeApiServer:
         """The kinds listed, in order."""
         self.watched_from: list[tuple[str, str]] = []
         """(kind, resource version) of each watch."""
+        self.watching = 0
+        """Watches that are open."""
+        self.authorizations: list[str] = []
+        """The Authorization header of each list, in order."""
         self.tokens: dict[str, str] = {}
         """Token -> user."""
         self.rights: set[tuple[str, str]] = set()
@@ -94,8 +98,13 @@ class FakeApiServer:
             return web.json_response({"kind": "Status", "message": f"{kind}: no", "code": status}, status=status)
         wanted = dict(each.split("=", 1) for each in request.query.get("labelSelector", "").split(",") if each)
         if request.query.get("watch") in ("true", "True"):
-            return await self._watch(request, kind, wanted)
+            self.watching += 1
+            try:
+                return await self._watch(request, kind, wanted)
+            finally:
+                self.watching -= 1
         self.lists.append(kind)
+        self.authorizations.append(request.headers.get("Authorization", ""))
         found = [each for each in self._objects.get(kind, {}).values() if _matches(each, wanted)]
         start = int(request.query.get("continue", "0"))
         more = str(start + self.page_size) if len(found) > start + self.page_size else ""
@@ -145,7 +154,7 @@ class FakeApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._answer)
         app.router.add_post("/apis/{group}/v1/{plural}", self._review)
         app.router.add_get("/apis/{group}/{version}/namespaces/{namespace}/{plural}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()

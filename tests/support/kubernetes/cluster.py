@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools
 from tests.support.kubernetes.control_plane import ControlPlane
 
@@ -91,10 +92,14 @@ class Cluster:
 
 @asynccontextmanager
 async def followed(pools: KubePools) -> AsyncIterator[KubePools]:
-    """The pools while they are watched."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(pools.watch())
-        try:
-            yield pools
-        finally:
-            task.cancel()
+    """The pools while they are watched; then their connections are closed."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(pools.watch())
+            try:
+                yield pools
+            finally:
+                task.cancel()
+    finally:
+        if isinstance(pools._source, ApiServer):
+            await pools._source.close()
