@@ -231,7 +231,7 @@ class ServedPool:
         self.router.policy = self._policy()
         self.lifecycle.use(pipeline.plugins)
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
-        _tell_idle(pipeline)
+        _log_idle(pipeline)
 
     def _services(self) -> Services:
         metrics, pool = self._shared.metrics, self.pool
@@ -297,7 +297,7 @@ def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
         raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
 
 
-def _tell_idle(pipeline: Pipeline) -> None:
+def _log_idle(pipeline: Pipeline) -> None:
     if pipeline.idle:
         log.info("accepted, without effect: %s", "; ".join(pipeline.idle))
 
@@ -338,7 +338,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
     pools = await _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [ServedPool(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
-    _tell_idle(served[0].pipeline)  # all have the same
+    _log_idle(served[0].pipeline)  # all have the same
     memory = Memory(ServerSettings.max_held, settings.max_streams)
     servers = [_server(one, settings, shared, memory, first=one is served[0]) for one in served]
 
@@ -367,7 +367,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
             work = [
                 watch(settings.stall_limit),
                 pools.watch(),
-                _tell_health(servers, served),
+                _report_health(servers, served),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
                 *(one.lifecycle.run() for one in served),
@@ -438,7 +438,7 @@ async def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
-async def _tell_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
+async def _report_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
     """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
     while True:
         ready = all(one.pool.ready for one in served)

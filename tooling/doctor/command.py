@@ -159,5 +159,5 @@ async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, s
         watching.cancel()
     if not all(pool.ready for pool in pools.pools):
         where = f"{options.pool_namespace}/{name}"
-        raise ConfigError("--pool-name", f"{where} was not told within {_LOADED:g} s")
+        raise ConfigError("--pool-name", f"{where} was not loaded within {_LOADED:g} s")
     return [(endpoint.name, endpoint.address) for pool in pools.pools for endpoint in pool.endpoints]

@@ -1,6 +1,7 @@
 import contextlib
 import datetime
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,11 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ConfigError, match="extra `kube`"):
         Credentials(None)
+
+
+def test_a_process_that_needs_no_kubernetes_does_not_import_the_client() -> None:
+    program = "import sys, epp.app; print([name for name in sys.modules if name.partition('.')[0] == 'kubernetes'])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
 
 
 def test_a_kubeconfig_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

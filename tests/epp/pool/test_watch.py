@@ -24,7 +24,7 @@ class Thing(msgspec.Struct):
 
 
 class RecordingListener:
-    """A listener that remembers."""
+    """A listener that keeps what it was called with."""
 
     def __init__(self) -> None:
         self.changes = 0
@@ -167,7 +167,7 @@ async def test_a_kind_that_is_not_installed_is_none_of_it_until_it_is(fake: Fake
     assert listener.troubles == []
 
 
-async def test_a_refusal_is_told_once_and_taken_back(fake: FakeApiServer) -> None:
+async def test_a_refusal_is_reported_once_and_its_end_too(fake: FakeApiServer) -> None:
     fake.answers["pods"] = 403
     listener = RecordingListener()
     async with watched(listener) as watch:
@@ -181,7 +181,7 @@ async def test_a_refusal_is_told_once_and_taken_back(fake: FakeApiServer) -> Non
     assert listener.troubles[1] == ("", "")
 
 
-async def test_what_we_ask_wrongly_is_said(fake: FakeApiServer) -> None:
+async def test_a_request_that_is_wrong_is_reported(fake: FakeApiServer) -> None:
     fake.answers["pods"] = 400
     listener = RecordingListener()
     async with watched(listener) as watch:
@@ -288,7 +288,7 @@ async def test_an_event_we_do_not_know_is_passed_over(fake: FakeApiServer) -> No
     assert listener.troubles == []
 
 
-async def test_a_bug_of_ours_is_told_and_outlived(fake: FakeApiServer) -> None:
+async def test_a_bug_of_ours_is_reported_and_survived(fake: FakeApiServer) -> None:
     listener = RecordingListener()
     await fake.put("pods", "a", pod("bug"))
     async with watched(listener) as watch:

@@ -51,7 +51,7 @@ class Cluster:
         await self._many([lambda name=name, ip=ip: self._create_pod(name, ip, metadata) for name, ip in pods])
 
     async def delete_pods(self, names: Iterable[str], grace: int = 0) -> None:
-        """With a grace period they stay, going away, as no kubelet tells of their end."""
+        """With a grace period they stay, going away, as no kubelet reports their end."""
         path = self._path("api/v1", "pods")
         body = {"gracePeriodSeconds": grace}
         await self._many([lambda name=name: self.plane.call("DELETE", f"{path}/{name}", body) for name in names])
