@@ -33,7 +33,7 @@ from epp.extproc.tls import from_directory, self_signed
 from epp.parsing.parser import NoObjectives, Parser
 from epp.plugin import Services
 from epp.pool.apiserver import ApiServer
-from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
+from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
 from epp.pool.scrape import Scraper
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
@@ -146,6 +146,13 @@ class Shared:
         """The Kubernetes API server, made when it is first needed. ConfigError without credentials."""
         return ApiServer(self.settings.kubeconfig)
 
+    async def close(self) -> None:
+        """End what is open, once nothing uses it any more."""
+        if "api" in self.__dict__:
+            await self.api.close()
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.flush)
+
 
 class ServedPool:
     """One pool with everything that picks from it."""
@@ -224,7 +231,7 @@ class ServedPool:
         self.router.policy = self._policy()
         self.lifecycle.use((*pipeline.plugins, self._learner))
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
-        _tell_idle(pipeline)
+        _log_idle(pipeline)
 
     def _services(self) -> Services:
         metrics, pool = self._shared.metrics, self.pool
@@ -290,7 +297,7 @@ def _audit(path: Path | None, metrics: Metrics) -> AuditLog | None:
         raise ConfigError("--audit-log", f"cannot write {path}: {error.strerror}") from error
 
 
-def _tell_idle(pipeline: Pipeline) -> None:
+def _log_idle(pipeline: Pipeline) -> None:
     if pipeline.idle:
         log.info("accepted, without effect: %s", "; ".join(pipeline.idle))
 
@@ -320,10 +327,18 @@ async def serve(settings: Settings) -> int:
     if settings.conformance_testing:
         log.warning("--conformance-testing: clients choose their endpoints; not for production")
     shared = Shared(settings)
-    pools = _pools(settings, shared)
+    try:
+        await _serve(settings, shared, stop, stop_now)
+    finally:
+        await shared.close()
+    return 0
+
+
+async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+    pools = await _pools(settings, shared)
     ports = _ports(pools.states, settings.grpc_port)
     served = [ServedPool(pool, port, shared) for pool, port in zip(pools.pools, ports, strict=True)]
-    _tell_idle(served[0].pipeline)  # all have the same
+    _log_idle(served[0].pipeline)  # all have the same
     memory = Memory(ServerSettings.max_held, settings.max_streams)
     servers = [_server(one, settings, shared, memory, first=one is served[0]) for one in served]
 
@@ -352,7 +367,7 @@ async def serve(settings: Settings) -> int:
             work = [
                 watch(settings.stall_limit),
                 pools.watch(),
-                _tell_health(servers, served),
+                _report_health(servers, served),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
                 *(one.lifecycle.run() for one in served),
@@ -368,9 +383,6 @@ async def serve(settings: Settings) -> int:
             await _drain(servers, settings, stop_now)
             for task in running:
                 task.cancel()
-    if shared.tracing is not None:
-        await asyncio.to_thread(shared.tracing.flush)
-    return 0
 
 
 @asynccontextmanager
@@ -402,7 +414,7 @@ def _access(settings: Settings, shared: Shared) -> Access | None:
     return Access(shared.api, shared.metrics, shared.clock) if asked else None
 
 
-def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
+async def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     """The pools of files where there are any, else those of Kubernetes."""
     if settings.endpoints:
         if len(settings.pool_name) > 1:
@@ -419,14 +431,14 @@ def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
         raise ConfigError("--endpoint-target-ports", "expected with --endpoint-selector: the ports its Pods serve on")
     wanted: Named | Labelled | Selected = Named(tuple(settings.pool_name))
     if settings.pool_selector:
-        wanted = Labelled(settings.pool_selector)
+        wanted = await labelled(settings.pool_selector, settings.pool_namespace, shared.api)
     elif settings.endpoint_selector:
         name = settings.pool_name[0] if settings.pool_name else "default"
         wanted = Selected(name, settings.endpoint_selector, tuple(settings.endpoint_target_ports))
     return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
-async def _tell_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
+async def _report_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
     """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
     while True:
         ready = all(one.pool.ready for one in served)

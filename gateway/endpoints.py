@@ -7,8 +7,16 @@ served, as Envoy passes over what its own cluster does not have. Sources: llm-d'
 from collections.abc import Iterator, Mapping, Sequence
 
 from epp.documents.files import Document
-from epp.documents.objects import EndpointsFile, InferencePool, Pod, addresses_in, entries_of, selects
-from epp.errors import ConfigError
+from epp.documents.objects import (
+    EndpointsFile,
+    InferencePool,
+    Pod,
+    addresses_in,
+    check_unique,
+    entries_of,
+    selects,
+    target_ports,
+)
 
 Files = Sequence[tuple[Document, EndpointsFile]]
 Pods = Sequence[tuple[Document, Pod]]
@@ -16,15 +24,9 @@ Pods = Sequence[tuple[Document, Pod]]
 
 def selected(pool: InferencePool, files: Files, pods: Pods) -> tuple[str, ...]:
     """`ip:port` of each endpoint of the pool. ConfigError where a name or an address is there twice."""
-    seen: dict[str, str] = {}
-    found = []
-    for where, name, address in (*_of_lists(pool, files), *_of_pods(pool, pods)):
-        for key in (f"name {name}", f"address {address}"):
-            if key in seen:
-                raise ConfigError(where, f"{key} is taken by {seen[key]}; expected one of its own")
-            seen[key] = where
-        found.append(address)
-    return tuple(found)
+    found = [*_of_lists(pool, files), *_of_pods(pool, pods)]
+    check_unique((where, (f"name {name}", f"address {address}")) for where, name, address in found)
+    return tuple(address for _, _, address in found)
 
 
 def check_members(pools: Sequence[InferencePool], files: Files) -> None:
@@ -48,7 +50,7 @@ def _of_lists(pool: InferencePool, files: Files) -> Iterator[tuple[str, str, str
 
 
 def _of_pods(pool: InferencePool, pods: Pods) -> Iterator[tuple[str, str, str]]:
-    ports = [port.number for port in pool.spec.target_ports]
+    ports = target_ports(pool.spec)
     for document, pod in pods:
         if selects(pool, pod.metadata.namespace, pod.metadata.labels or {}):
             yield from ((document.where, *each) for each in addresses_in(document, pod, ports))

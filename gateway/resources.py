@@ -264,9 +264,7 @@ class PoolSpec(objects.PoolSpec, frozen=True, kw_only=True):
     app_protocol: Literal["http", "kubernetes.io/h2c"] = "http"
 
     def __post_init__(self) -> None:
-        numbers = [port.number for port in self.target_ports]
-        if len(set(numbers)) < len(numbers):
-            raise ValueError(f"got targetPorts {numbers}; expected each port once")
+        objects.target_ports(self, "targetPorts")
 
 
 class InferencePool(objects.InferencePool, frozen=True, kw_only=True, forbid_unknown_fields=True):

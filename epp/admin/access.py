@@ -16,7 +16,7 @@ from epp.telemetry.metrics import Metrics
 
 ALLOWED_S: Final = 60.0
 REFUSED_S: Final = 10.0
-"""Seconds a yes and a no are cached: how long a withdrawn right lives on, and a new one waits."""
+"""Seconds an answer is used again: how long a right that was withdrawn still counts, and a new one does not yet."""
 KEPT: Final = 256
 """Answers kept."""
 AT_ONCE: Final = 2
@@ -26,11 +26,11 @@ DEGRADATION: Final = "access-not-checked"
 
 
 class Reviewer(Protocol):
-    """What we need of `ApiServer`. Both block and raise ApiError."""
+    """What we need of `ApiServer`. Both raise ApiError."""
 
-    def authenticate(self, token: str) -> User | None: ...
+    async def authenticate(self, token: str) -> User | None: ...
 
-    def authorized(self, user: User, path: str) -> bool: ...
+    async def authorized(self, user: User, path: str) -> bool: ...
 
 
 class Verdict(NamedTuple):
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
 
 
 class Access:
-    """Asks `reviewer` off the event loop. While it is away, only tokens it accepted a moment ago pass."""
+    """Asks `reviewer`. While it is away, only tokens it accepted a moment ago pass."""
 
     def __init__(self, reviewer: Reviewer, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._reviewer = reviewer
@@ -72,7 +72,7 @@ class Access:
 
     async def _ask(self, key: tuple[bytes, str], token: str) -> Verdict:
         try:
-            verdict = await asyncio.to_thread(self._reviewed, token, key[1])
+            verdict = await self._reviewed(token, key[1])
         except ApiError as error:
             self._metrics.degraded(DEGRADATION, str(error), lasting=True)
             return Verdict(503, f"cannot ask the Kubernetes API server whether you may read this: {error}")
@@ -83,11 +83,11 @@ class Access:
             self._known.popitem(last=False)
         return verdict
 
-    def _reviewed(self, token: str, path: str) -> Verdict:
-        user = self._reviewer.authenticate(token)
+    async def _reviewed(self, token: str, path: str) -> Verdict:
+        user = await self._reviewer.authenticate(token)
         if user is None:
             return Verdict(401, "the Kubernetes API server does not know this token")
-        if not self._reviewer.authorized(user, path):
+        if not await self._reviewer.authorized(user, path):
             needs = f"a ClusterRole with nonResourceURLs: [{path}], verbs: [get]"
             return Verdict(403, f"{user.username} may not get {path}; it takes {needs}")
         return Verdict(200)

@@ -5,7 +5,7 @@ that are ours are strict: a field we do not know is a mistake. Of the rest we re
 more of an InferencePool: see `gateway.resources`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from msgspec import Meta
 from epp import protocol
 from epp.documents.addresses import address_of
 from epp.documents.files import Document
+from epp.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -149,6 +150,24 @@ def addresses_in(document: Document, pod: Pod, ports: Sequence[int]) -> list[tup
 def selects(pool: InferencePool, namespace: str, labels: Mapping[str, str]) -> bool:
     """Whether what has these labels in this namespace is the pool's."""
     return namespace == pool.metadata.namespace and pool.spec.selector.match_labels.items() <= labels.items()
+
+
+def target_ports(spec: PoolSpec, field: str = "") -> list[int]:
+    """The pool's target ports. ValueError for one that is there twice; it names `field`, where its path does not."""
+    ports = [port.number for port in spec.target_ports]
+    if len(set(ports)) < len(ports):
+        raise ValueError(f"got {field}{' ' if field else ''}{ports}; expected each port once")
+    return ports
+
+
+def check_unique(endpoints: Iterable[tuple[str, Iterable[str]]]) -> None:
+    """ConfigError where two of (place, what nothing else may have, as an error names it) share something."""
+    seen: dict[str, str] = {}
+    for where, keys in endpoints:
+        for key in keys:
+            if key in seen:
+                raise ConfigError(where, f"{key} is taken by {seen[key]}; expected one of its own")
+            seen[key] = where
 
 
 def created(meta: Metadata) -> str:

@@ -1,15 +1,13 @@
 """Pools from Kubernetes: InferencePools, the Pods they select, and what is said of them, followed as they change.
 
-Sources: GIE `api/v1` (InferencePool), llm-d-router `apix/v1alpha2`. Each kind is watched in a thread of its own
-(`pool.watch`); the event loop only takes over states that were put together elsewhere.
+Sources: GIE `api/v1` (InferencePool), llm-d-router `apix/v1alpha2`. Each kind is watched by a task of its own
+(`pool.watch`); a pool's state is put together in a thread, and the event loop only takes it over.
 """
 
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -39,8 +37,6 @@ _TROUBLES: Final = frozenset(
     {"kubernetes-away", "kubernetes-forbidden", "kubernetes-refused", "kubernetes-watch-failed"}
 )
 """What a watch may report; each lasts until no watch reports it any more."""
-_END: Final = 2.0
-"""Seconds the threads have to end in."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,8 @@ class Labelled:
     """The InferencePools a label selector matches at the start. One that loses the label counts as deleted."""
 
     selector: str
+    names: tuple[str, ...]
+    """Those it matched; see `labelled`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class KubePools:
 
     A pool is `ready` from when its InferencePool, its Pods and everything said of it were seen, until its InferencePool
     is deleted. While the API server is away pools stay as they were (`metrics.degraded("kubernetes-away")`, until
-    `recovered`). ConfigError from the constructor, which asks the API server only where pools are `Labelled`.
+    `recovered`).
     """
 
     def __init__(
@@ -87,12 +85,11 @@ class KubePools:
         self._metrics = metrics
         self._random = random
         self._changed = asyncio.Event()
-        self._woken = False
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._group = asyncio.TaskGroup()
         self._troubles: dict[Watch[Any], str] = {}
         self._newcomers: set[str] = set()
         self._wanted = wanted
-        names = _names_of(wanted, namespace, source)
+        names = (wanted.name,) if isinstance(wanted, Selected) else wanted.names
         self._followed = [_Followed(Pool(name, namespace, random=random)) for name in names]
         self.pools = [each.pool for each in self._followed]
         """In the order of their names as given; `states` has the same order."""
@@ -114,32 +111,25 @@ class KubePools:
 
     async def watch(self) -> None:
         """Follow the API server, for ever; once in the life of this object."""
-        self._loop = asyncio.get_running_loop()
-        try:
-            for watch in self._said():
-                watch.start()
+        async with self._group:
+            for watch in self._definition_watches():
+                self._group.create_task(watch.run())
             self._changed.set()
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                self._woken = False
                 for each in self._followed:
                     await self._refresh(each)
                 self._note_newcomers()
                 await asyncio.sleep(_QUIET)
-        finally:
-            watches = self._watches()
-            for watch in watches:
-                watch.stop()
-            await asyncio.to_thread(_join, watches)
 
-    def _said(self) -> list[Watch[Any]]:
+    def _definition_watches(self) -> list[Watch[Any]]:
         """The watches of all but Pods."""
         pools = [] if self._pools is None else [self._pools]
         return [*pools, *self._objectives.values(), *self._rewrites.values()]
 
     def _watches(self) -> list[Watch[Any]]:
-        return [*self._said(), *(each.pods for each in self._followed if each.pods is not None)]
+        return [*self._definition_watches(), *(each.pods for each in self._followed if each.pods is not None)]
 
     def _watch(self, kind: Kind, read: Callable[[bytes], T], selector: str = "") -> Watch[T]:
         chance = random.Random(self._random.getrandbits(64))
@@ -151,19 +141,19 @@ class KubePools:
             return
         pool, selector = found
         if each.pods is None or each.pods.selector != selector:
-            if each.pods is not None:
-                each.pods.stop()
+            if each.pods is not None and each.watching is not None:
+                each.watching.cancel()
                 self._troubles.pop(each.pods, None)
                 self._note_recoveries()
             each.pods = self._watch(PODS, _pod, selector)
-            each.pods.start()
-        if not each.pods.synced or not all(watch.answered for watch in self._said()):
+            each.watching = self._group.create_task(each.pods.run())
+        if not each.pods.synced or not all(watch.answered for watch in self._definition_watches()):
             return
-        seen = (pool, each.pods, each.pods.revision, *(watch.revision for watch in self._said()[1:]))
+        seen = (pool, each.pods, each.pods.revision, *(watch.revision for watch in self._definition_watches()[1:]))
         if seen == each.seen:
             return
         each.seen = seen
-        state, refused = await asyncio.to_thread(self._build, pool, each.pods)
+        state, refused = await self._build(pool, each.pods)
         each.state = state
         each.pool.apply(state)
         for detail in refused - each.refused:
@@ -185,32 +175,37 @@ class KubePools:
             each.pool.ready = False
         return None
 
-    def _build(self, pool: InferencePool, pods: Watch[Pod]) -> tuple[PoolState, set[str]]:
-        """The pool's state, and what is wrong with some of its Pods."""
-        endpoints, refused = _endpoints(pods.objects(), [port.number for port in pool.spec.target_ports])
-        objectives = preferred((g, each) for g, w in self._objectives.items() for each in w.objects().values())
-        rewrites = preferred((g, each) for g, w in self._rewrites.items() for each in w.objects().values())
-        return state_of(pool, endpoints, objectives, rewrites), refused
+    async def _build(self, pool: InferencePool, pods: Watch[Pod]) -> tuple[PoolState, set[str]]:
+        """The pool's state, and what is wrong with some of its Pods; put together while requests go on."""
+        ports = [port.number for port in pool.spec.target_ports]
+        objectives = [(group, each) for group, w in self._objectives.items() for each in w.objects().values()]
+        rewrites = [(group, each) for group, w in self._rewrites.items() for each in w.objects().values()]
+        found = pods.objects()
+
+        def build() -> tuple[PoolState, set[str]]:
+            endpoints, refused = _endpoints(found, ports)
+            return state_of(pool, endpoints, preferred(objectives), preferred(rewrites)), refused
+
+        return await asyncio.to_thread(build)
 
     def changed(self) -> None:
         """`Listener`: look again, soon."""
-        if not self._woken:
-            self._woken = True
-            self._on_loop(self._changed.set)
+        self._changed.set()
 
     def trouble(self, watch: Watch[Any], reason: str, detail: str) -> None:
         """`Listener`: a watch is in trouble, or out of it."""
-        self._on_loop(self._note_trouble, watch, reason, detail)
+        away = "kubernetes-away" in self._troubles.values()
+        if reason:
+            self._troubles[watch] = reason
+        else:
+            self._troubles.pop(watch, None)
+        if reason and not (away and reason == "kubernetes-away"):  # one server, one message about it
+            self._metrics.degraded(reason, detail, lasting=True)
+        self._note_recoveries()
 
     def refused(self, detail: str) -> None:
         """`Listener`: an object is not what we expect."""
-        self._on_loop(self._metrics.degraded, "kubernetes-object-refused", detail)
-
-    def _on_loop(self, call: Callable[..., object], *args: object) -> None:
-        # A watch may have one last thing to say when the loop is gone; then it is dropped.
-        if self._loop is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(call, *args)
+        self._metrics.degraded("kubernetes-object-refused", detail)
 
     def _note_newcomers(self) -> None:
         """Say so once where a label selector matches more pools than it did at the start."""
@@ -219,18 +214,6 @@ class KubePools:
             for name in sorted(newcomers):
                 self._newcomers.add(name)
                 self._metrics.degraded("pool-not-served", f"InferencePool {name!r} is new; a restart will serve it")
-
-    def _note_trouble(self, watch: Watch[Any], reason: str, detail: str) -> None:
-        if watch not in self._watches():  # stopped since
-            return
-        away = "kubernetes-away" in self._troubles.values()
-        if reason:
-            self._troubles[watch] = reason
-        else:
-            self._troubles.pop(watch, None)
-        if reason and not (away and reason == "kubernetes-away"):  # one server, one word about it
-            self._metrics.degraded(reason, detail, lasting=True)
-        self._note_recoveries()
 
     def _note_recoveries(self) -> None:
         for over in _TROUBLES - set(self._troubles.values()):
@@ -245,6 +228,8 @@ class _Followed:
     fixed: tuple[InferencePool, str] | None = None
     """What would be in its InferencePool, and its Pods' selector, where there is no such object."""
     pods: Watch[Pod] | None = None
+    watching: asyncio.Task[None] | None = None
+    """The task of `pods`."""
     seen: tuple[object, ...] = ()
     refused: set[str] = field(default_factory=set)
     state: PoolState = field(init=False)
@@ -261,25 +246,16 @@ class _List(msgspec.Struct):
     items: list[_Listed]
 
 
-def _names_of(wanted: Named | Labelled | Selected, namespace: str, source: Source) -> tuple[str, ...]:
-    if isinstance(wanted, Named):
-        return wanted.names
-    if isinstance(wanted, Selected):
-        return (wanted.name,)
+async def labelled(selector: str, namespace: str, source: Source) -> Labelled:
+    """The InferencePools that have these labels now. ConfigError if there are none or they cannot be listed."""
     try:
-        listed = msgspec.json.decode(source.page(POOLS, namespace, wanted.selector, ""), type=_List)
+        listed = msgspec.json.decode(await source.page(POOLS, namespace, selector, ""), type=_List)
     except (ApiError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError("", f"cannot list InferencePools in namespace {namespace!r}: {error}") from None
     if not listed.items:
-        what = f"no InferencePool in namespace {namespace!r} has labels {wanted.selector!r}"
+        what = f"no InferencePool in namespace {namespace!r} has labels {selector!r}"
         raise ConfigError("", f"{what}; expected at least one at the start")
-    return tuple(sorted(each.metadata.name for each in listed.items))
-
-
-def _join(watches: list[Watch[Any]]) -> None:
-    end = time.monotonic() + _END
-    for watch in watches:
-        watch.join(max(0.0, end - time.monotonic()))
+    return Labelled(selector, tuple(sorted(each.metadata.name for each in listed.items)))
 
 
 def _pool_of(wanted: Selected, namespace: str) -> InferencePool:

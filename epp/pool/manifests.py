@@ -8,7 +8,16 @@ from typing import Any, Final
 
 from epp import protocol
 from epp.documents.files import Document
-from epp.documents.objects import EndpointsFile, InferencePool, Pod, addresses_in, entries_of, selects
+from epp.documents.objects import (
+    EndpointsFile,
+    InferencePool,
+    Pod,
+    addresses_in,
+    check_unique,
+    entries_of,
+    selects,
+    target_ports,
+)
 from epp.documents.strict import nearest
 from epp.errors import ConfigError
 from epp.pool.objects import (
@@ -41,7 +50,7 @@ def pools_of(documents: Sequence[Document], pool_name: str | None) -> list[PoolS
     if not found["InferencePool"]:
         return [_flag_pool(found, pool_name or "default")]
     pools = [_pool(document, pool, found) for document, pool in found["InferencePool"]]
-    _check_unique(found["InferencePool"])
+    _check_pools(found["InferencePool"])
     _check_references(found)
     if pool_name is None:
         return pools
@@ -90,9 +99,10 @@ def _flag_pool(found: dict[str, Found], name: str) -> PoolState:
 
 def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> PoolState:
     meta, spec = pool.metadata, pool.spec
-    ports = [port.number for port in spec.target_ports]
-    if len(set(ports)) < len(ports):
-        raise document.error("spec.targetPorts", f"got {ports}; expected each port once")
+    try:
+        ports = target_ports(spec)
+    except ValueError as error:
+        raise document.error("spec.targetPorts", str(error)) from None
     endpoints: list[tuple[str, Endpoint, str]] = []
     for where, file in found["endpoints"]:
         endpoints += [each for each in _entries(where, file) if selects(pool, each[2], each[1].labels)]
@@ -130,15 +140,10 @@ def _preferred(found: Found) -> list[Any]:
 
 
 def _check_endpoints(endpoints: list[tuple[str, Endpoint, str]]) -> None:
-    seen: dict[str, str] = {}
-    for where, endpoint, _ in endpoints:
-        for key in (f"name {endpoint.name!r}", f"address {endpoint.address!r}"):
-            if key in seen:
-                raise ConfigError(where, f"{key} is taken by {seen[key]}; expected one of its own")
-            seen[key] = where
+    check_unique((where, (f"name {each.name!r}", f"address {each.address!r}")) for where, each, _ in endpoints)
 
 
-def _check_unique(pools: Found) -> None:
+def _check_pools(pools: Found) -> None:
     seen: dict[tuple[str, str], str] = {}
     for document, pool in pools:
         key = (pool.metadata.namespace, pool.metadata.name)

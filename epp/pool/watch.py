@@ -1,25 +1,25 @@
 """One kind of object in one namespace, kept as the API server has it: a list, then a watch, over and over.
 
-Source: Kubernetes API concepts, "Efficient detection of changes". Runs in a thread of its own.
+Source: Kubernetes API concepts, "Efficient detection of changes".
 """
 
+import asyncio
 import logging
 import random
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from epp.pool.apiserver import ApiError, Kind, Stream
+from epp.pool.apiserver import ApiError, Kind
 
 log = logging.getLogger("warmpath")
 
 T = TypeVar("T")
 
 _WATCH_SECONDS: Final = 60
-_BREATH: Final = 0.1
+_SHORTEST_PAUSE: Final = 0.1
 """Seconds between a watch that ended without failure and the next, and the first pause after a failure."""
 _LONGEST_PAUSE: Final = 5.0
 _AWAY_PAUSE: Final = 0.75
@@ -28,20 +28,22 @@ known within a second of its return. A try that is refused costs next to nothing
 """
 _ABSENT_PAUSE: Final = 5.0
 """Seconds until we look again for a kind that the API server does not know."""
+_AT_ONCE: Final = 16
+"""Objects read before other tasks run: requests do not wait for a list of thousands."""
 
 
 class Source(Protocol):
     """What we need of `ApiServer`."""
 
-    def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes: ...
+    async def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes: ...
 
     def stream(
         self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
-    ) -> AbstractContextManager[Stream]: ...
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
 
 
 class Listener(Protocol):
-    """Receives it. Called in the watch's thread."""
+    """Is called for what a watch finds."""
 
     def changed(self) -> None:
         """The objects, `synced` or `answered` changed."""
@@ -109,57 +111,46 @@ class Watch(Generic[T]):
         self._listener = listener
         self._random = random
         self._objects: dict[str, T] = {}
-        self._lock = threading.Lock()
         self._version = ""
         self._failures = 0
         self._away = False
         self._trouble = ""
-        self._stopped = threading.Event()
-        self._stream: Stream | None = None
-        self._thread = threading.Thread(target=self._run, name=f"watch-{kind}", daemon=True)
 
     def objects(self) -> dict[str, T]:
         """A copy, by name."""
-        with self._lock:
-            return dict(self._objects)
+        return dict(self._objects)
 
-    def start(self) -> None:
-        self._thread.start()
+    async def run(self) -> None:
+        """Follow the API server until cancelled; `objects` stay."""
+        while True:
+            await asyncio.sleep(await self._round() * self._random.uniform(0.5, 1.0))
 
-    def stop(self) -> None:
-        """End soon, from any thread; `objects` stay. The listener may get one more event."""
-        self._stopped.set()
-        if (stream := self._stream) is not None:
-            stream.abort()
+    async def _round(self) -> float:
+        """A list where one is needed, and a watch until it ends; returns the longest pause until the next."""
+        try:
+            if not self._version:
+                await self._list()
+            await self._follow()
+            self._failures = 0
+            return _SHORTEST_PAUSE
+        except ApiError as error:
+            return self._after(error)
+        except Exception as error:
+            log.exception("the watch of %s failed", self.kind)
+            self._version = ""
+            self._report("kubernetes-watch-failed", repr(error))
+            return self._next_pause(_LONGEST_PAUSE)
 
-    def join(self, timeout: float) -> None:
-        """Wait for the end; a connection attempt in progress may take longer than `timeout` seconds."""
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                if not self._version:
-                    self._list()
-                self._follow()
-                self._failures = 0
-                pause = _BREATH
-            except ApiError as error:
-                pause = self._after(error)
-            except Exception as error:
-                log.exception("the watch of %s failed", self.kind)
-                self._version = ""
-                self._report("kubernetes-watch-failed", repr(error))
-                pause = self._next_pause(_LONGEST_PAUSE)
-            self._stopped.wait(pause * self._random.uniform(0.5, 1.0))
-
-    def _list(self) -> None:
+    async def _list(self) -> None:
         """Replace all objects by what the API server has now."""
         found: dict[str, T] = {}
         continuation, more = "", True
         while more:
-            page = _decoded(self._source.page(self.kind, self._namespace, self.selector, continuation), _List)
-            for raw in page.items or ():
+            answer = await self._source.page(self.kind, self._namespace, self.selector, continuation)
+            page = _decoded(answer, _List)
+            for number, raw in enumerate(page.items or ()):
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 name = _decoded(raw, _Object).metadata.name
                 if (item := self._readable(name, raw)) is not None:
                     found[name] = item
@@ -171,19 +162,18 @@ class Watch(Generic[T]):
         self._version = page.metadata.version
         self._listener.changed()
 
-    def _follow(self) -> None:
+    async def _follow(self) -> None:
         """Watch from `_version` on until the server ends it."""
         seconds = int(_WATCH_SECONDS * self._random.uniform(0.75, 1.0))
-        with self._source.stream(self.kind, self._namespace, self.selector, self._version, seconds) as stream:
+        async with self._source.stream(self.kind, self._namespace, self.selector, self._version, seconds) as events:
             self._report("", "")
-            self._stream = stream
-            try:
-                if not self._stopped.is_set():
-                    for line in stream.lines():
-                        self._take(_decoded(line, _Event))
-                        self._failures = 0
-            finally:
-                self._stream = None
+            number = 0
+            async for line in events:
+                self._take(_decoded(line, _Event))
+                self._failures = 0
+                number += 1
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":
@@ -206,24 +196,20 @@ class Watch(Generic[T]):
             return self._objects.get(name)
 
     def _set(self, name: str, item: T | None) -> None:
-        with self._lock:
-            if item is None:
-                self._objects.pop(name, None)
-            else:
-                self._objects[name] = item
-            self.revision += 1
+        if item is None:
+            self._objects.pop(name, None)
+        else:
+            self._objects[name] = item
+        self.revision += 1
         self._listener.changed()
 
     def _replace(self, objects: dict[str, T]) -> None:
-        with self._lock:
-            if objects != self._objects:
-                self._objects = objects
-                self.revision += 1
+        if objects != self._objects:
+            self._objects = objects
+            self.revision += 1
 
     def _after(self, error: ApiError) -> float:
         """What a failure means; returns seconds to wait."""
-        if self._stopped.is_set():
-            return 0.0
         away = error.status == 0 or error.status == 429 or error.status >= 500
         if self._away and not away:
             self._failures = 0  # it is back, if only to say no: what it will say next is not to wait for long
@@ -262,7 +248,7 @@ class Watch(Generic[T]):
 
     def _next_pause(self, longest: float) -> float:
         self._failures += 1
-        return float(min(longest, _BREATH * 2 ** min(self._failures, 16)))
+        return float(min(longest, _SHORTEST_PAUSE * 2 ** min(self._failures, 16)))
 
 
 def _decoded(raw: bytes | msgspec.Raw, shape: type[T]) -> T:

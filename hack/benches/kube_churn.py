@@ -55,7 +55,8 @@ async def measure(plane: ControlPlane, go: Event, done: Event) -> list[float]:
             gaps.append(now - last - TICK)
             last = now
             most = max(most, len(pools.pools[0].endpoints))
-    print(f"up to {most} endpoints at once")
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    print(f"up to {most} endpoints at once; {resident / 1e6:.0f} MB resident, {time.process_time():.1f} s of CPU")
     return sorted(gaps)
 
 

@@ -28,7 +28,8 @@ class AdminPort:
         self.metrics = RecordedMetrics()
         kubeconfig = cluster.plane.kubeconfig(self.token("warmpath"))
         self.now = 0.0
-        access = Access(ApiServer(kubeconfig), self.metrics, lambda: self.now)
+        self.api = ApiServer(kubeconfig)
+        access = Access(self.api, self.metrics, lambda: self.now)
         self.server = AdminServer(self.metrics, [], Decisions(), list, str, AdminSettings(port=0, access=access))
 
     def token(self, account: str) -> str:
@@ -64,7 +65,7 @@ def accounts(cluster: Cluster) -> Cluster:
 @asynccontextmanager
 async def opened(cluster: Cluster) -> AsyncIterator[AdminPort]:
     port = AdminPort(cluster)
-    async with port.server:
+    async with port.api, port.server:
         yield port
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epp.pool.apiserver import ApiServer, Kind
-from epp.pool.kubernetes import KubePools, Labelled, Named, Selected
+from epp.pool.kubernetes import KubePools, Named, Selected, labelled
 from epp.pool.store import Endpoint, Pool
 from tests.support.kubernetes.cluster import LEGACY_GROUP, LLMD_GROUP, POOL_GROUP, Cluster, followed
 from tests.support.kubernetes.control_plane import ApiFailed
@@ -157,9 +157,9 @@ class CountingServer(ApiServer):
         super().__init__()
         self.lists: dict[str, int] = {}
 
-    def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes:
+    async def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes:
         self.lists[kind.plural] = self.lists.get(kind.plural, 0) + 1
-        return super().page(kind, namespace, selector, continuation)
+        return await super().page(kind, namespace, selector, continuation)
 
 
 async def test_a_version_that_was_compacted_away_means_a_new_list(
@@ -199,7 +199,9 @@ async def test_our_role_is_enough_and_nothing_else_is_asked(
     await cluster.create_pool("p", 8000)
     await cluster.create_pods([("a", "127.1.0.1")])
     await cluster.create(LLMD_GROUP, "inferenceobjectives", "vip", {"poolRef": {"name": "p"}, "priority": 5})
-    async with followed(pools_of(Labelled(""), cluster, metrics)) as pools:
+    async with ApiServer() as api:
+        wanted = await labelled("", cluster.namespace, api)
+    async with followed(pools_of(wanted, cluster, metrics)) as pools:
         (pool,) = pools.pools
         await seen("everything, with our role", lambda: len(pool.endpoints) == 1 and pool.priority("vip") == 5)
     assert metrics.degradations == []

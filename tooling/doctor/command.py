@@ -150,7 +150,7 @@ async def _of_pools(options: DoctorOptions) -> list[ProbedEndpoint]:
 async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, str]]:
     api, metrics = ApiServer(options.kubeconfig), Metrics(time.monotonic)
     pools = KubePools(Named((name,)), options.pool_namespace, api, metrics, random.Random())
-    async with asyncio.TaskGroup() as group:
+    async with api, asyncio.TaskGroup() as group:
         watching = group.create_task(pools.watch())
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOADED):
@@ -159,5 +159,5 @@ async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, s
         watching.cancel()
     if not all(pool.ready for pool in pools.pools):
         where = f"{options.pool_namespace}/{name}"
-        raise ConfigError("--pool-name", f"{where} was not known within {_LOADED:g} s")
+        raise ConfigError("--pool-name", f"{where} was not loaded within {_LOADED:g} s")
     return [(endpoint.name, endpoint.address) for pool in pools.pools for endpoint in pool.endpoints]

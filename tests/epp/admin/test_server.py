@@ -275,12 +275,12 @@ class Gatekeeper:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def authenticate(self, token: str) -> User | None:
+    async def authenticate(self, token: str) -> User | None:
         if token == "late":
             raise ApiError(0, "away")
         return User(token) if token != "nobody" else None
 
-    def authorized(self, user: User, path: str) -> bool:
+    async def authorized(self, user: User, path: str) -> bool:
         self.asked.append(path)
         return user.username == "reader" and path in ("/metrics", "/decisions")
 

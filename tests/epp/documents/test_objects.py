@@ -11,9 +11,11 @@ from epp.documents.objects import (
     Pod,
     addresses_in,
     addresses_of,
+    check_unique,
     created,
     entries_of,
     selects,
+    target_ports,
 )
 from epp.errors import ConfigError
 from gateway import resources
@@ -79,3 +81,19 @@ def replaced(pod: Pod, ip: str) -> Any:
 def test_when_an_object_was_created_sorts_as_text() -> None:
     assert created(Metadata("x")) == ""
     assert created(Metadata("x", creation_timestamp="2026-01-01T00:00:00Z")) == "2026-01-01T00:00:00Z"
+
+
+def test_each_target_port_is_there_once() -> None:
+    spec = msgspec.convert(POOL, InferencePool).spec
+    assert target_ports(spec) == [8000]
+    twice = msgspec.structs.replace(spec, target_ports=spec.target_ports * 2)
+    with pytest.raises(ValueError, match=r"^got \[8000, 8000\]; expected each port once$"):
+        target_ports(twice)
+    with pytest.raises(ValueError, match=r"^got targetPorts \[8000, 8000\]; "):
+        target_ports(twice, "targetPorts")
+
+
+def test_names_and_addresses_are_taken_once() -> None:
+    check_unique([("f#1", ("name a", "address x")), ("f#2", ("name b", "address y"))])
+    with pytest.raises(ConfigError, match=r"^f#2: address x is taken by f#1; expected one of its own$"):
+        check_unique([("f#1", ("name a", "address x")), ("f#2", ("name b", "address x"))])

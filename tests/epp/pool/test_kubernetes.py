@@ -1,4 +1,3 @@
-import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,9 +9,10 @@ import pytest
 from epp.errors import ConfigError
 from epp.pool import watch as module
 from epp.pool.apiserver import ApiServer
-from epp.pool.kubernetes import OBJECTIVES, POOLS, REWRITES, KubePools, Labelled, Named, Selected
+from epp.pool.kubernetes import OBJECTIVES, POOLS, REWRITES, KubePools, Named, Selected, labelled
 from epp.pool.store import Endpoint, Pool
 from tests.support.kubernetes.api_server import FakeApiServer, Object, pod, pool, use
+from tests.support.kubernetes.cluster import followed
 from tests.support.process.waiting import until
 from tests.support.scheduling.degradations import RecordedMetrics
 
@@ -37,7 +37,7 @@ def addresses(pool: Pool) -> list[str]:
 
 @pytest.fixture
 async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApiServer]:
-    monkeypatch.setattr(module, "_BREATH", 0.005)
+    monkeypatch.setattr(module, "_SHORTEST_PAUSE", 0.005)
     monkeypatch.setattr(module, "_ABSENT_PAUSE", 0.01)
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(module, "_AWAY_PAUSE", 0.02)
@@ -51,15 +51,11 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @asynccontextmanager
 async def following(wanted: Any, metrics: RecordedMetrics | None = None) -> AsyncIterator[KubePools]:
-    pools = await asyncio.to_thread(
-        KubePools, wanted, "ns", ApiServer(), metrics or RecordedMetrics(), random.Random(1)
-    )
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(pools.watch())
-        try:
+    async with ApiServer() as api:
+        if isinstance(wanted, str):
+            wanted = await labelled(wanted, "ns", api)
+        async with followed(KubePools(wanted, "ns", api, metrics or RecordedMetrics(), random.Random(1))) as pools:
             yield pools
-        finally:
-            task.cancel()
 
 
 async def test_pods_come_change_and_go(fake: FakeApiServer) -> None:
@@ -262,7 +258,7 @@ async def test_pools_by_label_are_those_of_the_start(fake: FakeApiServer) -> Non
     await fake.put(POOL, "other", pool(8000))
     await fake.put("pods", "a", pod("10.0.0.1"))
     metrics = RecordedMetrics()
-    async with following(Labelled("team=a"), metrics) as pools:
+    async with following("team=a", metrics) as pools:
         assert [each.name for each in pools.pools] == ["p", "q"]
         await until(lambda: all(each.ready for each in pools.pools))
         assert [addresses(each) for each in pools.pools] == [["10.0.0.1:8001"], ["10.0.0.1:8002"]]
@@ -275,11 +271,11 @@ async def test_pools_by_label_are_those_of_the_start(fake: FakeApiServer) -> Non
 
 async def test_labels_that_no_pool_has_are_an_error_at_the_start(fake: FakeApiServer) -> None:
     with pytest.raises(ConfigError, match="no InferencePool in namespace 'ns' has labels 'team=a'"):
-        async with following(Labelled("team=a")):
+        async with following("team=a"):
             pass
     fake.answers[POOL] = 403
     with pytest.raises(ConfigError, match="cannot list InferencePools in namespace 'ns': 403"):
-        async with following(Labelled("team=a")):
+        async with following("team=a"):
             pass
 
 

@@ -26,6 +26,10 @@ class FakeApiServer:
         """The kinds listed, in order."""
         self.watched_from: list[tuple[str, str]] = []
         """(kind, resource version) of each watch."""
+        self.watching = 0
+        """Watches that are open."""
+        self.authorizations: list[str] = []
+        """The Authorization header of each list, in order."""
         self.tokens: dict[str, str] = {}
         """Token -> user."""
         self.rights: set[tuple[str, str]] = set()
@@ -37,7 +41,7 @@ class FakeApiServer:
         self._history: list[tuple[int, str, str, Object]] = []
         self._compacted = 0
         self._version = 100
-        self._news = asyncio.Condition()
+        self._recorded = asyncio.Condition()
         self._drops = 0
         self._breaks = False
 
@@ -48,24 +52,24 @@ class FakeApiServer:
         metadata = {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-01T00:00:00Z"}
         metadata |= content.get("metadata", {}) | {"resourceVersion": str(self._version)}
         body = {**content, "metadata": metadata}
-        held = self._objects.setdefault(kind, {})
-        await self._tell("MODIFIED" if name in held else "ADDED", kind, body)
-        held[name] = body
+        objects = self._objects.setdefault(kind, {})
+        await self._record("MODIFIED" if name in objects else "ADDED", kind, body)
+        objects[name] = body
 
     async def delete(self, kind: str, name: str) -> None:
         self._version += 1
         body = self._objects[kind].pop(name)
         body["metadata"]["resourceVersion"] = str(self._version)
-        await self._tell("DELETED", kind, body)
+        await self._record("DELETED", kind, body)
 
     async def bookmark(self, kind: str) -> None:
         self._version += 1
-        await self._tell("BOOKMARK", kind, {"kind": "Pod", "metadata": {"resourceVersion": str(self._version)}})
+        await self._record("BOOKMARK", kind, {"kind": "Pod", "metadata": {"resourceVersion": str(self._version)}})
 
     async def raw(self, kind: str, line: str) -> None:
         """Send any line to those who watch now."""
         self._version += 1
-        await self._tell(line, kind, {})
+        await self._record(line, kind, {})
 
     def compact(self) -> None:
         """Forget history: watches from an older version get 410."""
@@ -76,13 +80,13 @@ class FakeApiServer:
         """End all watches, as a server does or as a broken connection."""
         self._breaks = broken
         self._drops += 1
-        async with self._news:
-            self._news.notify_all()
+        async with self._recorded:
+            self._recorded.notify_all()
 
-    async def _tell(self, event: str, kind: str, body: Object) -> None:
+    async def _record(self, event: str, kind: str, body: Object) -> None:
         self._history.append((self._version, event, kind, json.loads(json.dumps(body))))
-        async with self._news:
-            self._news.notify_all()
+        async with self._recorded:
+            self._recorded.notify_all()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         group, plural = request.match_info.get("group", ""), request.match_info["plural"]
@@ -94,8 +98,13 @@ class FakeApiServer:
             return web.json_response({"kind": "Status", "message": f"{kind}: no", "code": status}, status=status)
         wanted = dict(each.split("=", 1) for each in request.query.get("labelSelector", "").split(",") if each)
         if request.query.get("watch") in ("true", "True"):
-            return await self._watch(request, kind, wanted)
+            self.watching += 1
+            try:
+                return await self._watch(request, kind, wanted)
+            finally:
+                self.watching -= 1
         self.lists.append(kind)
+        self.authorizations.append(request.headers.get("Authorization", ""))
         found = [each for each in self._objects.get(kind, {}).values() if _matches(each, wanted)]
         start = int(request.query.get("continue", "0"))
         more = str(start + self.page_size) if len(found) > start + self.page_size else ""
@@ -132,9 +141,9 @@ class FakeApiServer:
                     line = json.dumps({"type": event, "object": body}) if event.isupper() else event
                     if event == "BOOKMARK" or not body or _matches(body, wanted):
                         await response.write(line.encode() + b"\n")
-            async with self._news:
+            async with self._recorded:
                 if self._drops == drops and not any(at > version and of == kind for at, _, of, _ in self._history):
-                    await self._news.wait()
+                    await self._recorded.wait()
         if self._breaks and request.transport is not None:
             request.transport.abort()
         return response
@@ -145,7 +154,7 @@ class FakeApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/{plural}", self._answer)
         app.router.add_post("/apis/{group}/v1/{plural}", self._review)
         app.router.add_get("/apis/{group}/{version}/namespaces/{namespace}/{plural}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()

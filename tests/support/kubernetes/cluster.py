@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
+from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools
 from tests.support.kubernetes.control_plane import ControlPlane
 
@@ -50,7 +51,7 @@ class Cluster:
         await self._many([lambda name=name, ip=ip: self._create_pod(name, ip, metadata) for name, ip in pods])
 
     async def delete_pods(self, names: Iterable[str], grace: int = 0) -> None:
-        """With a grace period they stay, going away, as no kubelet tells of their end."""
+        """With a grace period they stay, going away, as no kubelet reports their end."""
         path = self._path("api/v1", "pods")
         body = {"gracePeriodSeconds": grace}
         await self._many([lambda name=name: self.plane.call("DELETE", f"{path}/{name}", body) for name in names])
@@ -91,10 +92,14 @@ class Cluster:
 
 @asynccontextmanager
 async def followed(pools: KubePools) -> AsyncIterator[KubePools]:
-    """The pools while they are watched."""
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(pools.watch())
-        try:
-            yield pools
-        finally:
-            task.cancel()
+    """The pools while they are watched; then their connections are closed."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(pools.watch())
+            try:
+                yield pools
+            finally:
+                task.cancel()
+    finally:
+        if isinstance(pools._source, ApiServer):
+            await pools._source.close()
