@@ -5,13 +5,13 @@ import logging
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-import grpc
 import uvloop
 
 from epp import protocol
@@ -26,10 +26,10 @@ from epp.configuration.loader import Pipeline, load_strategy, load_text
 from epp.configuration.reload import ConfigFile
 from epp.errors import ConfigError
 from epp.extproc.conformance_routing import ConformanceRouter
-from epp.extproc.server import AGE, ExtProcServer
+from epp.extproc.server import AGE, AnyServer, ExtProcServer
 from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
-from epp.extproc.tls import from_directory, self_signed
+from epp.extproc.tls import Certificate as GatewayCertificate
 from epp.parsing.parser import NoObjectives, Parser
 from epp.plugin import Services
 from epp.pool.apiserver import ApiServer
@@ -95,6 +95,10 @@ class Settings:
     """TLS on the ext_proc ports; None: in Kubernetes, as the reference picker does, not with files."""
     cert_path: Path | None = None
     """Directory of tls.crt and tls.key; None: self-signed."""
+    tls_cipher_suites: str | None = None
+    """For TLS 1.2 on the ext_proc ports, in OpenSSL's names, separated by colons."""
+    ext_proc_server: Literal["http2", "grpc"] = "http2"
+    """`grpc`: the reference on grpc.aio, which costs more."""
     grpc_port: Sequence[int] = ()
     grpc_health_port: int = protocol.HEALTH_PORT
     metrics_port: int = protocol.METRICS_PORT
@@ -131,7 +135,7 @@ class Shared:
         self.metrics = Metrics(self.clock)
         self.decisions = Decisions()
         self.audit = _audit(settings.audit_log, self.metrics)
-        self.credentials = _credentials(settings, self.metrics)
+        self.gateway_certificate = _gateway_certificate(settings, self.metrics)
         self.certificate = _certificate(settings, self.metrics)
         self.tracing = _tracing(self.metrics) if settings.tracing else None
         self.lasting: Lasting = {}
@@ -262,13 +266,11 @@ class ServedPool:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
 
 
-def _credentials(settings: Settings, metrics: Metrics) -> grpc.ServerCredentials | None:
+def _gateway_certificate(settings: Settings, metrics: Metrics) -> GatewayCertificate | None:
     secure = not settings.endpoints if settings.secure_serving is None else settings.secure_serving
-    if settings.cert_path is not None:
-        if not secure:
-            raise ConfigError("--cert-path", "expected with --secure-serving=true only")
-        return from_directory(settings.cert_path, metrics)
-    return self_signed() if secure else None
+    if settings.cert_path is not None and not secure:
+        raise ConfigError("--cert-path", "expected with --secure-serving=true only")
+    return GatewayCertificate(settings.cert_path, metrics, settings.tls_cipher_suites) if secure else None
 
 
 def _tracing(metrics: Metrics) -> Tracing:
@@ -386,7 +388,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
 
 
 @asynccontextmanager
-async def _open(servers: Sequence[ExtProcServer]) -> AsyncIterator[None]:
+async def _open(servers: Sequence[AnyServer]) -> AsyncIterator[None]:
     """All servers listen, not ready yet; they are shut when the block ends, however it ends."""
     try:
         for server in servers:
@@ -396,7 +398,7 @@ async def _open(servers: Sequence[ExtProcServer]) -> AsyncIterator[None]:
         await asyncio.gather(*(server.drain(0) for server in servers))
 
 
-async def _drain(servers: Sequence[ExtProcServer], settings: Settings, stop_now: asyncio.Event) -> None:
+async def _drain(servers: Sequence[AnyServer], settings: Settings, stop_now: asyncio.Event) -> None:
     """Let open streams end, within the drain timeout; or not, once `stop_now` is set."""
     linger = min(settings.drain_linger, settings.drain_timeout)
     grace = settings.drain_timeout - linger
@@ -438,7 +440,7 @@ async def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
-async def _report_health(servers: Sequence[ExtProcServer], served: Sequence[ServedPool]) -> None:
+async def _report_health(servers: Sequence[AnyServer], served: Sequence[ServedPool]) -> None:
     """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
     while True:
         ready = all(one.pool.ready for one in served)
@@ -467,14 +469,19 @@ def _at(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _server(one: ServedPool, settings: Settings, shared: Shared, memory: Memory, *, first: bool) -> ExtProcServer:
+def _server(one: ServedPool, settings: Settings, shared: Shared, memory: Memory, *, first: bool) -> AnyServer:
     """The pool's ext_proc port. Health has one port for the process, at the first server."""
-    return ExtProcServer(
+    kind: Callable[..., AnyServer] = ExtProcServer
+    if settings.ext_proc_server == "grpc":
+        from epp.extproc.grpc_server import GrpcServer  # grpc takes 10 MB, which only this needs
+
+        kind = GrpcServer
+    return kind(
         ConformanceRouter(one.router).route if settings.conformance_testing else one.router.route,
         shared.metrics,
         ServerSettings(
             listen=(_at(settings.host, one.port),),
-            credentials=shared.credentials,
+            certificate=shared.gateway_certificate,
             health=(_at(settings.host, settings.grpc_health_port),) if first else (),
             deadline=settings.decision_deadline,
             incomplete=settings.request_timeout,

@@ -136,6 +136,13 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="Address every port is bound to. [env: WARMPATH_HOST]",
 )
 @click.option(
+    "--ext-proc-server",
+    default="http2",
+    show_default=True,
+    type=click.Choice(["http2", "grpc"]),
+    help="What serves ext_proc: our own HTTP/2, or grpc.aio, which costs two to three times as much, for comparison.",
+)
+@click.option(
     "--grpc-port",
     multiple=True,
     type=_PORT,
@@ -269,7 +276,7 @@ def serve(**flags: Any) -> None:
 
     Takes the flags of GIE's and llm-d's endpoint pickers; those that change nothing here are named in the log.
     """
-    if suites := flags.pop("tls_cipher_suites"):
+    if suites := flags["tls_cipher_suites"]:
         os.environ["GRPC_SSL_CIPHER_SUITES"] = suites  # read when grpc is imported
     from epp.app import Settings, run
 

@@ -290,6 +290,8 @@ class Producer(Plugin, ABC, Generic[S]):
     """Finds a signal. `produces` names its type; one producer per type is active in a configuration."""
 
     produces: ClassVar[type[Any]]
+    waits: ClassVar[bool] = True
+    """Whether `prepare` may wait for anything. Where none of a configuration does, a request takes no task."""
 
     async def prepare(self, request: Request) -> int | None:
         """What can be found out without looking at endpoints (hashes, tokens); may wait. Keep it in a `Slot`.

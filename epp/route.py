@@ -6,8 +6,7 @@ from typing import ClassVar, Final, Protocol
 
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.parsing.parser import Parser
-from epp.parsing.request import NO_HEADERS, RawRequest, Response
-from epp.parsing.usage import UsageReader
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
@@ -163,6 +162,11 @@ class RequestScope:
         self._router = router
         self._raw = raw
         self._policy = router.policy  # a reload replaces it for the next request, never for this one
+
+    @property
+    def waits(self) -> bool:
+        """Whether entering may wait for anything. Leaving never does."""
+        return self._router.pool.is_new or self._policy.scheduler.waits
 
     async def __aenter__(self) -> RoutedRequest:
         router, raw, policy = self._router, self._raw, self._policy

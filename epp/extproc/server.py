@@ -1,40 +1,83 @@
-"""The ext_proc server on grpc.aio: sockets, deadlines, health and drain around `Stream`."""
+"""The ext_proc server: sockets, TLS, deadlines, health and drain around `http2.Connection` and `Stream`.
+
+A request takes no task of its own: what comes on a connection is handled where it comes, and what that gives is written
+at once. Only a request whose route may wait (a plugin that asks outside, a pool that is not loaded yet) gets a task,
+until it is decided.
+
+`grpc_server` does the same on grpc.aio, for comparison (`--ext-proc-server grpc`).
+"""
 
 import asyncio
 import logging
+import random
 import resource
+import ssl
 import traceback
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from urllib.parse import quote
 
-import grpc
-from grpc import aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
-from epp.extproc import messages
+from epp.extproc import http2, messages
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
+from epp.extproc.tls import Certificate
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmpath.extproc")
 
-Context = aio.ServicerContext[bytes, bytes]
-Task = asyncio.Task[object]
-LIVENESS = "liveness"
-MAX_PENDING: Final = 20_000
+LIVENESS: Final = "liveness"
 MAX_CONNECTIONS: Final = 4096
 """Of gateways, on one port; more are closed as they come."""
 AGE: Final = 0.6
-"""Of the drain's linger: the age of a connection at which gateways are asked to open another. HTTP/2 says so with two
-GOAWAY and a PING between them, which takes a busy gateway a while; the rest is for that."""
+"""Of the drain's linger: the age of a connection at which gateways are asked to open another. The rest is for those
+that take a while."""
+KEEPALIVE: Final = 30.0
+"""Seconds of silence after which a gateway is pinged: one that died without a word is noticed, so that its requests'
+accounts are returned."""
+UNANSWERED: Final = 10.0
+"""Seconds a ping may take."""
+TICK: Final = 1.0
+"""Seconds between looks at how long connections have been silent."""
+LEAVING: Final = 1.0
+"""Seconds for which streams that crossed our GOAWAY are taken, where the gateway does not answer a ping sooner."""
+UNREAD: Final = 1 << 20
+"""Bytes that wait in a socket for a gateway to read them; beyond, they wait in their streams."""
 
+_PARTIAL: Final = 1.125
+"""Of what all streams may hold, the share at which those are refused that are in the middle of a message. `Stream`
+refuses whole ones sooner, which gateways take better."""
+
+PROCESS: Final = f"/{protocol.EXT_PROC_SERVICE}/Process".encode()
+CHECK: Final = b"/grpc.health.v1.Health/Check"
+OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE = 0, 3, 8, 12, 14
+"""gRPC status codes."""
 
 Route = Callable[[RawRequest], AbstractAsyncContextManager[RoutedRequest]]
+"""Its context managers may have an attribute `waits`: False where entering never waits. Leaving never does."""
+
+
+class AnyServer(Protocol):
+    """What both ext_proc servers do."""
+
+    ports: list[int]
+    health_ports: list[int]
+
+    async def start(self) -> None: ...
+    def set_ready(self, ready: bool) -> None: ...
+    async def drain(self, grace: float, linger: float = 0.0) -> None: ...
+
+
+T = TypeVar("T", bound=Hashable)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -43,7 +86,7 @@ class Settings:
 
     listen: tuple[str, ...] = (f"127.0.0.1:{protocol.GRPC_PORT}",)
     """Addresses for ext_proc (`host:port`, port 0 = any); health answers there too."""
-    credentials: grpc.ServerCredentials | None = None
+    certificate: Certificate | None = None
     """TLS on `listen`; None = plaintext. Health's own port is always plaintext, as probes expect."""
     health: tuple[str, ...] = (f"127.0.0.1:{protocol.HEALTH_PORT}",)
     deadline: float = 10.0
@@ -63,234 +106,58 @@ class Settings:
     """The same of one connection, announced to the gateway in HTTP/2's SETTINGS. Envoy opens another one then."""
 
 
-class Deadlines:
-    """How long a stream may stay as it is: cancels each task that does not `stop` within `seconds` of its `start`
-    (None = never), and all at `end`.
+class Deadlines(Generic[T]):
+    """Calls `lost` with each thing that does not `stop` within `seconds` of its `start`.
 
-    One timer for all: they wait equally long, so they come due in the order they came. `asyncio.timeout` would make,
-    move and cancel one for each stream.
+    One timer for all: they wait equally long, so they come due in the order they came.
     """
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(self, seconds: float, lost: Callable[[T], None]) -> None:
         self._seconds = seconds
-        self._due: dict[Task, float] = {}
-        self._lost: set[Task] = set()
+        self._lost = lost
+        self._due: dict[T, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, task: Task) -> None:
-        if self._seconds is None:
-            self._due[task] = 0.0
-            return
-        loop = task.get_loop()
-        due = self._due[task] = loop.time() + self._seconds
+    def start(self, one: T) -> None:
+        loop = asyncio.get_running_loop()
+        due = self._due[one] = loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_at(due, self._look)
 
-    def stop(self, task: Task) -> None:
-        """The task went on, or ends: to be called however it ends. A second call does nothing."""
-        self._due.pop(task, None)
-        self._lost.discard(task)
-
-    def lost(self, task: Task) -> bool:
-        """Whether the cancellation that `task` has just caught is ours, and no other party wants it cancelled too."""
-        if task not in self._lost:
-            return False
-        self._lost.remove(task)
-        return task.uncancel() == 0
-
-    def end(self) -> None:
-        """Cancel those who wait now."""
-        for task in list(self._due):
-            self._lose(task)
+    def stop(self, one: T) -> None:
+        """It went on, or ends. A second call does nothing."""
+        self._due.pop(one, None)
 
     def _look(self) -> None:
         self._timer = None
-        for task, due in list(self._due.items()):
-            loop = task.get_loop()
+        loop = asyncio.get_running_loop()
+        for one, due in [*self._due.items()]:
             if due > loop.time():
                 self._timer = loop.call_at(due, self._look)
                 return
-            self._lose(task)
-
-    def _lose(self, task: Task) -> None:
-        del self._due[task]
-        self._lost.add(task)
-        task.cancel()
+            if self._due.pop(one, None) is not None:
+                self._lost(one)
 
 
-class ExtProcServer:
-    """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
+class Reports:
+    """What both ext_proc servers report of requests and answers."""
 
-    def __init__(self, route: Route, metrics: Metrics, settings: Settings, memory: Memory | None = None) -> None:
-        self.ports: list[int] = []
-        """Bound ext_proc ports, in the order of `Settings.listen`."""
-        self.health_ports: list[int] = []
-        self._route = route
-        self._metrics = metrics
-        self._settings = settings
-        self._memory = memory or Memory(settings.max_held, settings.max_streams)
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
         self._lists_work = False
         """An endpoint answered a request for which several were named."""
-        self._ready = False
-        self._draining = False
-        self._leaving = False
-        """Draining, and no gateway is waited for any more."""
-        self._incomplete = Deadlines(settings.incomplete)
-        self._undecided = Deadlines(settings.deadline)
-        self._untaken = Deadlines(settings.incomplete)
-        """With streams whose gateways do not read what was sent to them."""
-        self._unneeded = Deadlines()
-        """With streams that only wait for the answer's end: their gateways can do without us from now on."""
-        self._deadlines = (self._incomplete, self._undecided, self._untaken, self._unneeded)
-        self._server = aio.server(options=_options(settings))
-        self._health_server = aio.server(options=_options(settings))
 
-    async def start(self) -> None:
-        """Bind and serve. Health says NOT_SERVING until `set_ready(True)`. Raises ConfigError for a taken port."""
-        process = grpc.stream_stream_rpc_method_handler(self._process)
-        check = grpc.unary_unary_rpc_method_handler(
-            self._check,
-            request_deserializer=health_pb2.HealthCheckRequest.FromString,
-            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
-        )
-        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
-        ext_proc = grpc.method_handlers_generic_handler(protocol.EXT_PROC_SERVICE, {"Process": process})
-        self._server.add_generic_rpc_handlers((ext_proc, health))
-        self._health_server.add_generic_rpc_handlers((health,))
-        tls = self._settings.credentials
-        self.ports = [_bind(self._server, address, "--grpc-port", tls) for address in self._settings.listen]
-        self.health_ports = [
-            _bind(self._health_server, address, "--grpc-health-port", None) for address in self._settings.health
-        ]
-        await self._server.start()
-        await self._health_server.start()
-
-    def set_ready(self, ready: bool) -> None:
-        """What health answers from now on; after `drain` it stays NOT_SERVING."""
-        self._ready = ready
-
-    async def drain(self, grace: float, linger: float = 0.0) -> None:
-        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
-
-        For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
-        elsewhere first: a stream that arrives after `stop` is cancelled by grpc and has to be retried. Gateways that
-        do not look, but reach us through a Service, go elsewhere when their connection has reached its age.
-        Streams of the lean wiring that wait for nothing but the end of an answer end at once: a picker that ends has no
-        use for the accounts they would close.
-        """
-        self._draining = True
-        await asyncio.sleep(linger)
-        self._leaving = True
-        self._unneeded.end()
-        await self._server.stop(grace)
-        await self._health_server.stop(0)
-
-    async def _check(self, request: Any, context: Context) -> Any:
-        serving = (self._ready and not self._draining) or request.service == LIVENESS
-        status = health_pb2.HealthCheckResponse
-        return status(status=status.SERVING if serving else status.NOT_SERVING)
-
-    # --- one stream --------------------------------------------------------------------------------------------------
-
-    async def _process(self, _: Any, context: Context) -> None:
-        memory = self._memory
-        stream = Stream(self._settings.max_body, memory)
-        memory.streams += 1
-        try:
-            if memory.streams > memory.most:
-                most = f"{memory.most} requests are served, which is the most"
-                error: EppError | None = Full("too many requests at once; try again later", most)
-            else:
-                error = await self._serve(stream, context)
-            if error is not None:
-                for message in stream.failed(error):
-                    await context.write(message)
-            if (refused := stream.refused) is not None:
-                self._refused(refused)
-                if stream.too_late:
-                    context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-                    context.set_details(refused.message)
-        except aio.BaseError:
-            log.debug("the gateway left in the middle of a stream")
-        finally:
-            memory.streams -= 1
-            stream.release()
-
-    def _refused(self, error: EppError) -> None:
-        self._metrics.request_failed(error.status, error.reason or error.kind)
+    def refused(self, error: EppError) -> None:
+        self.metrics.request_failed(error.status, error.reason or error.kind)
         if isinstance(error, Full):
-            self._metrics.degraded("too-much-at-once", error.what)
+            self.metrics.degraded("too-much-at-once", error.what)
         elif isinstance(error, RequestTimeout):
-            self._metrics.degraded("request-incomplete", error.message)
+            self.metrics.degraded("request-incomplete", error.message)
 
-    async def _serve(self, stream: Stream, context: Context) -> EppError | None:
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            self._incomplete.start(task)
-            raw = await _request(stream, context)
-            self._incomplete.stop(task)
-            if raw is None:
-                return None
-            self._undecided.start(task)
-            async with self._route(raw) as routed:
-                self._undecided.stop(task)
-                del raw  # it may be large and the answer long
-                self._untaken.start(task)
-                await _forward(stream, routed, context)
-                self._untaken.stop(task)
-                if stream.sees_answer:
-                    await self._answer(stream, routed, context)
-                elif not self._leaving:
-                    self._unneeded.start(task)
-                    await self._answer(stream, routed, context)
-        except EppError as refused:
-            return refused
-        except asyncio.CancelledError:
-            if self._incomplete.lost(task):
-                return RequestTimeout(f"the request was not complete within {self._settings.incomplete:g} s")
-            if self._undecided.lost(task):
-                return DeadlineExceeded(f"no endpoint was chosen within {self._settings.deadline:g} s")
-            if self._untaken.lost(task):
-                seconds = f"{self._settings.incomplete:g} s"
-                self._metrics.degraded("gateway-not-reading", f"what was sent to it {seconds} ago is not read yet")
-                context.set_code(grpc.StatusCode.DEADLINE_EXCEEDED)
-            elif not self._unneeded.lost(task):
-                raise
-        except aio.BaseError:
-            raise
-        except Exception as bug:
-            _log_bug("a request failed", bug)
-            return InternalError("internal error")
-        finally:
-            for deadlines in self._deadlines:
-                deadlines.stop(task)
-        return None
+    def not_reading(self, seconds: float) -> None:
+        self.metrics.degraded("gateway-not-reading", f"what was sent to it {seconds:g} s ago is not read yet")
 
-    async def _answer(self, stream: Stream, routed: RoutedRequest, context: Context) -> None:
-        watched = True
-        task = asyncio.current_task()
-        assert task is not None
-        while isinstance(data := await context.read(), bytes):
-            large = len(data) > LARGE
-            if large:
-                self._untaken.start(task)
-            for action in stream.receive(data):
-                if isinstance(action, bytes):
-                    await context.write(action)
-                elif isinstance(action, Answered):
-                    headers = self._show(routed, action) if watched else NO_HEADERS
-                    watched = watched and headers is not None
-                    await context.write(stream.answered(headers or NO_HEADERS))
-                elif isinstance(action, AnswerChunk) and watched:
-                    watched = self._show(routed, action) is not None
-            if large:
-                self._untaken.stop(task)
-                stream.sent()
-            if stream.finished:
-                return
-
-    def _show(self, routed: RoutedRequest, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
+    def show(self, routed: RoutedRequest, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
         """Headers to add to the answer. None: the observer failed; the answer goes on without being watched."""
         try:
             if isinstance(action, Answered):
@@ -300,8 +167,8 @@ class ExtProcServer:
             routed.answer_chunk(action.chunk, end=action.end)
             return NO_HEADERS
         except Exception as bug:
-            _log_bug("an answer could not be watched", bug)
-            self._metrics.degraded("answer-not-watched", type(bug).__name__)
+            log_bug("an answer could not be watched", bug)
+            self.metrics.degraded("answer-not-watched", type(bug).__name__)
             return None
 
     def _look_at_list(self, answer: Answered) -> None:
@@ -310,66 +177,747 @@ class ExtProcServer:
             self._lists_work = True
         elif answer.status == 503:
             detail = "the gateway answered 503 to a list of endpoints and has not taken one yet: does it take lists?"
-            self._metrics.degraded("fallbacks-not-taken", f"{detail} if not, leave --fallbacks away")
+            self.metrics.degraded("fallbacks-not-taken", f"{detail} if not, leave --fallbacks away")
 
 
-async def _request(stream: Stream, context: Context) -> RawRequest | None:
-    """The stream's request once it is complete; None if the stream ended first."""
-    while isinstance(data := await context.read(), bytes):
-        for action in stream.receive(data):
-            if isinstance(action, RawRequest):
-                return action
-            if isinstance(action, bytes):
-                await context.write(action)
-        if stream.finished:
-            break
-    return None
-
-
-async def _forward(stream: Stream, routed: RoutedRequest, context: Context) -> None:
-    """Send the decision and whatever the gateway wants back; a body is let go of as a whole, once all of it is sent."""
-    body, routed.body = routed.body, None
-    for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):
-        await context.write(message)
-    stream.sent()
-
-
-def _log_bug(what: str, bug: Exception) -> None:
+def log_bug(what: str, bug: Exception) -> None:
     """Where it happened, without its message: that may quote a prompt."""
     log.error("%s: %s\n%s", what, type(bug).__qualname__, "".join(traceback.format_tb(bug.__traceback__)))
 
 
-def _bind(server: aio.Server, address: str, flag: str, tls: grpc.ServerCredentials | None) -> int:
-    try:
-        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls)
-    except RuntimeError as error:
-        raise ConfigError(flag, f"cannot listen on {address}: is the port in use?") from error
-
-
-def _connections() -> int:
+def most_connections() -> int:
     """At most half of the files this process may have open: the rest is for endpoints, readers and logs."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft // 2))
 
 
-def _options(settings: Settings) -> list[tuple[str, int]]:
-    age = [("grpc.max_connection_age_ms", round(settings.connection_age * 1000))] if settings.connection_age else []
-    return [
-        *age,
-        ("grpc.max_receive_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
-        ("grpc.max_send_message_length", settings.max_body + messages.MAX_HEADERS_BYTES),
-        ("grpc.max_concurrent_streams", settings.max_connection_streams),
-        ("grpc.max_allowed_incoming_connections", _connections()),
-        # Streams that are not yet served. Beyond grpc's own 1,000 it drops some of all connections by chance, so
-        # that one that opens and resets streams fast takes the others' with it.
-        ("grpc.server.max_pending_requests", MAX_PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING),
-        ("grpc.so_reuseport", 0),  # two servers on one port would share requests silently
-        # A gateway that died without a word is noticed, so that its requests' accounts are returned.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Gateways ping too, ours once a second; grpc's default takes more than one in five minutes for abuse.
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-        ("grpc.http2.max_ping_strikes", 5),
-    ]
+class ExtProcServer:
+    """Serves ext_proc. Each complete request enters `route` once and leaves it once, however its stream ends."""
+
+    def __init__(self, route: Route, metrics: Metrics, settings: Settings, memory: Memory | None = None) -> None:
+        self.ports: list[int] = []
+        """Bound ext_proc ports, in the order of `Settings.listen`."""
+        self.health_ports: list[int] = []
+        self.route = route
+        self.settings = settings
+        self.memory = memory or Memory(settings.max_held, settings.max_streams)
+        self.reports = Reports(metrics)
+        self.leaving = False
+        """Draining, and no gateway is waited for any more."""
+        self.incomplete = Deadlines(settings.incomplete, Call.not_complete)
+        self.undecided = Deadlines(settings.deadline, Call.not_decided)
+        self.untaken = Deadlines(settings.incomplete, Call.not_read)
+        self.lingering: dict[Call, None] = {}
+        """Streams that only wait for the answer's end: their gateways can do without us from now on."""
+        self.connections: dict[GatewayConnection, None] = {}
+        self._most = most_connections()
+        self._ready = False
+        self._draining = False
+        self._idle = asyncio.Event()
+        """Set while no connection is open on which ext_proc is served."""
+        self._idle.set()
+        self._listeners: list[tuple[asyncio.Server, bool]] = []
+        """And whether ext_proc is served there."""
+        self._ticking: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Bind and serve. Health says NOT_SERVING until `set_ready(True)`. Raises ConfigError for a taken port."""
+        certificate = self.settings.certificate
+        tls = None if certificate is None else certificate.context()
+        try:
+            for address in self.settings.listen:
+                self.ports.append(await self._listen(address, "--grpc-port", tls, processes=True))
+            for address in self.settings.health:
+                self.health_ports.append(await self._listen(address, "--grpc-health-port", None, processes=False))
+        except BaseException:
+            self._stop_listening(processes=True)
+            self._stop_listening(processes=False)
+            raise
+        self._tick()
+
+    async def _listen(self, address: str, flag: str, tls: ssl.SSLContext | None, *, processes: bool) -> int:
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+
+        def connected() -> GatewayConnection:
+            return GatewayConnection(self, processes=processes)
+
+        try:
+            listener = await loop.create_server(connected, host.strip("[]"), int(port), ssl=tls, backlog=1024)
+        except OSError as error:
+            raise ConfigError(flag, f"cannot listen on {address}: is the port in use?") from error
+        self._listeners.append((listener, processes))
+        return int(listener.sockets[0].getsockname()[1])
+
+    def set_ready(self, ready: bool) -> None:
+        """What health answers from now on; after `drain` it stays NOT_SERVING."""
+        self._ready = ready
+
+    def serving(self, service: str) -> bool:
+        """What health says of a service: all are one, but the process's own life."""
+        return (self._ready and not self._draining) or service == LIVENESS
+
+    async def drain(self, grace: float, linger: float = 0.0) -> None:
+        """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
+
+        For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
+        elsewhere first. Gateways that do not look, but reach us through a Service, go elsewhere when their connection
+        has reached its age. Then each connection is asked to leave: streams that cross our GOAWAY are still served.
+        Streams of the lean wiring that wait for nothing but the end of an answer end at once: a picker that ends has no
+        use for the accounts they would close.
+        """
+        self._draining = True
+        await asyncio.sleep(linger)
+        self.leaving = True
+        self._stop_listening(processes=True)
+        for call in [*self.lingering]:
+            call.finish()
+        for connection in [*self.connections]:
+            if connection.processes:
+                connection.leave("draining")
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._stop_listening(processes=False)
+            for connection in [*self.connections]:
+                connection.end()
+            if self._ticking is not None:
+                self._ticking.cancel()
+
+    def joined(self, connection: "GatewayConnection") -> bool:
+        """Whether it may stay: there may be so many."""
+        if sum(other.processes is connection.processes for other in self.connections) >= self._most:
+            return False
+        self.connections[connection] = None
+        if connection.processes:
+            self._idle.clear()
+        return True
+
+    def left(self, connection: "GatewayConnection") -> None:
+        self.connections.pop(connection, None)
+        if not any(other.processes for other in self.connections):
+            self._idle.set()
+
+    def _stop_listening(self, *, processes: bool) -> None:
+        for listener, serves in self._listeners:
+            if serves is processes:
+                listener.close()
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ticking = loop.call_later(TICK, self._tick)
+        now = loop.time()
+        for connection in [*self.connections]:
+            connection.tick(now)
+
+
+class GatewayConnection(asyncio.Protocol):
+    """One connection of a gateway, or of a probe. `processes`: ext_proc is served here, beside health."""
+
+    def __init__(self, server: ExtProcServer, *, processes: bool) -> None:
+        self.http = http2.Connection(streams=server.settings.max_connection_streams)
+        self.calls: dict[int, Call | _Check] = {}
+        self._server = server
+        self.processes = processes
+        self._transport: asyncio.Transport | None = None
+        self._last = self._pinged = 0.0
+        """When something came last, and when a ping was sent since (0: none was)."""
+        self._final: asyncio.TimerHandle | None = None
+        self._leaves = False
+        self._why = ""
+        self._flushing = False
+
+    # --- asyncio.Protocol ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._transport = transport
+        if not self._server.joined(self):
+            self._transport = None
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=UNREAD)
+        self._last = asyncio.get_running_loop().time()
+        if age := self._server.settings.connection_age:
+            asyncio.get_running_loop().call_later(age * random.uniform(0.9, 1.1), self.leave, "max_age")
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._final is not None:
+            self._final.cancel()
+        for call in [*self.calls.values()]:
+            call.reset()
+        self.calls.clear()
+        self._server.left(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self.http.paused = True
+
+    def resume_writing(self) -> None:
+        self._handle(self.http.resume())
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._pinged = 0.0
+        self._last = asyncio.get_running_loop().time()
+        self._flushing = True
+        try:
+            self._handle(self.http.receive(data))
+        finally:
+            self._flushing = False
+        self.flush()
+        if (broken := self.http.broken) is not None:
+            if broken.code == http2.ENHANCE_YOUR_CALM:
+                self._server.reports.metrics.degraded("gateway-floods", str(broken))
+            log.debug("a connection was ended: %s", broken)
+            self.end()
+
+    # --- for calls ----------------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write what there is, unless more is about to come."""
+        if not self._flushing:
+            self._write()
+
+    def _write(self) -> None:
+        if self._transport is not None and (out := self.http.take()):
+            self._transport.write(out)
+
+    def closed(self, number: int) -> None:
+        """The call of this stream is over."""
+        self.calls.pop(number, None)
+        if self._leaves and not self.calls and self._final is None:
+            self._close_soon()
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    def leave(self, why: str) -> None:
+        """Ask the gateway to use another connection; close when all that it sent before is answered."""
+        if self._leaves or self._transport is None:
+            return
+        self._leaves = True
+        self._why = why
+        self.http.leave(why, finally_=False)
+        self.http.ping(b"leaving!")
+        self._final = asyncio.get_running_loop().call_later(LEAVING, self._leave_finally)
+        self.flush()
+
+    def _leave_finally(self) -> None:
+        if self._final is None or self._transport is None:
+            return
+        self._final.cancel()
+        self._final = None
+        self.http.leave(self._why, finally_=True)
+        self.flush()
+        if not self.calls:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        if self._transport is not None:
+            self._write()
+            self._transport.close()
+
+    def end(self) -> None:
+        """Close now; what is open is reset."""
+        for number in self.http.numbers():
+            self.http.reset(number)
+        for call in [*self.calls.values()]:
+            call.reset()
+        if self._transport is not None:
+            self._write()
+            self._transport.close()
+            if self._transport is not None and self.http.paused:
+                self._transport.abort()
+
+    def tick(self, now: float) -> None:
+        """Some time went by."""
+        self.http.rested()
+        if self._pinged:
+            if now - self._pinged > UNANSWERED and self._transport is not None:
+                self._transport.abort()
+        elif now - self._last > KEEPALIVE:
+            self._pinged = now
+            self.http.ping(b"warmpath")
+            self.flush()
+
+    # --- what comes ---------------------------------------------------------------------------------------------------
+
+    def _handle(self, events: list[http2.Event]) -> None:
+        for event in events:
+            if isinstance(event, http2.Data):
+                if (call := self.calls.get(event.number)) is not None:
+                    try:
+                        call.data(event.payload, end=event.end)
+                    except Exception as bug:  # it harms no other stream
+                        log_bug("a stream failed", bug)
+                        self.http.reset(event.number, http2.INTERNAL_ERROR)
+                        call.reset()
+            elif isinstance(event, http2.Opened):
+                self._open(event)
+            elif isinstance(event, http2.Drained):
+                if (call := self.calls.get(event.number)) is not None:
+                    call.drained()
+            elif isinstance(event, http2.Reset):
+                if (call := self.calls.pop(event.number, None)) is not None:
+                    call.reset()
+                    self.closed(event.number)
+            elif event.payload == b"leaving!":
+                self._leave_finally()
+
+    def _open(self, event: http2.Opened) -> None:
+        if event.path == PROCESS and self.processes and event.kind.startswith(GRPC):
+            call: Call | _Check = Call(self._server, self, event.number)
+        elif event.path == CHECK and event.kind.startswith(GRPC):
+            call = _Check(self._server, self, event.number)
+        elif event.kind.startswith(GRPC):
+            path = event.path[:100].decode("ascii", "backslashreplace")
+            self.http.send_headers(event.number, failure(UNIMPLEMENTED, f"no method {path}"), end=True)
+            return
+        else:
+            self.http.send_headers(event.number, NOT_GRPC)
+            self.http.send_data(event.number, b"", b"expected gRPC: content-type application/grpc\n")
+            self.http.send_trailers(event.number, b"")
+            return
+        self.calls[event.number] = call
+        call.opened()
+        if event.end:
+            call.data(b"", end=True)
+
+
+# --- gRPC ------------------------------------------------------------------------------------------------------------
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """A header that enters no table (RFC 7541 6.2.2). Both are shorter than 127 bytes."""
+    return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+GRPC: Final = b"application/grpc"
+NOT_GRPC: Final = _literal(b":status", b"415") + _literal(b"content-type", b"text/plain")
+HEAD: Final = b"\x88" + _literal(b"content-type", b"application/grpc")
+GOOD: Final = _literal(b"grpc-status", b"0")
+
+
+def status(code: int, message: str = "") -> bytes:
+    """Trailers that say how a call ended; of the message what fits."""
+    if not code:
+        return GOOD
+    text = quote(message[:120], safe=" !#$&'()*+,/:;=?@[]^`{|}~<>")[:120]
+    return _literal(b"grpc-status", str(code).encode()) + _literal(b"grpc-message", text.encode())
+
+
+def failure(code: int, message: str) -> bytes:
+    """A response that is trailers alone."""
+    return HEAD + status(code, message)
+
+
+class Incoming:
+    """gRPC's messages out of a stream's data: a byte that says whether it is compressed, four with its length."""
+
+    __slots__ = ("_have", "_memory", "_most", "_need", "_parts")
+
+    def __init__(self, most: int, memory: Memory) -> None:
+        self._most = most
+        self._memory = memory
+        self._parts: list[bytes] = []
+        self._have = 0
+        """Bytes in `_parts`; they are on account."""
+        self._need = 0
+        """Bytes of the message they belong to; 0 = not known yet."""
+
+    def feed(self, data: bytes, take: Callable[[bytes], None]) -> str:
+        """Call `take` with each message that is complete; returns what is wrong, or nothing."""
+        if not self._parts and len(data) >= 5:
+            size = 5 + int.from_bytes(data[1:5], "big")
+            if size == len(data) and not data[0] and size <= self._most:
+                take(data[5:])
+                return ""
+        if self._parts:
+            if self._have + len(data) < self._need:
+                self._keep(data)
+                return ""
+            data = b"".join((*self._parts, data))
+            self.release()
+        at = 0
+        while len(data) - at >= 5:
+            size = 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+            if data[at]:
+                return "a compressed message"
+            if size > self._most:
+                return f"a message of {size} bytes"
+            if len(data) - at < size:
+                self._need = size
+                break
+            take(data[at + 5 : at + size])
+            at += size
+        if at < len(data):
+            self._keep(data[at:])
+        return ""
+
+    def _keep(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._have += len(data)
+        self._memory.held += len(data)
+
+    def release(self) -> None:
+        """Let go of what is there of an incomplete message."""
+        self._memory.held -= self._have
+        self._parts, self._have, self._need = [], 0, 0
+
+    @property
+    def partial(self) -> bool:
+        return bool(self._parts)
+
+
+class _Check:
+    """A call of `grpc.health.v1.Health/Check`."""
+
+    def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int) -> None:
+        self._server = server
+        self._connection = connection
+        self._number = number
+        self._message: bytes | None = None
+        self._incoming = Incoming(4096, server.memory)
+
+    def opened(self) -> None:
+        """Nothing is to be done yet."""
+
+    def data(self, payload: bytes, *, end: bool) -> None:
+        wrong = self._incoming.feed(payload, self._take) if payload else ""
+        if not wrong and not end:
+            return
+        http, number = self._connection.http, self._number
+        try:
+            if wrong or self._message is None:
+                http.send_headers(number, failure(INVALID_ARGUMENT, wrong or "no message"), end=True)
+            else:
+                good = self._server.serving(health_pb2.HealthCheckRequest.FromString(self._message).service)
+                http.send_headers(number, HEAD)
+                http.send_data(number, b"\0\0\0\0\2", b"\x08\x01" if good else b"\x08\x02")
+                http.send_trailers(number, GOOD)
+        except DecodeError:
+            http.send_headers(number, failure(INVALID_ARGUMENT, "not a HealthCheckRequest"), end=True)
+        self.reset()
+        self._connection.closed(number)
+
+    def _take(self, message: bytes) -> None:
+        self._message = message
+
+    def drained(self) -> None:
+        """Its few bytes are sent."""
+
+    def reset(self) -> None:
+        self._incoming.release()
+
+
+class Call:
+    """One ext_proc stream: what comes for it, its request's way through `route`, and what it is answered."""
+
+    __slots__ = (
+        "_connection", "_ended", "_half_closed", "_incoming", "_number", "_over", "_replied", "_routed", "_scope",
+        "_server", "_stream", "_task", "_too_many", "_unread", "_waiting", "_watched",
+    )  # fmt: skip
+
+    def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int) -> None:
+        self._server = server
+        self._connection = connection
+        self._number = number
+        self._stream = Stream(server.settings.max_body, server.memory)
+        self._incoming = Incoming(server.settings.max_body + messages.MAX_HEADERS_BYTES, server.memory)
+        self._scope: AbstractAsyncContextManager[RoutedRequest] | None = None
+        self._routed: RoutedRequest | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: deque[bytes] | None = None
+        """Messages that came while the request waits for its decision."""
+        self._too_many = False
+        self._half_closed = False
+        self._watched = True
+        self._replied = False
+        self._unread = False
+        self._ended = False
+        """Trailers are sent, or the stream was reset."""
+        self._over = False
+
+    def opened(self) -> None:
+        memory = self._server.memory
+        memory.streams += 1
+        self._too_many = memory.streams > memory.most
+        self._server.incomplete.start(self)
+
+    # --- what comes ---------------------------------------------------------------------------------------------------
+
+    def data(self, payload: bytes, *, end: bool) -> None:
+        if self._ended:
+            return
+        if self._too_many:  # said now, not when it opened: a gateway may take a reply to nothing for a failure
+            most = f"{self._server.memory.most} requests are served, which is the most"
+            self._fail(Full("too many requests at once; try again later", most))
+            return
+        self._half_closed = self._half_closed or end
+        wrong = self._incoming.feed(payload, self._message) if payload else ""
+        if self._ended:
+            return
+        memory = self._server.memory
+        if wrong:
+            self._end(RESOURCE_EXHAUSTED, wrong)
+        elif self._incoming.partial and memory.held > memory.limit * _PARTIAL:
+            what = f"{memory.limit} bytes of requests are held, which is the most"
+            self._fail(Full("too many large requests at once; try again later", what))
+        else:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """After what came was handled: ask for more, or end what is over."""
+        if self._waiting is None:
+            if not self._unread:
+                self._connection.http.consumed(self._number)
+            if self._half_closed and not self._ended:
+                self.finish()
+
+    def _message(self, message: bytes) -> None:
+        if self._ended:
+            return
+        if self._waiting is not None:
+            self._waiting.append(message)
+            self._server.memory.held += len(message)
+        elif self._routed is None:
+            self._request(message)
+        else:
+            self._answer(message, self._routed)
+
+    def _request(self, message: bytes) -> None:
+        stream = self._stream
+        for action in stream.receive(message):
+            if isinstance(action, bytes):
+                self._write(action)
+            elif isinstance(action, RawRequest):
+                self._server.incomplete.stop(self)
+                self._route(action)
+                return
+        if stream.finished:
+            self._refused()
+
+    def _answer(self, message: bytes, routed: RoutedRequest) -> None:
+        stream, all_sent = self._stream, True
+        for action in stream.receive(message):
+            if isinstance(action, bytes):
+                all_sent = self._write(action)
+            elif isinstance(action, Answered):
+                headers = self._server.reports.show(routed, action) if self._watched else NO_HEADERS
+                self._watched = self._watched and headers is not None
+                all_sent = self._write(stream.answered(headers or NO_HEADERS))
+            elif isinstance(action, AnswerChunk) and self._watched:
+                self._watched = self._server.reports.show(routed, action) is not None
+        if not all_sent:
+            self._wait_for_reader()
+        elif len(message) > LARGE:
+            stream.sent()
+        if stream.finished:
+            self._refused()
+
+    # --- the decision -------------------------------------------------------------------------------------------------
+
+    def _route(self, raw: RawRequest) -> None:
+        scope = self._scope = self._server.route(raw)
+        if getattr(scope, "waits", True):
+            self._waiting = deque()
+            self._server.undecided.start(self)
+            self._task = asyncio.get_running_loop().create_task(self._enter(scope))
+            return
+        try:
+            routed = at_once(scope.__aenter__())
+        except Exception as error:
+            self._scope = None
+            self._fail(_as_answer(error))
+        else:
+            self._decided(routed)
+
+    async def _enter(self, scope: AbstractAsyncContextManager[RoutedRequest]) -> None:
+        try:
+            routed = await scope.__aenter__()
+        except Exception as error:
+            self._scope = self._task = None
+            self._let_through()
+            if not self._ended:
+                self._fail(_as_answer(error))
+        except asyncio.CancelledError:
+            self._scope = None
+            raise
+        else:
+            self._task = None
+            if self._ended:  # it was reset in the same moment
+                self._routed = routed
+                self._leave()
+                return
+            self._decided(routed)
+            for message in self._let_through():
+                self._message(message)
+            self._go_on()
+        finally:
+            self._task = None
+            self._server.undecided.stop(self)
+        self._connection.flush()
+
+    def _let_through(self) -> list[bytes]:
+        """What came meanwhile; from now on nothing waits."""
+        waiting, self._waiting = [*(self._waiting or ())], None
+        self._server.memory.held -= sum(map(len, waiting))
+        return waiting
+
+    def _decided(self, routed: RoutedRequest) -> None:
+        """Send the decision and whatever the gateway wants back; a body is let go of once all of it is sent."""
+        self._routed = routed
+        stream = self._stream
+        body, routed.body = routed.body, None
+        all_sent = True
+        for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):
+            all_sent = self._write(message)
+        if all_sent:
+            stream.sent()
+        else:
+            self._wait_for_reader()
+        if not stream.sees_answer:
+            if self._server.leaving:
+                self.finish()
+            else:
+                self._server.lingering[self] = None
+
+    def _wait_for_reader(self) -> None:
+        if not self._unread:
+            self._unread = True
+            self._server.untaken.start(self)
+
+    def drained(self) -> None:
+        """All that was written has left us."""
+        if self._unread:
+            self._unread = False
+            self._server.untaken.stop(self)
+            if not self._ended:
+                self._stream.sent()
+                self._go_on()
+        if self._ended:
+            self._done()
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """The stream came to its end."""
+        self._end(OK)
+        self._connection.flush()
+
+    def not_complete(self) -> None:
+        self._fail(RequestTimeout(f"the request was not complete within {self._server.settings.incomplete:g} s"))
+        self._connection.flush()
+
+    def not_decided(self) -> None:
+        self._cancel()
+        self._fail(DeadlineExceeded(f"no endpoint was chosen within {self._server.settings.deadline:g} s"))
+        self._connection.flush()
+
+    def not_read(self) -> None:
+        self._server.reports.not_reading(self._server.settings.incomplete)
+        self._connection.http.reset(self._number)
+        connection = self._connection
+        self.reset()
+        connection.closed(self._number)
+        connection.flush()
+
+    def reset(self) -> None:
+        """Nothing more can be sent: the gateway left, or the stream was reset."""
+        self._ended = True
+        self._cancel()
+        self._done()
+
+    def _cancel(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+
+    def _fail(self, error: EppError) -> None:
+        for message in self._stream.failed(error):
+            self._write(message)
+        self._refused()
+
+    def _refused(self) -> None:
+        """The stream is to be closed from our side."""
+        refused = self._stream.refused
+        if refused is not None:
+            self._server.reports.refused(refused)
+        if refused is not None and self._stream.too_late:
+            self._end(INVALID_ARGUMENT, refused.message)
+        else:
+            self._end(OK)
+
+    def _end(self, code: int, message: str = "") -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._cancel()
+        http, number = self._connection.http, self._number
+        if self._replied:
+            http.send_trailers(number, status(code, message))
+        else:
+            http.send_headers(number, HEAD + status(code, message), end=True)
+        if not self._unread:
+            self._done()
+        else:
+            self._leave()
+
+    def _done(self) -> None:
+        """Everything is returned, once."""
+        if self._over:
+            return
+        self._over = True
+        server = self._server
+        server.incomplete.stop(self)
+        server.undecided.stop(self)
+        server.untaken.stop(self)
+        self._let_through()
+        self._incoming.release()
+        self._leave()
+        self._stream.release()
+        server.memory.streams -= 1
+        self._connection.closed(self._number)
+
+    def _leave(self) -> None:
+        self._server.lingering.pop(self, None)
+        scope, self._scope = self._scope, None
+        if scope is None or self._routed is None:
+            return
+        try:
+            at_once(scope.__aexit__(None, None, None))
+        except Exception as bug:
+            log_bug("a request could not be ended", bug)
+
+    def _write(self, message: bytes) -> bool:
+        """Whether all that was written has left us."""
+        http = self._connection.http
+        if not self._replied:
+            self._replied = True
+            http.send_headers(self._number, HEAD)
+        return http.send_data(self._number, b"\0" + len(message).to_bytes(4, "big"), message)
+
+
+def _as_answer(error: Exception) -> EppError:
+    if isinstance(error, EppError):
+        return error
+    log_bug("a request failed", error)
+    return InternalError("internal error")
+
+
+def at_once(waiting: Coroutine[Any, Any, V]) -> V:
+    """Run what never waits, without a task."""
+    try:
+        waiting.send(None)
+    except StopIteration as end:
+        done: V = end.value
+        return done
+    waiting.close()
+    raise RuntimeError("what was said never to wait has waited")

@@ -4,11 +4,12 @@ The reference picker's flags and files (GIE v1.5 `--secure-serving`, `--cert-pat
 directory is looked at again for each new connection, so a renewed certificate needs no restart.
 """
 
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
 
-import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -19,6 +20,9 @@ from epp.errors import ConfigError
 from epp.process.follow import Stamp, stamp
 from epp.telemetry.metrics import Metrics
 
+if TYPE_CHECKING:
+    import grpc
+
 LIFETIME = timedelta(days=3650)
 """Of a self-signed certificate; clients do not verify it, it only makes the connection private."""
 
@@ -26,18 +30,64 @@ Pair = tuple[bytes, bytes]
 """Private key and certificate chain, PEM."""
 
 
-def self_signed() -> grpc.ServerCredentials:
-    """Credentials made now, for this process alone."""
-    return grpc.ssl_server_credentials([make_pair()])
+class Certificate:
+    """What the ext_proc port shows gateways: `tls.crt` and `tls.key` of `directory`, or (None) a pair made now.
 
-
-def from_directory(directory: Path, metrics: Metrics) -> grpc.ServerCredentials:
-    """Credentials of `tls.crt` and `tls.key` in `directory`, followed as they change.
-
-    ConfigError if they cannot be used now. Later a bad pair is refused, the one before stays in use, and
+    ConfigError if the pair cannot be used now. Later a bad one is refused, the one before stays in use, and
     `metrics.degraded("certificate-refused")` says why.
     """
-    return grpc.dynamic_ssl_server_credentials(_configuration(read_pair(directory)), _Renewals(directory, metrics))
+
+    def __init__(self, directory: Path | None, metrics: Metrics, ciphers: str | None = None) -> None:
+        """`ciphers`: for TLS 1.2, in OpenSSL's names. grpc reads its own from GRPC_SSL_CIPHER_SUITES."""
+        self._directory = directory
+        self._metrics = metrics
+        self._pair = make_pair() if directory is None else read_pair(directory)
+        self._ciphers = ciphers
+        self._loaded = _context(self._pair, ciphers)
+        self._seen = self._look()
+
+    def context(self) -> ssl.SSLContext:
+        """For a server that speaks HTTP/2; each handshake gets the pair that is there then."""
+        context = _context(self._pair, self._ciphers)
+        if self._directory is not None:
+            context.sni_callback = self._before_handshake
+        return context
+
+    def credentials(self) -> "grpc.ServerCredentials":
+        """The same for grpc."""
+        import grpc
+
+        if self._directory is None:
+            return grpc.ssl_server_credentials([self._pair])
+        return grpc.dynamic_ssl_server_credentials(_configuration(self._pair), self._renewed)
+
+    def _before_handshake(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """OpenSSL asks with each handshake, whether or not the gateway names a server."""
+        if (pair := self._renewal()) is not None:
+            self._loaded = _context(pair, self._ciphers)
+        connection.context = self._loaded
+
+    def _renewed(self) -> Any:
+        """grpc asks the same, on a thread of its own: a new pair, or None to go on as before."""
+        pair = self._renewal()
+        return None if pair is None else _configuration(pair)
+
+    def _renewal(self) -> Pair | None:
+        """The pair, if its files have changed and are good."""
+        now = self._look()
+        if now == self._seen or self._directory is None:
+            return None
+        self._seen = now
+        try:
+            return read_pair(self._directory)
+        except ConfigError as error:
+            self._metrics.degraded("certificate-refused", str(error))
+            return None
+
+    def _look(self) -> tuple[Stamp, ...]:
+        if self._directory is None:
+            return ()
+        return tuple(stamp(self._directory / name) for name in ("tls.key", "tls.crt"))
 
 
 def make_pair() -> Pair:
@@ -86,27 +136,22 @@ def _read(path: Path) -> bytes:
 
 
 def _configuration(pair: Pair) -> Any:
+    import grpc
+
     return grpc.ssl_server_certificate_configuration([pair])
 
 
-class _Renewals:
-    """What grpc asks before each handshake, on a thread of its own: a new pair, or None to go on as before."""
-
-    def __init__(self, directory: Path, metrics: Metrics) -> None:
-        self._directory = directory
-        self._metrics = metrics
-        self._seen = self._look()
-
-    def __call__(self) -> Any:
-        now = self._look()
-        if now == self._seen:
-            return None
-        self._seen = now
+def _context(pair: Pair, ciphers: str | None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2"])
+    if ciphers is not None:
+        context.set_ciphers(ciphers)
+    with NamedTemporaryFile(suffix=".pem") as file:  # readable by this user alone; `ssl` takes nothing but files
+        file.write(pair[0] + b"\n" + pair[1])
+        file.flush()
         try:
-            return _configuration(read_pair(self._directory))
-        except ConfigError as error:
-            self._metrics.degraded("certificate-refused", str(error))
-            return None
-
-    def _look(self) -> tuple[Stamp, ...]:
-        return tuple(stamp(self._directory / name) for name in ("tls.key", "tls.crt"))
+            context.load_cert_chain(file.name)
+        except OSError as error:
+            raise ConfigError("--cert-path", f"this certificate cannot be used: {error}") from error
+    return context

@@ -84,6 +84,8 @@ class ApproximatePrefixCache(PrefixCache):
     bytes, so that its share is a share of the prompt.
     """
 
+    waits: ClassVar[bool] = False
+
     index: PrefixIndex = field(init=False)
     shadows: dict[Endpoint, ShadowCache] = field(default_factory=dict, init=False)
     _prompts: Slot[_Prompt] = field(default_factory=Slot, init=False, repr=False)

@@ -51,6 +51,8 @@ class Scheduler:
         self._shadow = shadow
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
+        self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
+        """Whether `prepare` may wait."""
         self._on_picked = _hooks(plugins, "on_picked")
         self._on_answered = _hooks(plugins, "on_answered")
         self._on_first_token = _hooks(plugins, "on_first_token")

@@ -1,4 +1,4 @@
-"""The grpc.aio ext_proc server over real sockets: the same scripts, and everything a socket adds."""
+"""Both ext_proc servers over real sockets: the same scripts, and everything a socket adds."""
 
 import asyncio
 import logging
@@ -17,7 +17,8 @@ from h2.connection import H2Connection
 from epp import protocol
 from epp.errors import BadRequest, ConfigError, NoEndpoint
 from epp.extproc import server
-from epp.extproc.server import ExtProcServer, Settings
+from epp.extproc.grpc_server import GrpcServer
+from epp.extproc.server import Deadlines, ExtProcServer, Settings
 from epp.extproc.stream import Memory
 from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc.hostile import mutated
@@ -37,6 +38,14 @@ from tests.support.ext_proc.server import LOOPBACK, Call, Gateway, Route, ext_pr
 from tests.support.scheduling.degradations import RecordedMetrics
 
 ROUTED = f"request headers to {TO}"
+AnyServer = ExtProcServer | GrpcServer
+
+
+@pytest.fixture(autouse=True, params=[ExtProcServer, GrpcServer], ids=["http2", "grpc"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[AnyServer]:
+    monkeypatch.setattr("tests.support.ext_proc.server.KIND", [request.param])
+    made: type[AnyServer] = request.param
+    return made
 
 
 def settings(**changes: float) -> Settings:
@@ -44,7 +53,7 @@ def settings(**changes: float) -> Settings:
 
 
 @asynccontextmanager
-async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[ExtProcServer, Gateway]]:
+async def serving(route: Route, **changes: float) -> AsyncIterator[tuple[AnyServer, Gateway]]:
     async with asyncio.timeout(20), ext_proc_server(route, settings(**changes)) as served:
         async with Gateway(served.ports[0]) as gateway:
             yield served, gateway
@@ -149,7 +158,7 @@ async def test_a_stream_that_ends_before_its_request_is_complete_is_never_routed
         await call.write(request_body(b"{"))
         assert await call.rest() == []
         assert route.entered == 0
-        assert served._memory.held == 0
+        assert served.memory.held == 0
 
 
 async def test_a_broken_stream_harms_no_other() -> None:
@@ -269,7 +278,7 @@ async def test_a_request_that_never_becomes_complete_is_refused() -> None:
         assert await call.said() == "refused 408 invalid_request_error"
         assert await call.ended() is grpc.StatusCode.OK
         assert route.entered == 0
-        assert served._memory.held == 0
+        assert served.memory.held == 0
     assert metrics.reasons() == ["request-incomplete"]
 
 
@@ -367,7 +376,7 @@ async def test_bodies_are_held_until_their_gateway_has_read_them() -> None:
             tracemalloc.stop()
         assert route.entered == 8
         assert size < 24 * MIB
-        assert served._memory.held <= 8 * MIB
+        assert served.memory.held <= 8 * MIB
         assert await calls[-1].said() == FULL
         assert len(await calls[0].rest()) == 1 + -(-(MIB - 2000) // protocol.MAX_CHUNK)
         assert len(await (await send(gateway, bytes(MIB - 2000))).rest()) > 1
@@ -383,7 +392,7 @@ async def test_a_gateway_that_does_not_read_is_left() -> None:
     ):
         await send(gateway, bytes(4 * MIB))
         await route.until(lambda: route.left == 1)
-        assert served._memory.held == 0
+        assert served.memory.held == 0
         assert metrics.reasons() == ["gateway-not-reading"]
         assert len(await (await send(gateway, b"{}")).rest()) == 2
 
@@ -400,7 +409,7 @@ async def test_a_gateway_that_does_not_read_an_answer_is_left() -> None:
         await call.write(answer_headers())
         await call.write(answer_body(bytes(4 * MIB)))
         await route.until(lambda: route.left == 1)
-        assert served._memory.held == 0
+        assert served.memory.held == 0
         assert metrics.reasons() == ["gateway-not-reading"]
 
 
@@ -418,7 +427,7 @@ async def test_pieces_of_answers_are_on_account_too() -> None:
             with suppress(aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(answer_body(bytes(MIB - 2000)))
         await route.until(lambda: route.left == 4)
-        assert served._memory.held <= 8 * MIB
+        assert served.memory.held <= 8 * MIB
         assert metrics.reasons() == ["too-much-at-once"] * 4
 
 
@@ -431,14 +440,16 @@ async def test_headers_are_held_until_the_stream_ends() -> None:
         await (await send(gateway, b"{}", headers)).rest()
         waiting = await send(gateway, b"{}", headers)
         await route.until(lambda: route.entered == 3)
-        held = served._memory.held
+        held = served.memory.held
         assert held > 19 * 50_000
-        late = [await send(gateway, b"{", headers, end=False) for _ in range(2)]
+        late = [gateway.stream() for _ in range(2)]
+        for call in late:  # nothing after the headers: a write to a stream that was refused is an error of its own
+            await call.write(request_headers(headers, config=LEAN))
         assert await late[-1].said() == FULL
         for call in (*slow, sent, waiting, *late):
             call.cancel()
         await route.until(lambda: route.left == 3)
-        await until(lambda: served._memory.held == 0)
+        await until(lambda: served.memory.held == 0)
 
 
 async def test_no_more_streams_than_that() -> None:
@@ -478,11 +489,11 @@ async def test_another_body_is_let_go_of_once_it_is_sent() -> None:
     async with serving(route) as (served, gateway):
         call = await send(gateway, b"{}")
         way = await route.way()
-        assert served._memory.held >= MIB
+        assert served.memory.held >= MIB
         while "end" not in await call.said():
             pass
         await until(lambda: way.body is None)
-        assert served._memory.held < MIB
+        assert served.memory.held < MIB
 
 
 # --- health, drain, addresses ----------------------------------------------------------------------------------------
@@ -600,6 +611,23 @@ async def test_ipv6_and_several_addresses() -> None:
             assert await call.said() == ROUTED
 
 
+# --- deadlines ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_does_not_stop_in_time_is_called_for_once() -> None:
+    lost: list[str] = []
+    deadlines = Deadlines(0.01, lost.append)
+    for each in ("a", "b", "c"):
+        deadlines.start(each)
+    deadlines.stop("b")
+    deadlines.stop("b")
+    await until(lambda: lost == ["a", "c"])
+    await until(lambda: deadlines._timer is None)
+    deadlines.start("d")
+    await until(lambda: len(lost) == 3)
+    assert lost == ["a", "c", "d"]
+
+
 # --- hostile gateways ------------------------------------------------------------------------------------------------
 
 
@@ -613,7 +641,7 @@ async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> No
                 tasks.create_task(_throw(gateway, streams[number::8], rnd))
         await route.until(lambda: route.left == route.entered)
         assert len(streams) > route.entered > 100
-        assert served._memory.held == 0
+        assert served.memory.held == 0
         good = await routed(gateway)
         await good.write(answer_headers())
         assert await good.said() == "answer headers"
@@ -674,7 +702,7 @@ def test_connections_leave_half_of_the_files_to_others() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
-        assert dict(server._options(settings()))["grpc.max_allowed_incoming_connections"] == 500
+        assert server.most_connections() == 500
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -6,10 +6,16 @@ from pathlib import Path
 import pytest
 
 from epp.errors import ConfigError
-from epp.extproc.server import Settings
-from epp.extproc.tls import Pair, from_directory, make_pair, read_pair, self_signed
+from epp.extproc.grpc_server import GrpcServer
+from epp.extproc.server import ExtProcServer, Settings
+from epp.extproc.tls import Certificate, Pair, make_pair, read_pair
 from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc.server import LOOPBACK, Route, ext_proc_server
+
+
+@pytest.fixture(autouse=True, params=[ExtProcServer, GrpcServer], ids=["http2", "grpc"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.ext_proc.server.KIND", [request.param])
 
 
 def write(directory: Path, pair: Pair) -> None:
@@ -34,7 +40,7 @@ async def seen(port: int) -> str:
 
 
 async def test_self_signed_is_enough_for_a_gateway() -> None:
-    settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=self_signed())
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, certificate=Certificate(None, Metrics()))
     async with ext_proc_server(Route(), settings) as served:
         assert "BEGIN CERTIFICATE" in await seen(served.ports[0])
 
@@ -43,7 +49,7 @@ async def test_a_renewed_certificate_is_used_and_a_bad_one_refused(tmp_path: Pat
     first, second = make_pair(), make_pair()
     write(tmp_path, first)
     metrics = Metrics()
-    settings = Settings(listen=LOOPBACK, health=LOOPBACK, credentials=from_directory(tmp_path, metrics))
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, certificate=Certificate(tmp_path, metrics))
     async with ext_proc_server(Route(), settings) as served:
         [port] = served.ports
         assert await seen(port) == first[1].decode()

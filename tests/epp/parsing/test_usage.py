@@ -1,3 +1,5 @@
+"""`UsageReader` of `epp.parsing.request`."""
+
 import json
 from itertools import pairwise
 from typing import Any
@@ -6,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.parsing.request import Usage
-from epp.parsing.usage import UsageReader
+from epp.parsing.request import Usage, UsageReader
 
 CHAT = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 8}}
 RESPONSES = {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 3}

@@ -12,6 +12,7 @@ from grpc import aio
 
 from epp import protocol
 from epp.errors import EppError
+from epp.extproc.grpc_server import GrpcServer
 from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.server import Route as AnyRoute
 from epp.extproc.stream import AnswerChunk, Answered
@@ -21,6 +22,8 @@ from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc.messages import words
 
 LOOPBACK = ("127.0.0.1:0",)
+KIND: list[type[ExtProcServer | GrpcServer]] = [ExtProcServer]
+"""The class of the servers that `ext_proc_server` makes: a test that is run for both changes it."""
 
 
 class Scope(RoutedRequest):
@@ -122,8 +125,9 @@ class Route:
 @asynccontextmanager
 async def ext_proc_server(
     route: AnyRoute, settings: Settings | None = None, metrics: Metrics | None = None
-) -> AsyncIterator[ExtProcServer]:
-    made = ExtProcServer(route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
+) -> AsyncIterator[ExtProcServer | GrpcServer]:
+    """A server of the class in `KIND`."""
+    made = KIND[0](route, metrics or Metrics(), settings or Settings(listen=LOOPBACK, health=LOOPBACK))
     await made.start()
     made.set_ready(True)
     try:

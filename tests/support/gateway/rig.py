@@ -12,6 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from epp.documents.addresses import address_of
+from epp.extproc.grpc_server import GrpcServer
 from epp.extproc.server import ExtProcServer, Settings
 from gateway.envoy import Envoy, running_envoy
 from gateway.load import load
@@ -114,7 +115,7 @@ class Rig:
     port: int
     upstreams: Mapping[str, Upstream]
     pickers: Mapping[str, Route]
-    servers: Mapping[str, Sequence[ExtProcServer]]
+    servers: Mapping[str, Sequence[ExtProcServer | GrpcServer]]
     options: TranslateOptions
     failure_mode: str
     app_protocol: str

@@ -1,11 +1,11 @@
-"""`Deadlines` of `epp.extproc.server` alone: who is cancelled when, and whose cancellation it is."""
+"""The deadlines of the grpc server alone: who is cancelled when, and whose cancellation it is."""
 
 import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from epp.extproc.server import Deadlines, Task
+from epp.extproc.grpc_server import Task, TaskDeadlines
 from tests.support.process.waiting import until
 
 
@@ -15,7 +15,7 @@ def me() -> Task:
     return task
 
 
-async def waits(deadlines: Deadlines, then: Callable[[], None] = lambda: None) -> str:
+async def waits(deadlines: TaskDeadlines, then: Callable[[], None] = lambda: None) -> str:
     """Stays inside until it is cancelled; says whether the deadlines did that."""
     deadlines.start(me())
     then()
@@ -31,7 +31,7 @@ async def waits(deadlines: Deadlines, then: Callable[[], None] = lambda: None) -
 
 
 async def test_who_waits_too_long_is_cancelled_and_may_go_on() -> None:
-    deadlines = Deadlines(0.01)
+    deadlines = TaskDeadlines(0.01)
 
     async def twice() -> list[str]:
         return [await waits(deadlines), await waits(deadlines)]
@@ -42,7 +42,7 @@ async def test_who_waits_too_long_is_cancelled_and_may_go_on() -> None:
 
 
 async def test_who_stops_in_time_is_left_alone() -> None:
-    deadlines = Deadlines(0.01)
+    deadlines = TaskDeadlines(0.01)
     deadlines.start(me())
     deadlines.stop(me())
     deadlines.stop(me())
@@ -54,7 +54,7 @@ async def test_who_stops_in_time_is_left_alone() -> None:
 
 
 async def test_a_cancellation_of_somebody_else_stays_one() -> None:
-    deadlines, inside = Deadlines(60), asyncio.Event()
+    deadlines, inside = TaskDeadlines(60), asyncio.Event()
     task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
     task.cancel()
@@ -63,7 +63,7 @@ async def test_a_cancellation_of_somebody_else_stays_one() -> None:
 
 
 async def test_cancelled_by_both_counts_as_cancelled() -> None:
-    deadlines, inside = Deadlines(), asyncio.Event()
+    deadlines, inside = TaskDeadlines(), asyncio.Event()
     task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
     deadlines.end()
@@ -73,7 +73,7 @@ async def test_cancelled_by_both_counts_as_cancelled() -> None:
 
 
 async def test_without_a_time_it_lasts_until_its_end() -> None:
-    deadlines, inside = Deadlines(), asyncio.Event()
+    deadlines, inside = TaskDeadlines(), asyncio.Event()
     task = asyncio.ensure_future(waits(deadlines, inside.set))
     await inside.wait()
     assert not task.done()
@@ -82,7 +82,7 @@ async def test_without_a_time_it_lasts_until_its_end() -> None:
 
 
 async def test_the_timer_rests_when_nobody_waits() -> None:
-    deadlines = Deadlines(0.01)
+    deadlines = TaskDeadlines(0.01)
     deadlines.start(me())
     deadlines.stop(me())
     await until(lambda: deadlines._timer is None)
