@@ -210,7 +210,7 @@ class FailureShares(Producer[FailureShare]):
                 self._good(record, sent, now)
         elif status == 429 or (response.failed and not record.known and self.clock() - record.first < _JOINING):
             self._failed(record, endpoint, sent, _PART)
-        elif response.failed or (not status and self._is_silent(record, request, sent)):
+        elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
             self._failed(record, endpoint, sent, 1.0)
         elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
             record.trying -= 1

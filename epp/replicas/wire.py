@@ -1,0 +1,173 @@
+"""The messages between replicas, in msgpack: one for each decision, first token and end.
+
+A frame is a topic and an `Envelope`. All frames of a replica leave by one socket and arrive in the order they left; what
+a queue had no space for is missing, and seen by the sequence. Topics are what subscribers ask for: `LIVE` goes to all,
+a snapshot to the one that asked for it.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+LIVE: Final = b"L"
+SNAPSHOT: Final = b"S"
+"""Begins the topic of a snapshot: requests in flight and all that plugins know."""
+IN_FLIGHT: Final = b"F"
+"""Begins the topic of a snapshot of the requests in flight alone."""
+TOPIC_BYTES: Final = 17
+"""Of a snapshot's topic: one of the above, the instance that asked, and a number of its own."""
+MAX_FRAME: Final = 1 << 20
+"""Bytes. A larger frame is not sent, and one that arrives ends the connection."""
+VERSION: Final = 1
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One of those below; the tag says which."""
+
+
+class Decided(Message, tag=1):
+    """A request was sent to an endpoint."""
+
+    number: int
+    """Of the sender's own counting: what follows names it."""
+    pool: str
+    """`namespace/name`."""
+    endpoint: str
+    """Its name in the pool."""
+    model: str
+    api: str
+    tokens: int
+    stream: bool
+    sees_answer: bool
+    max_tokens: int | None
+    priority: int
+    states: dict[str, Any]
+    """What plugins share of it: name of the plugin -> its `to_peers`."""
+
+
+class FirstToken(Message, tag=2):
+    number: int
+
+
+class Finished(Message, tag=3):
+    """The request left the endpoint; fields as in `epp.plugin.Response`."""
+
+    number: int
+    status: int
+    served: str
+    complete: bool
+    first_token: bool
+    """The first token was seen."""
+    usage: tuple[int, int, int] | None
+    """Tokens of prompt and answer, and those cached; -1 where not reported."""
+
+
+class Beat(Message, tag=4):
+    """Sent twice a second, so that silence is seen."""
+
+    version: int
+    sent: float
+    """By the sender's clock, in seconds: comes back in `heard`."""
+    heard: dict[int, tuple[float, float]]
+    """Instance -> `sent` of the last beat that came from it, and seconds since it came."""
+    ready: bool
+    """It has joined: it knows what its peers know."""
+    open: int
+    """Requests in flight that it knows of, those of all replicas together."""
+
+
+class Begin(Message, tag=5):
+    """A snapshot begins, with an `Open` for each request in flight."""
+
+    last: int
+    """Number of the last decision before it."""
+
+
+class Open(Message, tag=6):
+    """A request in flight."""
+
+    decided: msgspec.Raw
+    """As sent when it was decided."""
+    first_token: bool
+
+
+class Piece(Message, tag=7):
+    """A part of what a plugin knows."""
+
+    pool: str
+    plugin: str
+    piece: Any
+
+
+class Opened(Message, tag=10):
+    """All requests in flight were named."""
+
+    requests: int
+    """So many `Open` were sent; fewer arrived if a queue was full."""
+
+
+class End(Message, tag=8):
+    """The snapshot is complete."""
+
+    pieces: int
+    """So many `Piece` were sent; fewer arrived if a queue was full."""
+
+
+class Leaving(Message, tag=9):
+    """The replica ends in good order: it will be silent, and nothing of it is in flight."""
+
+
+AnyMessage = Decided | FirstToken | Finished | Beat | Begin | Open | Opened | Piece | End | Leaving
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """`sender` is the instance, a random number for each start of a process; `sequence` counts its live frames."""
+
+    sender: int
+    sequence: int
+    message: AnyMessage
+
+
+class _Encoded(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    sender: int
+    sequence: int
+    message: msgspec.Raw
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_envelopes: Final = msgspec.msgpack.Decoder(Envelope)
+_decisions: Final = msgspec.msgpack.Decoder(Decided)
+
+
+class MalformedFrame(ValueError):
+    """What came is no frame of ours. `str()` says why."""
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def frame(topic: bytes, sender: int, sequence: int, message: bytes) -> bytes:
+    """A whole frame around an encoded message."""
+    return topic + _encoder.encode(_Encoded(sender, sequence, msgspec.Raw(message)))
+
+
+def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:
+    """What `frame` made, its topic being so long. Raises MalformedFrame."""
+    try:
+        return _envelopes.decode(memoryview(data)[topic_bytes:])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedFrame(str(error)) from None
+
+
+def decode_decided(raw: msgspec.Raw) -> Decided:
+    """What an `Open` holds. Raises MalformedFrame."""
+    try:
+        return _decisions.decode(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedFrame(str(error)) from None
+
+
+def topic_of(kind: bytes, instance: int, number: int) -> bytes:
+    """The topic of a snapshot that `instance` asks for."""
+    return kind + instance.to_bytes(8, "little") + number.to_bytes(8, "little")
