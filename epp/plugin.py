@@ -28,13 +28,13 @@ over: it is not started again, and `run` goes on.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from epp.parsing.request import Api, Request, Response, Usage
+from epp.parsing.request import Api, Request, Response, Slot, Usage
 from epp.pool.store import Endpoint, Load
 from epp.telemetry.series import KvEventFigures
 
@@ -62,6 +62,7 @@ __all__ = [
     "RunProfile",
     "Scorer",
     "Services",
+    "Slot",
     "Usage",
     "least",
     "most",
@@ -168,6 +169,8 @@ class Services:
     """A lasting degradation of this reason is over, as far as this plugin knows."""
     wall_clock: Callable[[], float]
     """Seconds since the epoch: for people and for what others' clocks say, never for a decision."""
+    instead: Mapping[type[Any], Callable[..., Any]] = field(default_factory=dict)
+    """What a plugin makes in place of a class it would use to reach outside; a replay has its own for virtual time."""
 
 
 # --- the contract ---------------------------------------------------------------------------------------------------
@@ -185,8 +188,8 @@ class Plugin:
     random: Random = Random()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A plugin equals itself alone, so it can be a key of `Request.notes` whatever a decorator makes of its class:
-        `@dataclass` leaves alone what a class has, and would else compare fields and forbid hashing.
+        """A plugin equals itself alone, whatever a decorator makes of its class: `@dataclass` leaves alone what a class
+        has, and would else compare fields and forbid hashing.
         """
         super().__init_subclass__(**options)
         for method in ("__eq__", "__hash__"):
@@ -313,8 +316,11 @@ class Producer(Plugin, ABC, Generic[S]):
 
     produces: ClassVar[type[Any]]
 
-    async def prepare(self, request: Request) -> None:
-        """What can be found out without looking at endpoints (hashes, tokens); may wait. Keep it in `request.notes`."""
+    async def prepare(self, request: Request) -> int | None:
+        """What can be found out without looking at endpoints (hashes, tokens); may wait. Keep it in a `Slot`.
+
+        Returns the prompt's length in tokens where it became known: from then on `request.tokens` says it. Else None.
+        """
 
     @abstractmethod
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, S]:

@@ -172,7 +172,7 @@ class RequestScope:
             if router.pool.is_new:
                 await router.pool.first_state(NEW_POOL_SECONDS)
             request, body = router.parser.parse(raw)
-            await scheduler.prepare(request)
+            request = await scheduler.prepare(request)
             # From here on nothing waits: what was seen when choosing is still true when accounting.
             subset = raw.subset if router.honour_subset else None
             endpoints = router.pool.candidates(subset)
@@ -187,7 +187,7 @@ class RequestScope:
         self._routed = self.routed(decision, body, scheduler, router.pool, router.clock)
         try:
             router.observer.decided(decision, complete_at)
-            request.sent()
+            scheduler.forwarded(decision)
         except BaseException:
             self._end()
             raise

@@ -73,8 +73,7 @@ def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) ->
     for plugin in pipeline.plugins:
         plugin.start(services(endpoints))
     scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise)
-    asyncio.run(scheduler.prepare(request))
-    return scheduler.choose(request, endpoints)
+    return scheduler.choose(asyncio.run(scheduler.prepare(request)), endpoints)
 
 
 def _raise(plugin: str, error: Exception) -> None:

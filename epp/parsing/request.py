@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -10,6 +11,7 @@ if TYPE_CHECKING:  # the map's keys are endpoints, which live one floor up: name
     from epp.pool.store import Endpoint
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 LONGEST_SALT: Final = 128
 """Characters of a cache salt that are kept as they are. vLLM advises 43: 256 bits in base64."""
@@ -29,6 +31,7 @@ Api = Literal["chat", "completions", "responses", "embeddings", "messages", "oth
 """Which wire format the body has; `other` is routed by load alone."""
 
 NO_HEADERS: Mapping[str, str] = {}
+NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
 
 class RawRequest(msgspec.Struct, frozen=True, eq=False):
@@ -53,9 +56,10 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     `prompt` is the raw JSON (or text) whose *prefix* the engine's KV cache shares between requests, in the order the
     engine reads it: tools or system first, then the messages. `tokens` estimates its length in tokens.
 
+    It never changes; what becomes known later is in a new object, so a hook may get another one than the hook before.
     `prompt` and `body` are there up to the pick and its `on_picked`, and empty afterwards (also for the `on_picked` of
     a request that a retry moved): answers take long, and the prompts of all requests in flight would fill the memory.
-    What a plugin needs of them later it keeps in `notes`.
+    What a plugin needs of a request later it keeps in a `Slot`.
     """
 
     id: str
@@ -80,19 +84,10 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Another replica picked for it and said so: of it are known model, API, tokens and what plugins share, no more."""
     opaque: str = ""
     """Why a body whose path promises JSON was not read (api `other`); empty = it was, or promised nothing."""
-    signals: dict[type[Any], Mapping["Endpoint", Any]] = msgspec.field(default_factory=dict)
-    """Facts about (request, endpoint), by type; filled by producers just before the pick. Read through `signal`."""
-    notes: dict[object, Any] = msgspec.field(default_factory=dict)
-    """Scratch space for what a plugin keeps between its own hooks, under a key of its own (itself, or its class)."""
-
-    def counted(self, tokens: int) -> None:
-        """The prompt's length became known: it replaces the estimate, for all who look later."""
-        msgspec.structs.force_setattr(self, "tokens", tokens)
-
-    def sent(self) -> None:
-        """It was forwarded: let go of what may be large."""
-        msgspec.structs.force_setattr(self, "prompt", b"")
-        msgspec.structs.force_setattr(self, "body", b"")
+    signals: Mapping[type[Any], Mapping["Endpoint", Any]] = NO_SIGNALS
+    """Facts about (request, endpoint), by type; found by producers just before the pick. Read through `signal`."""
+    kept: dict["Slot[Any]", Any] = msgspec.field(default_factory=dict)
+    """Values of slots. Read and written by `Slot` alone."""
 
     def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
         """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""
@@ -104,6 +99,36 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             if (value := self.headers.get(name)) is not None:
                 return value
         return None
+
+
+class Slot(Generic[T]):
+    """What a plugin keeps of each request between its hooks: one value for a request, which the slot's holder reaches.
+
+    A plugin makes its slots in `__init__`, or as dataclass fields by `field(default_factory=Slot, init=False)`: never
+    in the class body, where all plugins of the class would share it. A slot's values end with their requests.
+    """
+
+    __slots__ = ()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        raise TypeError(
+            f"{owner.__name__}.{name}: a Slot belongs to one plugin; make it by field(default_factory=Slot)"
+        )
+
+    def get(self, request: Request) -> T | None:
+        """Its value for `request`; None if there is none."""
+        value: T | None = request.kept.get(self)
+        return value
+
+    def set(self, request: Request, value: T) -> T:
+        """Keep `value` for `request`, in place of the one before; returns it."""
+        request.kept[self] = value
+        return value
+
+    def take(self, request: Request) -> T | None:
+        """Its value for `request`, which is forgotten; None if there is none."""
+        value: T | None = request.kept.pop(self, None)
+        return value
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -6,13 +6,14 @@ writing to the engines this knows as much as KV events would (`tests/epp/prefix/
 to it).
 """
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response
-from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, seed_of
-from epp.prefix.shadow_cache import Pin, ShadowCache
+from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response, Slot
+from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
+from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
 
 _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""
@@ -20,13 +21,16 @@ _SMALLEST_BLOCK: Final = 64
 """Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
 _SEGMENT_BYTES: Final = 260
 """Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
+_EMPTY: Final[Sequence[int]] = ()
+_PIECE: Final = 1024
+"""Blocks in a piece of a snapshot: 8 KB, taken in within a millisecond or two."""
 _ANSWER_TOKENS: Final = 256.0
 """Length of an answer before any was seen: about the mean of published chat traces."""
 _ANSWER_WEIGHT: Final = 0.02
 """Of one more answer in the running mean: the last fifty or so count."""
 
 
-class _Note:
+class _Prompt:
     """What is kept of a request between hooks."""
 
     __slots__ = ("bytes_per_token", "chain", "pins")
@@ -38,13 +42,8 @@ class _Note:
 
 
 @dataclass(eq=False)
-class ApproximatePrefixCache(Producer[PrefixMatch]):
-    """How much of a prompt each endpoint holds, by our own account (llm-d: approx-prefix-cache-producer).
-
-    The parameters are llm-d's. Blocks are ours: 256 bytes, 1 KB beyond 16 KB of prompt, whatever `block_size_tokens`
-    says; it means the engine's block size here, the unit of its memory. `PrefixMatch.blocks` counts blocks of 256
-    bytes, so that its share is a share of the prompt.
-    """
+class PrefixCache(Producer[PrefixMatch]):
+    """A producer that keeps a shadow of each endpoint's KV cache: its parameters, which are llm-d's but the last."""
 
     produces: ClassVar[type[Any]] = PrefixMatch
 
@@ -62,9 +61,6 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
     """Bound on memory: blocks remembered, summed over endpoints, at 110 to 400 bytes. Beyond it prompts are forgotten
     early. Covers 250 endpoints of the default capacity when all prompts are short."""
 
-    index: PrefixIndex = field(init=False)
-    shadows: dict[Endpoint, ShadowCache] = field(default_factory=dict, init=False)
-
     def __post_init__(self) -> None:
         for name, least in (
             ("block_size_tokens", 1),
@@ -75,23 +71,49 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         ):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name}: {value}, expected at least {least}")
+
+    @property
+    @abstractmethod
+    def approximate(self) -> "ApproximatePrefixCache":
+        """What holds the shadows."""
+
+
+@dataclass(eq=False)
+class ApproximatePrefixCache(PrefixCache):
+    """How much of a prompt each endpoint holds, by our own account (llm-d: approx-prefix-cache-producer).
+
+    The parameters are llm-d's. Blocks are ours: 256 bytes, 1 KB beyond 16 KB of prompt, whatever `block_size_tokens`
+    says; it means the engine's block size here, the unit of its memory. `PrefixMatch.blocks` counts blocks of 256
+    bytes, so that its share is a share of the prompt.
+    """
+
+    index: PrefixIndex = field(init=False)
+    shadows: dict[Endpoint, ShadowCache] = field(default_factory=dict, init=False)
+    _prompts: Slot[_Prompt] = field(default_factory=Slot, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.index = PrefixIndex(self.max_blocks)
-        self._longest = self.max_prefix_tokens_to_match or self.max_prefix_blocks_to_match * max(
+        self.longest = self.max_prefix_tokens_to_match or self.max_prefix_blocks_to_match * max(
             _SMALLEST_BLOCK, self.block_size_tokens
         )
         self.answer = _ANSWER_TOKENS
         """Tokens of an answer, in the mean of those seen lately."""
         self._sees_status = False
 
+    @property
+    def approximate(self) -> "ApproximatePrefixCache":
+        return self
+
     async def prepare(self, request: Request) -> None:
         size = len(request.prompt)
         per_token = size / request.tokens if size and request.tokens else _BYTES_PER_TOKEN
         seed = seed_of(request.model, request.salt)
-        request.notes[self] = _Note(chain_of(request.prompt, seed, int(self._longest * per_token)), per_token)
+        self._prompts.set(request, _Prompt(chain_of(request.prompt, seed, int(self.longest * per_token)), per_token))
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
-        note: _Note = request.notes[self]
-        chain, per_token, tokens, holders = note.chain, note.bytes_per_token, request.tokens, self.index.holders
+        prompt = self._prompt(request)
+        chain, per_token, tokens, holders = prompt.chain, prompt.bytes_per_token, request.tokens, self.index.holders
         total = bytes_at(len(chain)) // SHORT
         matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
         for depth, mask in self.index.match(chain):
@@ -117,13 +139,15 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
 
     def chain(self, request: Request) -> Sequence[int]:
         """Blocks of a prepared request's prompt."""
-        note: _Note | None = request.notes.get(self)
-        return note.chain if note is not None else ()
+        return self._prompt(request).chain
+
+    def _prompt(self, request: Request) -> _Prompt:
+        return self._prompts.get(request) or _Prompt([], _BYTES_PER_TOKEN)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        note: _Note = request.notes[self]
-        if endpoint not in note.pins:
-            note.pins[endpoint] = self.shadow(endpoint).pin(note.chain, request.tokens, note.bytes_per_token)
+        prompt = self._prompts.get(request)
+        if prompt is not None and endpoint not in prompt.pins:
+            prompt.pins[endpoint] = self.shadow(endpoint).pin(prompt.chain, request.tokens, prompt.bytes_per_token)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """Release what was pinned, if the engine can hold it.
@@ -136,19 +160,20 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         if usage is not None and usage.completion >= 0:
             self.answer += _ANSWER_WEIGHT * (usage.completion - self.answer)
         self._sees_status = self._sees_status or response.status > 0
-        pin = request.notes[self].pins.pop(endpoint, None)
+        pin = self._prompt(request).pins.pop(endpoint, None)
         shadow = self.shadows.get(endpoint)
         if pin is None or shadow is None:
             return
-        if self._was_computed(endpoint, response):
+        if self.was_computed(endpoint, response):
             shadow.release(pin, self._generated(request, response))
         else:
             shadow.abandon(pin)
 
-    def _was_computed(self, endpoint: Endpoint, response: Response) -> bool:
+    def was_computed(self, endpoint: Endpoint, response: Response) -> bool:
+        """Whether the engine can hold the prompt of a request that ended: it has produced a token of the answer."""
         if response.status >= 300 or (response.served and response.served != endpoint.address):
             return False
-        if response.first_token_at is not None or (not response.status and not self._sees_status):
+        if response.lost or response.first_token_at is not None or (not response.status and not self._sees_status):
             return True
         return response.status >= 200
 
@@ -163,6 +188,41 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         if (shadow := self.shadows.pop(endpoint, None)) is not None:
             shadow.forget()
 
+    def to_peers(self, request: Request) -> Any:
+        prompt = self._prompt(request)
+        return prompt.bytes_per_token, packed(prompt.chain)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        per_token, chain = state or (_BYTES_PER_TOKEN, b"")
+        self._prompts.set(request, _Prompt(unpacked(chain), per_token))
+
+    def snapshot(self) -> Iterator[Any]:
+        """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes
+        a token] ...], unused longest first.
+        """
+        for endpoint, shadow in list(self.shadows.items()):
+            entries: list[tuple[int, int, bytes, float]] = []
+            blocks, before = 0, _EMPTY
+            for tokens, chain, per_token in list(shadow.remembered()):
+                shared = _common(before, chain)
+                entries.append((tokens, shared, packed(chain[shared:]), per_token))
+                blocks, before = blocks + 1 + len(chain) - shared, chain
+                if blocks >= _PIECE:
+                    yield endpoint.name, entries
+                    entries, blocks, before = [], 0, _EMPTY
+            if entries:
+                yield endpoint.name, entries
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        name, entries = piece
+        if (endpoint := endpoints.get(name)) is None:
+            return
+        shadow = self.shadow(endpoint)
+        chain: list[int] = []
+        for tokens, shared, blocks, per_token in entries:
+            chain = chain[:shared] + unpacked(blocks)
+            shadow.restore(Remembered(tokens, chain, per_token))
+
     def statistics(self) -> Mapping[str, float]:
         shadows = self.shadows.values()
         return {
@@ -176,14 +236,26 @@ class ApproximatePrefixCache(Producer[PrefixMatch]):
         }
 
 
+def _common(chain: Sequence[int], other: Sequence[int]) -> int:
+    """Blocks that two chains share. A hash covers all before it, so where one is equal all before it are."""
+    low, high = 0, min(len(chain), len(other))
+    while low < high:
+        middle = (low + high) >> 1
+        if chain[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 class ApproximateCacheRoom(Producer[CacheRoom]):
     """Each endpoint's KV memory as our own requests use it: the other half of what the shadow caches know."""
 
     produces: ClassVar[type[Any]] = CacheRoom
-    companion_of: ClassVar[type[ApproximatePrefixCache]] = ApproximatePrefixCache
+    companion_of: ClassVar[type[Any]] = PrefixCache
 
-    def __init__(self, cache: ApproximatePrefixCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PrefixCache) -> None:
+        self._cache = cache.approximate
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, CacheRoom]:
         cache, tokens = self._cache, request.tokens

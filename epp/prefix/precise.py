@@ -6,22 +6,24 @@ burst that is a second too late. Hence two accounts: what engines said (`enginec
 of both says.
 
 Where no events of an endpoint come, or a prompt's tokens are not known in time, the approximate producer answers, which
-this one is beside all else: it sees every pick, so it knows what it would know alone.
+this one holds: it sees every pick, so it knows what it would know alone.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final
 
-from epp.plugin import Endpoint, KvEventFigures, NoTokens, PrefixMatch, Request, Response, Services
-from epp.prefix.approximate import ApproximatePrefixCache
+from msgspec.structs import replace
+
+from epp.plugin import Endpoint, KvEventFigures, NoTokens, PrefixMatch, Request, Response, Services, Slot
+from epp.prefix.approximate import ApproximatePrefixCache, PrefixCache
 from epp.prefix.events.engine_cache import EndpointKvState, KvEventIndex
 from epp.prefix.events.sources import KvEvents
 from epp.prefix.events.subscriber import Subscribers
-from epp.prefix.index import PrefixIndex
+from epp.prefix.index import PrefixIndex, packed, unpacked
 from epp.prefix.lmcache.directory import Held
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
 from epp.prefix.shadow_cache import Pin, ShadowCache
@@ -33,6 +35,8 @@ _SILENCE: Final = 5.0
 clearings were seen to wait 1.6 s on an idle engine."""
 
 
+_MOST_SENT: Final = 1 << 14
+"""Blocks of a prompt that other replicas are told of: 128 KB."""
 _MOST_LINKS: Final = 1 << 16
 """Blocks of a prompt that are looked up: a million tokens in blocks of 16. Making so many links takes some 10 ms."""
 
@@ -68,8 +72,21 @@ class _Read:
         self.pins: dict[Endpoint, _Sent] = {}
         self._chains: dict[int, list[int]] = {}
 
+    @classmethod
+    def of_peer(cls, tokens: int, size: int, links: list[int]) -> "_Read":
+        """Of another replica's request, of which its chain in blocks of `size` tokens is all that is known."""
+        read = cls((), 0, "", "")
+        read.length = tokens
+        read._chains[size] = links
+        return read
+
+    def sent(self) -> tuple[int, list[int]]:
+        """Block size and chain by which the request was put on account, at the endpoint it was given to last."""
+        size = next((sent.size for sent in reversed(self.pins.values())), 0)
+        return size, self.chain(size) if size > 0 else []
+
     def chain(self, size: int) -> list[int]:
-        """Links of its full blocks of `size` tokens."""
+        """Links of its full blocks of `size` tokens. Of another replica's request they are known for one size only."""
         chain = self._chains.get(size)
         if chain is None:
             ids = self.ids if len(self.ids) <= size * _MOST_LINKS else self.ids[: size * _MOST_LINKS]
@@ -94,7 +111,7 @@ class _Sent:
 
 
 @dataclass(eq=False)
-class PrecisePrefixCache(ApproximatePrefixCache):
+class PrecisePrefixCache(PrefixCache):
     """How much of a prompt each endpoint holds, by its own word (llm-d: precise-prefix-cache-producer).
 
     Parameters are llm-d's, those of the approximate producer, for where it has to answer, and a bound of ours.
@@ -120,12 +137,15 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        same = {each.name: getattr(self, each.name) for each in fields(PrefixCache)}
+        self._approximate = ApproximatePrefixCache(**same)
         if self.max_event_blocks < 1:
             raise ValueError(f"max_event_blocks: {self.max_event_blocks}, expected at least 1")
         self.kv_index = KvEventIndex(self.max_event_blocks)
         self.kv_index.on_emptied = self._emptied
         if self.lmcache.coordinator:
             self.tiers = Tiers(self.lmcache, lambda: self.clock())
+        self._reads = Slot[_Read]()
         self._in_flight = PrefixIndex(self.max_blocks)
         self._pinned: dict[Endpoint, ShadowCache] = {}
         self._lingering: deque[tuple[float, Endpoint, Pin]] = deque()
@@ -134,11 +154,17 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         self._doubted: dict[Endpoint, Trust] = {}
         """Those of them below 1."""
         self._tokens: Callable[[Request], Awaitable[Sequence[int]]] = _no_tokens
-        self._report: Callable[[str, str], None] = _untold
-        """Told of each request that is answered approximately, in part or at all."""
+        self._report: Callable[[str, str], None] = _unreported
+        """Called for each request that is answered approximately, in part or at all."""
 
     def start(self, services: Services) -> None:
         self._tokens, self._report = services.tokens, services.degraded
+        if (tiers := services.instead.get(Tiers)) is not None:
+            self.tiers = tiers(self.lmcache, lambda: self.clock())
+
+    @property
+    def approximate(self) -> ApproximatePrefixCache:
+        return self._approximate
 
     async def run(self, services: Services) -> None:
         """Listen to the engines' events, and to LMCache's coordinator where there is one."""
@@ -147,7 +173,8 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             if self.tiers is not None:
                 group.create_task(self.tiers.run(services.degraded))
 
-    async def prepare(self, request: Request) -> None:
+    async def prepare(self, request: Request) -> int | None:
+        known: int | None = None
         reason = "" if request.api != "other" else "unsupported"
         if not reason and self.kv_index.heard:
             try:
@@ -157,29 +184,31 @@ class PrecisePrefixCache(ApproximatePrefixCache):
             except Exception:  # a source's own fault costs this request its precision, no more
                 reason = "failed"
             else:
-                request.counted(len(ids))
+                known = len(ids)
+                request = replace(request, tokens=known)
                 adapter = request.model if request.model in self.kv_index.adapters else ""
-                read = request.notes[self.kv_index] = _Read(ids, self._longest, adapter, request.salt)
+                read = self._reads.set(request, _Read(ids, self._approximate.longest, adapter, request.salt))
                 if self.tiers is not None:
                     read.chunks = await self.tiers.names(read.ids, request.salt)
         if reason:
             self._report(f"approximate-{reason}", request.model[:100])
-        await super().prepare(request)
+        await self._approximate.prepare(request)
+        return known
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
         self._let_go()
-        read: _Read | None = request.notes.get(self.kv_index)
+        read = self._reads.get(request)
         if read is None:
             if not self.kv_index.heard:
                 self._report("approximate-events", "no endpoint's events are heard")
-            return super().produce(request, endpoints)
+            return self._approximate.produce(request, endpoints)
         sizes, unheard = self._sizes(endpoints)
         matches: dict[Endpoint, PrefixMatch] = {}
         for size, heard in sizes.items():
             self._match(read, size, heard, matches)
         if unheard:
             read.unheard = unheard
-            matches.update((e, m) for e, m in super().produce(request, unheard).items() if e not in matches)
+            matches.update((e, m) for e, m in self._approximate.produce(request, unheard).items() if e not in matches)
         if self.tiers is not None and (runs := self.tiers.held(read.chunks)):
             self._add_tiers(self.tiers, runs, read, matches)
         return matches
@@ -271,8 +300,8 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         return ends
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        super().on_picked(request, endpoint)
-        read: _Read | None = request.notes.get(self.kv_index)
+        self._approximate.on_picked(request, endpoint)
+        read = self._reads.get(request)
         if read is None or endpoint in read.pins:
             return
         size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
@@ -287,18 +316,18 @@ class PrecisePrefixCache(ApproximatePrefixCache):
                 shadow = self._pinned[endpoint] = ShadowCache(endpoint, self._in_flight, 0, 1)
             pin = shadow.pin(read.chain(size), 0, 1.0)
         read.pins[endpoint] = _Sent(pin, predicted, size)
-        if self.tiers is not None:
+        if self.tiers is not None and not request.elsewhere:
             self.tiers.picked(endpoint, read.l2.get(endpoint, 0), read.ids, read.salt)
         if predicted >= 0:
             self._trust_in(endpoint).sent(predicted, endpoint.load)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        super().on_finished(request, endpoint, response)
-        read: _Read | None = request.notes.get(self.kv_index)
+        self._approximate.on_finished(request, endpoint, response)
+        read = self._reads.get(request)
         sent = read.pins.pop(endpoint, None) if read is not None else None
         if read is None or sent is None:
             return
-        computed = self._was_computed(endpoint, response)
+        computed = self._approximate.was_computed(endpoint, response)
         if sent.predicted >= 0 and endpoint in self._trust:
             usage = response.usage
             trust = self._trust[endpoint]
@@ -320,6 +349,25 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         if kv_state.awaited is None and not self._said(kv_state, read.chain(sent.size)):
             kv_state.awaited = now
 
+    def to_peers(self, request: Request) -> Any:
+        """The approximate state, block size and links; no more of them than fit into a message."""
+        read = self._reads.get(request)
+        size, links = read.sent() if read is not None else (0, [])
+        return self._approximate.to_peers(request), size, packed(links[:_MOST_SENT])
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        approximate, size, links = state or (None, 0, b"")
+        self._approximate.from_peer(request, approximate)
+        if size > 0:
+            self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
+
+    def snapshot(self) -> Iterator[Any]:
+        """What is known without events. What engines said, every replica hears itself."""
+        return self._approximate.snapshot()
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        self._approximate.restore(piece, endpoints)
+
     def _said(self, kv_state: EndpointKvState, chain: list[int]) -> bool:
         """Whether an endpoint's events speak of a whole chain already."""
         index = self.kv_index.indexes["device"]
@@ -327,7 +375,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         return any(index.depth(chain, tier.bit) == len(chain) for tier in tiers) or not chain
 
     def on_removed(self, endpoint: Endpoint) -> None:
-        super().on_removed(endpoint)
+        self._approximate.on_removed(endpoint)
         self.kv_index.leave(endpoint)
         self._trust.pop(endpoint, None)
         self._doubted.pop(endpoint, None)
@@ -337,7 +385,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
 
     def _emptied(self, endpoint: Endpoint) -> None:
         """What is not in flight there is gone, whatever we would have thought without events."""
-        if (shadow := self.shadows.get(endpoint)) is not None:
+        if (shadow := self._approximate.shadows.get(endpoint)) is not None:
             capacity, page = shadow.capacity, shadow.page
             shadow.resize(0, page)
             shadow.resize(capacity, page)
@@ -363,7 +411,7 @@ class PrecisePrefixCache(ApproximatePrefixCache):
     def statistics(self) -> Mapping[str, float]:
         self._let_go()
         return {
-            **super().statistics(),
+            **self._approximate.statistics(),
             "event_blocks": self.kv_index.budget.used,
             "event_blocks_waiting": self.kv_index.waiting,
             "event_bytes": self.kv_index.bytes,
@@ -382,8 +430,8 @@ class PrecisePrefixCache(ApproximatePrefixCache):
         return KvEventFigures(rows, dict(self.kv_index.counts))
 
 
-def _untold(reason: str, detail: str) -> None:
-    """Before its life has begun nobody is told."""
+def _unreported(reason: str, detail: str) -> None:
+    """Before its life has begun there is nothing to report to."""
 
 
 async def _no_tokens(request: Request) -> Sequence[int]:

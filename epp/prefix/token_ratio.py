@@ -4,10 +4,10 @@ It is learned from answers where the gateway shows them, else from the engines' 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from epp.plugin import Endpoint, Load, Plugin, Request, Response
+from epp.plugin import Endpoint, Load, Plugin, Request, Response, Slot
 
 DEFAULT_RATIO: Final = 4.0
 """Bytes a token until something was learned: English text with common BPE vocabularies."""
@@ -42,6 +42,22 @@ class TokenRatio:
             return DEFAULT_RATIO
         return sums[0] / sums[1]
 
+    def learner(self) -> Plugin:
+        """A plugin that watches the requests of one pool and learns from them."""
+        return LearnTokens(self.observe, self)
+
+    def learned(self) -> list[tuple[str, float, float]]:
+        """(model, smoothed bytes, their tokens) of each, used least recently first."""
+        return [(model, *sums) for model, sums in self._seen.items()]
+
+    def restore(self, learned: Sequence[tuple[str, float, float]]) -> None:
+        """Take over what another has learned, of models of which nothing is known here. ValueError if it cannot be."""
+        for model, nbytes, tokens in learned:
+            if not (tokens > 0 and _LEAST <= nbytes / tokens <= _MOST):
+                raise ValueError(f"{nbytes} bytes are not {tokens} tokens")
+            if model not in self._seen and len(self._seen) < self._limit:
+                self._seen[model] = nbytes, tokens
+
     def observe(self, model: str, nbytes: int, tokens: int) -> None:
         """Learn from an answer: this prompt had `nbytes` bytes and `tokens` tokens. Implausible pairs are bounded."""
         if nbytes < _FEWEST or tokens <= 0:
@@ -54,6 +70,9 @@ class TokenRatio:
         if len(self._seen) > self._limit:
             self._seen.popitem(last=False)
 
+
+_PIECE: Final = 100
+"""Models in a piece of a snapshot."""
 
 Observe = Callable[[str, int, int], None]
 """Called with (model, bytes of prompts, their tokens)."""
@@ -85,9 +104,13 @@ class LearnTokens(Plugin):
     with several models or one that failed, says nothing.
     """
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: Observe, ratios: TokenRatio | None = None) -> None:
+        """`ratios`: what other replicas are told of, and take over."""
         self._observe = observe
+        self._ratios = ratios
         self._windows: dict[Endpoint, _Window] = {}
+        self._bytes = Slot[int]()
+        """Length of a request's prompt."""
         self._from_answers = 0
         self._from_counters = 0
 
@@ -95,14 +118,14 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         window = self._window(endpoint)
-        size = request.notes[self] = len(request.prompt) or request.notes.get(self, 0)
+        size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)
         window.bytes += size
         window.models.add(request.model)
         window.open += 1
         window.peak = max(window.peak, window.open)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        size = request.notes.get(self)
+        size = self._bytes.get(request)
         if size is None:
             return
         window = self._window(endpoint)
@@ -111,6 +134,24 @@ class LearnTokens(Plugin):
         if response.usage is not None and response.usage.prompt > 0:
             self._from_answers += 1
             self._observe(request.model, size, response.usage.prompt)
+
+    def to_peers(self, request: Request) -> Any:
+        """Bytes of the prompt."""
+        return self._bytes.get(request)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        if state is not None:
+            self._bytes.set(request, int(state))
+
+    def snapshot(self) -> Iterator[Any]:
+        """The ratios learned: [model, bytes, tokens] ..., used least recently first."""
+        learned = self._ratios.learned() if self._ratios is not None else []
+        for start in range(0, len(learned), _PIECE):
+            yield learned[start : start + _PIECE]
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        if self._ratios is not None:
+            self._ratios.restore(piece)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self._windows.pop(endpoint, None)

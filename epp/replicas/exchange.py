@@ -1,11 +1,11 @@
 """`Exchange`: what this replica tells its peers and takes from them. No sockets and no clock of its own.
 
-Each replica counts its frames, so a peer sees what is missing and asks for a snapshot: the requests in flight first, and
-then what plugins know, piece by piece between the live frames. All come by one connection in the order they were sent,
-so nothing is known twice and nothing falls between the snapshot and what follows it.
+Each replica counts its frames, so a peer sees what is missing and asks for a snapshot: the requests in flight first,
+and then what plugins know, piece by piece between the live frames. All come by one connection in the order they were
+sent, so nothing is known twice and nothing falls between the snapshot and what follows it.
 
-A peer that is silent for `SILENT` seconds counts as gone: its requests in flight fade within `FADE` seconds, oldest first,
-as if they had ended. If it was only stalled, its next frame says so, and those in flight are asked for anew.
+A peer that is silent for `SILENT` seconds counts as gone: its requests in flight fade within `FADE` seconds, oldest
+first, as if they had ended. If it was only stalled, its next frame says so, and those in flight are asked for anew.
 """
 
 import logging
@@ -19,7 +19,7 @@ import msgspec
 from epp.plugin import Endpoint, Request, Response, Usage
 from epp.replicas import wire
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("warmpath")
 
 BEAT: Final = 0.5
 """Seconds from one beat to the next."""
@@ -136,7 +136,6 @@ class Exchange:
     def __init__(
         self,
         instance: int,
-        pools: Sequence[SharedPool],
         link: Link,
         clock: Callable[[], float],
         degraded: Report,
@@ -150,7 +149,7 @@ class Exchange:
         """Decisions that were too large for a frame."""
         self.strangers = 0
         """Decisions of endpoints or pools that are not known here."""
-        self._pools = {pool.name: pool for pool in pools}
+        self._pools: dict[str, SharedPool] = {}
         self._names: dict[str, tuple[Sequence[Endpoint], dict[str, Endpoint]]] = {}
         """Of each pool, its endpoints when they were looked at last, and these by name."""
         self._link = link
@@ -168,17 +167,16 @@ class Exchange:
         self._fading: list[tuple[float, Adopted]] = []
         """Requests of instances that are gone for good, and when they count as ended."""
 
+    def add_pool(self, pool: SharedPool) -> None:
+        """To be called for each pool before the first request."""
+        self._pools[pool.name] = pool
+
     # --- our own requests -------------------------------------------------------------------------------------------
 
     def decided(self, pool: str, request: Request, endpoint: Endpoint, states: dict[str, Any]) -> int:
         """A request of our own was sent. Returns its number; 0: it is too large to be told."""
         self._numbers += 1
-        message = wire.encode(
-            wire.Decided(
-                self._numbers, pool, endpoint.name, request.model, request.api, request.tokens, request.stream,
-                request.sees_answer, request.max_tokens, request.priority, states,
-            )
-        )  # fmt: skip
+        message = wire.encode(wire.decided(self._numbers, pool, request, endpoint, states))
         if len(message) > wire.MAX_FRAME // 2:
             self.dropped += 1
             self._degraded("replicas-too-large", f"a decision of {len(message)} bytes")
@@ -233,7 +231,7 @@ class Exchange:
                     yield data
         yield send(topic, wire.End(count))
 
-    def _framed(self, topic: bytes, message: wire.Message) -> bytes:
+    def _framed(self, topic: bytes, message: wire.AnyMessage) -> bytes:
         return wire.frame(topic, self.instance, 0, wire.encode(message))
 
     def _publish(self, message: bytes) -> None:
@@ -280,7 +278,9 @@ class Exchange:
             if peer.sequence >= 0 and envelope.sequence != peer.sequence + 1:
                 peer.gaps += 1
                 peer.wanted = wire.SNAPSHOT
-                self._degraded("replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing")
+                self._degraded(
+                    "replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing"
+                )
             peer.sequence = envelope.sequence
             self._take(peer, envelope.message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
@@ -289,9 +289,7 @@ class Exchange:
     def tick(self) -> None:
         """To be called every `BEAT` seconds: says that we live, and sees who does not."""
         now = self._clock()
-        heard = {
-            peer.instance: (peer.beat[0], now - peer.beat[1]) for peer in self._others() if peer.beat[1]
-        }
+        heard = {peer.instance: (peer.beat[0], now - peer.beat[1]) for peer in self._others() if peer.beat[1]}
         self._publish(wire.encode(wire.Beat(wire.VERSION, now, heard, self.joined, self.open)))
         for peer in self._others():
             if peer.state == "live" and now - peer.heard_at > SILENT:
@@ -378,20 +376,8 @@ class Exchange:
             self.strangers += 1
             peer.open[sent.number] = None
             return
-        request = Request(
-            id="",
-            model=sent.model,
-            asked=sent.model,
-            api=sent.api,
-            tokens=sent.tokens,
-            stream=sent.stream,
-            max_tokens=sent.max_tokens,
-            priority=sent.priority,
-            sees_answer=sent.sees_answer,
-            elsewhere=True,
-        )
         accounts = pool.accounts()
-        peer.open[sent.number] = accounts, accounts.adopt(request, endpoint, sent.states)
+        peer.open[sent.number] = accounts, accounts.adopt(wire.request_of(sent), endpoint, sent.states)
 
     def _endpoints(self, pool: SharedPool) -> Mapping[str, Endpoint]:
         """A pool's endpoints by name."""
@@ -425,8 +411,10 @@ class Exchange:
             if peer.asked_at and peer.snapshots and now - peer.asked_at < _AGAIN:
                 continue
             kind, peer.wanted = peer.wanted, b""
-            if kind == wire.SNAPSHOT and not self.joined and any(
-                each.asked[:1] == wire.SNAPSHOT for each in self._others()
+            if (
+                kind == wire.SNAPSHOT
+                and not self.joined
+                and any(each.asked[:1] == wire.SNAPSHOT for each in self._others())
             ):
                 kind = wire.IN_FLIGHT  # one peer's knowledge is enough
             self._asks += 1

@@ -1,13 +1,15 @@
 """The messages between replicas, in msgpack: one for each decision, first token and end.
 
-A frame is a topic and an `Envelope`. All frames of a replica leave by one socket and arrive in the order they left; what
-a queue had no space for is missing, and seen by the sequence. Topics are what subscribers ask for: `LIVE` goes to all,
-a snapshot to the one that asked for it.
+A frame is a topic and an `Envelope`. All frames of a replica leave by one socket and arrive in the order they left;
+what a queue had no space for is missing, and seen by the sequence. Topics are what subscribers ask for: `LIVE` goes to
+all, a snapshot to the one that asked for it.
 """
 
 from typing import Any, Final
 
 import msgspec
+
+from epp.plugin import Api, Endpoint, Request
 
 LIVE: Final = b"L"
 SNAPSHOT: Final = b"S"
@@ -21,11 +23,7 @@ MAX_FRAME: Final = 1 << 20
 VERSION: Final = 1
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One of those below; the tag says which."""
-
-
-class Decided(Message, tag=1):
+class Decided(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
     """A request was sent to an endpoint."""
 
     number: int
@@ -35,7 +33,7 @@ class Decided(Message, tag=1):
     endpoint: str
     """Its name in the pool."""
     model: str
-    api: str
+    api: Api
     tokens: int
     stream: bool
     sees_answer: bool
@@ -45,11 +43,11 @@ class Decided(Message, tag=1):
     """What plugins share of it: name of the plugin -> its `to_peers`."""
 
 
-class FirstToken(Message, tag=2):
+class FirstToken(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=2):
     number: int
 
 
-class Finished(Message, tag=3):
+class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
     """The request left the endpoint; fields as in `epp.plugin.Response`."""
 
     number: int
@@ -62,7 +60,7 @@ class Finished(Message, tag=3):
     """Tokens of prompt and answer, and those cached; -1 where not reported."""
 
 
-class Beat(Message, tag=4):
+class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=4):
     """Sent twice a second, so that silence is seen."""
 
     version: int
@@ -76,14 +74,14 @@ class Beat(Message, tag=4):
     """Requests in flight that it knows of, those of all replicas together."""
 
 
-class Begin(Message, tag=5):
+class Begin(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=5):
     """A snapshot begins, with an `Open` for each request in flight."""
 
     last: int
     """Number of the last decision before it."""
 
 
-class Open(Message, tag=6):
+class Open(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=6):
     """A request in flight."""
 
     decided: msgspec.Raw
@@ -91,7 +89,7 @@ class Open(Message, tag=6):
     first_token: bool
 
 
-class Piece(Message, tag=7):
+class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=7):
     """A part of what a plugin knows."""
 
     pool: str
@@ -99,21 +97,21 @@ class Piece(Message, tag=7):
     piece: Any
 
 
-class Opened(Message, tag=10):
+class Opened(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=10):
     """All requests in flight were named."""
 
     requests: int
     """So many `Open` were sent; fewer arrived if a queue was full."""
 
 
-class End(Message, tag=8):
+class End(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=8):
     """The snapshot is complete."""
 
     pieces: int
     """So many `Piece` were sent; fewer arrived if a queue was full."""
 
 
-class Leaving(Message, tag=9):
+class Leaving(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=9):
     """The replica ends in good order: it will be silent, and nothing of it is in flight."""
 
 
@@ -143,7 +141,40 @@ class MalformedFrame(ValueError):
     """What came is no frame of ours. `str()` says why."""
 
 
-def encode(message: Message) -> bytes:
+def decided(number: int, pool: str, request: Request, endpoint: Endpoint, states: dict[str, Any]) -> Decided:
+    """What peers are told of a request that was picked here; `states` are what plugins share of it."""
+    return Decided(
+        number,
+        pool,
+        endpoint.name,
+        request.model,
+        request.api,
+        request.tokens,
+        request.stream,
+        request.sees_answer,
+        request.max_tokens,
+        request.priority,
+        states,
+    )
+
+
+def request_of(sent: Decided, identity: str = "") -> Request:
+    """The same as plugins of another replica see it."""
+    return Request(
+        id=identity,
+        model=sent.model,
+        asked=sent.model,
+        api=sent.api,
+        tokens=sent.tokens,
+        stream=sent.stream,
+        max_tokens=sent.max_tokens,
+        priority=sent.priority,
+        sees_answer=sent.sees_answer,
+        elsewhere=True,
+    )
+
+
+def encode(message: AnyMessage) -> bytes:
     return _encoder.encode(message)
 
 

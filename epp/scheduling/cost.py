@@ -36,12 +36,12 @@ too: `residence` is by the clock.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
-from epp.plugin import CacheRoom, Cost, Endpoint, FailureShare, Load, PrefixMatch, Request, Response
+from epp.plugin import CacheRoom, Cost, Endpoint, FailureShare, Load, PrefixMatch, Request, Response, Slot
 from epp.scheduling.failures import ONE
 from epp.scheduling.speeds import Speed, Speeds
 
@@ -273,6 +273,7 @@ class ExpectedTtft(Cost):
     0.5 half as fast. The first that matches counts, and nothing is learned of these endpoints."""
 
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
+    _sent: Slot[dict[Endpoint, _Sent]] = field(default_factory=Slot, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in _ABOVE_0:
@@ -391,12 +392,12 @@ class ExpectedTtft(Cost):
         observed = request.sees_answer and request.stream
         lasts = load + account.speed.factor * work * (1 + crowd)
         sent = _Sent(account, n, round((work + load) * _NS), now, lasts, observed)
-        request.notes.setdefault(self, {})[endpoint] = sent
+        (self._sent.get(request) or self._sent.set(request, {}))[endpoint] = sent
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
-        sent: _Sent | None = request.notes.get(self, {}).get(endpoint)
-        if sent is None or not sent.waiting:
+        where = self._sent.get(request)
+        if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
         before, step = account.pending, self._step(account)
@@ -415,8 +416,8 @@ class ExpectedTtft(Cost):
         return self.step_seconds + decodes + self.step_seconds_per_context_token * account.context
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        sent: _Sent | None = request.notes.get(self, {}).pop(endpoint, None)
-        if sent is None:
+        where = self._sent.get(request)
+        if where is None or (sent := where.pop(endpoint, None)) is None:
             return
         now = self.clock()
         if 200 <= response.status < 300:
@@ -425,6 +426,21 @@ class ExpectedTtft(Cost):
                 sent.account.watched = False
                 sent.account.first_token(sent, now)
         sent.account.end(sent, now)
+
+    def snapshot(self) -> Iterator[Any]:
+        """What was learned: mean seconds in flight, mean tokens, mean work, [endpoint, observations of speed] ..."""
+        yield self._residence, self._tokens, self._work, self._speeds.learned()
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        residence, tokens, work, speeds = piece
+        if not (residence >= _SHORTEST and tokens >= 0 and work >= 0):
+            raise ValueError(f"{residence} s in flight, {tokens} tokens, {work} s of work")
+        now = self.clock()
+        self._residence, self._tokens, self._work = float(residence), float(tokens), float(work)
+        for name, logs in speeds:
+            if (endpoint := endpoints.get(name)) is not None:
+                account = self.accounts.get(endpoint) or self._open(endpoint, now)
+                self._speeds.restore(account.speed, logs, now)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.accounts.pop(endpoint, None)

@@ -19,12 +19,12 @@ What counts, as far as the gateway reports it:
 An answer that breaks after its headers looks to us like a client that went away, so it counts as good.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp2, inf
 from typing import Any, ClassVar, Final
 
-from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services
+from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services, Slot
 
 ONE: Final = 1 / 8
 """Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
@@ -136,6 +136,8 @@ class FailureShares(Producer[FailureShare]):
     """Those of them that failed lately."""
     _picks: int = field(default=0, init=False, repr=False)
     _sees_status: bool = field(default=False, init=False, repr=False)
+    _sent: Slot[tuple[_Record, float]] = field(default_factory=Slot, init=False, repr=False)
+    """The account of the endpoint a request was sent to, and when, until it is known what came of it."""
 
     def start(self, services: Services) -> None:
         self._services = services
@@ -168,7 +170,7 @@ class FailureShares(Producer[FailureShare]):
         elif record.suspended:
             record.tried, record.picks = now, self._picks
             record.trying += 1
-        request.notes[self] = record, now
+        self._sent.set(request, (record, now))
 
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         self._judge(request, endpoint, response)
@@ -195,10 +197,31 @@ class FailureShares(Producer[FailureShare]):
             if record.suspended or record.share_at(now) >= _FORGOTTEN
         }
 
+    def snapshot(self) -> Iterator[Any]:
+        """Of those that failed lately: [endpoint, share, whether it is suspended] ..."""
+        now = self.clock()
+        yield [(each.name, record.share_at(now), record.suspended) for each, record in self._failing.items()]
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        now = self.clock()
+        for name, share, suspended in piece:
+            if (endpoint := endpoints.get(name)) is None or endpoint in self._failing:
+                continue
+            record = self._records.get(endpoint) or self._records.setdefault(endpoint, _Record(now))
+            self._failing[endpoint] = record
+            record.known, record.share, record.at = True, min(max(float(share), 0.0), 1.0), now
+            if suspended:
+                self._suspend(record, endpoint, now)
+
+    def _suspend(self, record: _Record, endpoint: Endpoint, now: float) -> None:
+        record.suspended, record.since, record.trying = True, now, 0
+        record.tried, record.picks = now, self._picks
+        if self._services is not None:
+            self._services.degraded(_FAILING, endpoint.name, lasting=True)
+
     def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """What came of a request, once: at its response headers, or at its end without any."""
-        noted: tuple[_Record, float] | None = request.notes.pop(self, None)
-        if noted is None:
+        if (noted := self._sent.take(request)) is None:
             return
         record, sent = noted
         status = response.status
@@ -244,10 +267,7 @@ class FailureShares(Producer[FailureShare]):
             return
         record.bad += 1
         if not record.suspended and (record.bad >= _IN_A_ROW or record.share >= _SUSPENDED):
-            record.suspended, record.since, record.trying = True, now, 0
-            record.tried, record.picks = now, self._picks
-            if self._services is not None:
-                self._services.degraded(_FAILING, endpoint.name, lasting=True)
+            self._suspend(record, endpoint, now)
 
     def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
         """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at

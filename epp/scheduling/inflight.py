@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from epp.plugin import Endpoint, InFlight, PrefixMatch, Producer, Request, Response
+from epp.plugin import Endpoint, InFlight, PrefixMatch, Producer, Request, Response, Slot
 
 _IDLE = InFlight(0, 0)
 
@@ -28,6 +28,8 @@ class InFlightLoad(Producer[InFlight]):
     output_ratio: float = 1.5
     max_estimated_output_tokens: int | None = None
     _load: dict[Endpoint, InFlight] = field(default_factory=dict, init=False, repr=False)
+    _counted: Slot[tuple[int, int]] = field(default_factory=Slot, init=False, repr=False)
+    """Tokens of its prompt and of its answer that a request counts for."""
 
     def __post_init__(self) -> None:
         if not self.output_ratio >= 0.0:
@@ -44,18 +46,18 @@ class InFlightLoad(Producer[InFlight]):
         match = matches.get(endpoint)
         prompt = max(0, request.tokens - match.tokens) if match is not None else request.tokens
         output = self._output(request) if self.add_estimated_output_tokens else 0
-        request.notes[self] = (prompt, output)
+        self._counted.set(request, (prompt, output))
         requests, tokens = self._load.get(endpoint, _IDLE)
         self._load[endpoint] = InFlight(requests + 1, tokens + prompt + output)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
-        prompt, output = request.notes[self]
-        request.notes[self] = (0, output)
+        prompt, output = self._counted.get(request) or (0, 0)
+        self._counted.set(request, (0, output))
         requests, tokens = self._load[endpoint]
         self._load[endpoint] = InFlight(requests, tokens - prompt)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        prompt, output = request.notes.pop(self)
+        prompt, output = self._counted.take(request) or (0, 0)
         requests, tokens = self._load[endpoint]
         if requests == 1:
             del self._load[endpoint]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import Any
 
+from msgspec.structs import replace
+
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, KvEventFigures, Plugin, Producer, ProfileHandler, Request, Response
@@ -15,6 +17,7 @@ from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed
 from epp.scheduling.shadow import ShadowPolicy
 
 Hooks = list[tuple[str, Callable[..., Any]]]
+_Produce = tuple[str, type[Any], Callable[[Request, Sequence[Endpoint]], Mapping[Endpoint, Any]]]
 
 
 class Scheduler:
@@ -67,24 +70,23 @@ class Scheduler:
         self._open: dict[Decision, bool] = {}
         """Decisions whose accounts are not closed, and whether their first token was seen."""
 
-    async def prepare(self, request: Request) -> None:
-        """What producers can find out without looking at endpoints; may wait."""
+    async def prepare(self, request: Request) -> Request:
+        """What producers can find out without looking at endpoints; may wait. Returns the request to choose for."""
         for name, hook in self._prepare:
             try:
-                await hook(request)
+                tokens = await hook(request)
+                if tokens is not None:
+                    request = replace(request, tokens=tokens)
             except Exception as error:
                 self._on_error(name, error)
+        return request
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
         """Decide among `endpoints` (never empty) and put the request on the chosen one's account, in one step.
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        for name, kind, produce in self._producers:
-            try:
-                request.signals[kind] = produce(request, endpoints)
-            except Exception as error:
-                self._on_error(name, error)
+        request = self._with_signals(request, endpoints, self._producers)
         runs: list[ProfileRun] = []
 
         def run(profile: str) -> Sequence[Endpoint]:
@@ -131,15 +133,15 @@ class Scheduler:
                 hook(request, states.get(name))
             except Exception as error:
                 self._on_error(name, error)
-        for name, kind, produce in self._peer_producers:
-            try:
-                request.signals[kind] = produce(request, (endpoint,))
-            except Exception as error:
-                self._on_error(name, error)
+        request = self._with_signals(request, (endpoint,), self._peer_producers)
         decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
         self._open[decision] = False
         self._call(self._on_picked, request, endpoint)
         return decision
+
+    def forwarded(self, decision: Decision) -> None:
+        """The request is on its way: let go of its prompt and body, which may be large."""
+        decision.request = replace(decision.request, prompt=b"", body=b"")
 
     def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
         """The gateway's retry was served by `endpoint`: the account moves there, and the decision says so.
@@ -227,6 +229,17 @@ class Scheduler:
                 if figures is not None:
                     return figures
         return None
+
+    def _with_signals(self, request: Request, endpoints: Sequence[Endpoint], producers: Sequence[_Produce]) -> Request:
+        """The request with what `producers` find; each sees what those before it found."""
+        signals: dict[type[Any], Mapping[Endpoint, Any]] = {}
+        request = replace(request, signals=signals)
+        for name, kind, produce in producers:
+            try:
+                signals[kind] = produce(request, endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+        return request
 
     def _figures(self, hooks: Hooks) -> dict[str, Any]:
         figures: dict[str, Any] = {}

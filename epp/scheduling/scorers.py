@@ -5,8 +5,9 @@ Scores are 0..1, more is better. "Waiting", "running" and "KV usage" are scraped
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer, least
+from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer, Slot, least
 from epp.scheduling.sessions import SessionAffinity
 
 PREFIX_PRODUCERS = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
@@ -190,6 +191,7 @@ class NoHitLruScorer(Scorer):
     _count: int = field(default=0, init=False, repr=False)
     _last: dict[Endpoint, int] = field(default_factory=dict, init=False, repr=False)
     """When each endpoint took its last cold prompt, longest ago first."""
+    _cold: Slot[bool] = field(default_factory=Slot, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.lru_size < 1:
@@ -198,7 +200,7 @@ class NoHitLruScorer(Scorer):
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         match = request.signal(PrefixMatch)
         cold = not any(match[endpoint].blocks for endpoint in endpoints)
-        request.notes[self] = cold
+        self._cold.set(request, cold)
         if not cold:
             return [0.5] * len(endpoints)
         if len(endpoints) == 1:
@@ -209,8 +211,15 @@ class NoHitLruScorer(Scorer):
             scores[i] = 1.0 - rank / (len(endpoints) - 1)
         return scores
 
+    def to_peers(self, request: Request) -> Any:
+        """Whether no endpoint held anything of its prompt."""
+        return self._cold.get(request) or None
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self._cold.set(request, bool(state))
+
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        if not request.notes.get(self):
+        if not self._cold.get(request):
             return
         self._count += 1
         self._last.pop(endpoint, None)

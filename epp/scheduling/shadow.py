@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from random import Random
 
+from msgspec.structs import replace
+
 from epp.errors import EppError
 from epp.plugin import Cost, Endpoint, Request
 from epp.scheduling.decision import Chain, Comparison, OnError, ProfileRun, name_of
@@ -27,14 +29,11 @@ class ShadowPolicy:
         """None where the request is not in the sample."""
         if self._random.random() >= self._sample:
             return None
-        notes = dict(request.notes)  # a scorer of both profiles has one note of the request: the pick's
+        apart = replace(request, kept=dict(request.kept))  # what a scorer of both profiles keeps is the pick's
         try:
-            run = self._chain.run(request, endpoints, self._on_error)
+            run = self._chain.run(apart, endpoints, self._on_error)
         except EppError:  # reported already, or no endpoint left by its filters
             return Comparison(self._chain.name, False, 0.0, None)
-        finally:
-            request.notes.clear()
-            request.notes.update(notes)
         own = run.picks[0]
         try:
             ours, its = (sum(bill) for bill in self._cost.bill(request, (picked, own)))

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Request, Response
-from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
+from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache, PrefixCache
 from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.wire import decode
 from epp.prefix.index import PrefixIndex
@@ -82,7 +83,7 @@ def match() -> None:
     print(f"64 endpoints at as many different depths of 4096 blocks: {measure(partial(index.match, chain))[0]:.0f} us")
 
 
-def hashed(cache: ApproximatePrefixCache, made: Request) -> None:
+def hashed(cache: PrefixCache, made: Request) -> None:
     """Run `prepare`, which never waits, without an event loop."""
     try:
         cache.prepare(made).send(None)
@@ -131,8 +132,8 @@ def signals() -> None:
                 cache.on_finished(made, endpoint, OK)
         made = prepared(cache, system + draw.randbytes(28_672))
         cache.on_picked(made, endpoints[1])
-        made.signals[PrefixMatch] = cache.produce(made, endpoints)
-        made.signals[CacheRoom] = rooms.produce(made, endpoints)
+        made = replace(made, signals={**made.signals, PrefixMatch: cache.produce(made, endpoints)})
+        made = replace(made, signals={**made.signals, CacheRoom: rooms.produce(made, endpoints)})
         prefixes, _ = measure(partial(cache.produce, made, endpoints))
         room, _ = measure(partial(rooms.produce, made, endpoints))
         bill, _ = measure(partial(cost.bill, made, endpoints))
@@ -170,7 +171,7 @@ def precise() -> None:
             at.append(time.perf_counter())
             cache.produce(made, endpoints)  # once more for the links, which are made when they are needed
             at.append(time.perf_counter())
-            made.signals[PrefixMatch] = cache.produce(made, endpoints)
+            made = replace(made, signals={**made.signals, PrefixMatch: cache.produce(made, endpoints)})
             at.append(time.perf_counter())
             cache.on_picked(made, endpoints[0])
             at.append(time.perf_counter())

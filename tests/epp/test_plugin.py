@@ -23,10 +23,13 @@ from epp.plugin import (
     Request,
     Response,
     Scorer,
+    Services,
+    Slot,
     least,
     most,
     scores_of,
 )
+from epp.testing import services
 
 numbers = st.lists(st.floats(0, 1e9), max_size=20)
 bills = st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), max_size=20)
@@ -101,7 +104,7 @@ async def test_a_plugin_that_overrides_nothing_does_nothing() -> None:
     quiet.on_removed(endpoint)
     assert (quiet.needs, quiet.name, quiet.answer_headers(request, endpoint), quiet.statistics()) == ((), "", {}, {})
     assert quiet.clock() <= quiet.clock()
-    assert request.notes == {}
+    assert request.kept == {}
 
 
 def test_shares_of_a_prompt() -> None:
@@ -125,18 +128,23 @@ def _by_value(cls: type[Scorer]) -> type[Scorer]:
     [lambda cls: cls, dataclass, dataclass(order=True), dataclass(slots=True), dataclass(eq=False), _by_value],
     ids=["plain", "dataclass", "ordered", "slots", "no-eq", "own-eq"],
 )
-def test_a_plugin_of_any_kind_of_class_keeps_notes_under_itself(
+def test_a_plugin_of_any_kind_of_class_keeps_what_is_its_own(
     made_by: Callable[[type[Scorer]], type[Scorer]],
 ) -> None:
     class Kept(Scorer):
         floor: float = 0.1
 
+        def start(self, services: Services) -> None:
+            self.seen = Slot[int]()
+
         def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-            request.notes[self] = len(endpoints)
+            self.seen.set(request, len(endpoints))
             return [0.0] * len(endpoints)
 
     cls = made_by(Kept)
     one, other, request = cls(), cls(), Request(id="1", model="m")
+    for each in (one, other):
+        each.start(services())
     one.score(request, [])
     other.score(request, [Endpoint("a", "10.0.0.1:80")])
-    assert (request.notes[one], request.notes[other]) == (0, 1)
+    assert [each.seen.get(request) for each in (one, other)] == [0, 1]  # type: ignore[attr-defined]

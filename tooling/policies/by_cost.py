@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Response, Scorer, least
+from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Response, Scorer, Slot, least
 from tooling.policies.sent_prompts import chain_of
 
 _CUT: Final = 4
@@ -32,6 +32,7 @@ class DynamoKv(Scorer):
     block_size: int = 16
     _used: dict[Endpoint, Counter[int]] = field(default_factory=dict, init=False, repr=False)
     """Prompts in flight: cuts of them, and how many requests use each."""
+    _chains: Slot[list[int]] = field(default_factory=Slot, init=False, repr=False)
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         load, match, size = request.signal(InFlight), request.signal(PrefixMatch), self.block_size
@@ -44,6 +45,12 @@ class DynamoKv(Scorer):
             blocks = _CUT * (len(used) + sum(cut not in used for cut in cuts))
             costs.append(self.prefill_load_scale * prefill + blocks)
         return least(costs)
+
+    def to_peers(self, request: Request) -> Any:
+        return self._cuts(request)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self._chains.set(request, list(state or ()))
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if cuts := self._cuts(request):
@@ -61,7 +68,8 @@ class DynamoKv(Scorer):
             del self._used[endpoint]
 
     def _cuts(self, request: Request) -> list[int]:
-        return chain_of(request, _CUT * self.block_size * 4)
+        found = self._chains.get(request)
+        return self._chains.set(request, chain_of(request, _CUT * self.block_size * 4)) if found is None else found
 
 
 @dataclass(eq=False)

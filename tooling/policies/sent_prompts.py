@@ -7,19 +7,16 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from epp.plugin import Endpoint, Request
+from epp.plugin import Endpoint, Request, Slot
 
 
 def chain_of(request: Request, size: int) -> list[int]:
-    """Hashes of the prompt's full blocks of `size` bytes, each of all before it too; found once for a request."""
-    key = (SentPrompts, size)
-    found: list[int] | None = request.notes.get(key)
-    if found is None:
-        prompt, parent = request.prompt, xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
-        found = request.notes[key] = []
-        for start in range(0, len(prompt) - size + 1, size):
-            parent = xxh3_64_intdigest(prompt[start : start + size], parent)
-            found.append(parent)
+    """Hashes of the prompt's full blocks of `size` bytes, each of all before it too."""
+    prompt, parent = request.prompt, xxh3_64_intdigest(request.model.encode("utf-8", "surrogatepass"))
+    found = []
+    for start in range(0, len(prompt) - size + 1, size):
+        parent = xxh3_64_intdigest(prompt[start : start + size], parent)
+        found.append(parent)
     return found
 
 
@@ -32,10 +29,17 @@ class SentPrompts:
     def __init__(self, block: int, capacity: int) -> None:
         self._block = block
         self._capacity = capacity
+        self._chains = Slot[list[int]]()
         self._held: dict[Endpoint, OrderedDict[int, None]] = {}
 
     def chain(self, request: Request) -> list[int]:
-        return chain_of(request, self._block)
+        """The blocks of a request's prompt, hashed once."""
+        found = self._chains.get(request)
+        return self._chains.set(request, chain_of(request, self._block)) if found is None else found
+
+    def take(self, request: Request, chain: Sequence[int] | None) -> None:
+        """The blocks of a request of which another replica says them."""
+        self._chains.set(request, list(chain or ()))
 
     def match(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
         """The share of the prompt's blocks that each was sent before, 0..1."""

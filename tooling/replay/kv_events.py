@@ -7,10 +7,10 @@ mounted.
 """
 
 from array import array
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Plugin, Request
@@ -21,6 +21,8 @@ from epp.prefix.precise import PrecisePrefixCache
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from tooling.simulator.engine import Change, Cleared, Evicted, Stored
 from tooling.simulator.tiers import CHUNK, Changed
+
+T = TypeVar("T")
 
 
 def batch_of(changes: Sequence[Change], block_size: int, now: float) -> Batch:
@@ -135,10 +137,8 @@ class _Mirror(Tiers):
 class EventDelivery:
     """Tells a plugin that listens what engines say. `tier_log`: of the tiers below, where there are any."""
 
-    def __init__(self, precise: PrecisePrefixCache, clock: Callable[[], float], tier_log: TierLog | None) -> None:
+    def __init__(self, precise: PrecisePrefixCache, tier_log: TierLog | None) -> None:
         self._kv_index = precise.kv_index
-        if tier_log is not None:
-            precise.tiers = _Mirror(precise.lmcache, clock, tier_log)
         self._tiers = precise.tiers if tier_log is not None else None
 
     @property
@@ -169,20 +169,26 @@ class EventDelivery:
             pass
 
 
-def delivery_to(
-    plugins: Iterable[Plugin], clock: Callable[[], float] = lambda: 0.0, tier_log: TierLog | None = None
-) -> EventDelivery | None:
+def tiers_of(tier_log: TierLog | None) -> Mapping[type[Any], Callable[..., Any]]:
+    """`Services.instead`: how plugins read `tier_log` where they would ask LMCache's coordinator."""
+    if tier_log is None:
+        return {}
+    return {Tiers: lambda config, clock: _Mirror(config, clock, tier_log)}
+
+
+def delivery_to(plugins: Iterable[Plugin], tier_log: TierLog | None = None) -> EventDelivery | None:
     """The delivery of a pipeline; None if nothing in it listens."""
     precise = next((plugin for plugin in plugins if isinstance(plugin, PrecisePrefixCache)), None)
-    return None if precise is None else EventDelivery(precise, clock, tier_log)
+    return None if precise is None else EventDelivery(precise, tier_log)
 
 
-def at_once(waiting: Coroutine[Any, Any, None]) -> None:
-    """Run what may wait; in virtual time nobody may. Raises ConfigError where it does."""
+def at_once(waiting: Coroutine[Any, Any, T]) -> T:
+    """Run what may wait; in virtual time nothing may. Raises ConfigError where it does."""
     try:
         waiting.send(None)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        done: T = end.value
+        return done
     waiting.close()
     raise ConfigError("policy", "a producer waits for something outside; such a plugin cannot be replayed")
 

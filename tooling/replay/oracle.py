@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from epp.plugin import Cost, Endpoint, Request, Response
+from epp.plugin import Cost, Endpoint, Request, Response, Slot
 from tooling.replay.pod import VirtualPod
-from tooling.replay.replica import SeesPods
+from tooling.replay.replica import ASKED, SeesPods
 from tooling.replay.trace import TraceRequest
 from tooling.simulator.engine import EngineParameters
 
@@ -41,9 +41,13 @@ class Oracle(Cost, SeesPods):
 
     _sent: dict[Endpoint, "OrderedDict[str, _Sent]"] = field(default_factory=dict, init=False, repr=False)
     """By endpoint, in order: requests in flight there."""
+    _billed: Slot[dict[Endpoint, tuple[int, float]]] = field(default_factory=Slot, init=False, repr=False)
+    """Tokens and seconds of work that a request would be, by endpoint."""
+    _picked_at: Slot[float] = field(default_factory=Slot, init=False, repr=False)
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
-        ask: TraceRequest = request.notes[TraceRequest]
+        ask = _asked(request)
+        billed = self._billed.set(request, {})
         now = self.clock()
         rows = []
         chains: dict[int, list[int]] = {}
@@ -63,7 +67,7 @@ class Oracle(Cost, SeesPods):
                 load = pod.look(now).load(chunks, ask.tokens - u, ask.tokens, now)
                 work = load.seconds + _work(parameters, ask.tokens - load.end, ask.tokens)
             rows.append(self._row(pod, parameters, endpoint, u, work, now))
-            request.notes[self, endpoint] = u, work
+            billed[endpoint] = u, work
         return rows
 
     def _row(
@@ -105,17 +109,23 @@ class Oracle(Cost, SeesPods):
         return ask.tokens - min(cached, (ask.tokens - 1) // size * size)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        if (found := request.notes.get((self, endpoint))) is None:
+        if (found := (self._billed.get(request) or {}).get(endpoint)) is None:
             n = request.tokens
             found = n, _work(self.pods[endpoint].kind.parameters, n, n)
         u, work = found
-        self._sent.setdefault(endpoint, OrderedDict())[request.id] = _Sent(request.notes[TraceRequest], u, work)
-        request.notes[self] = self.clock()
+        self._sent.setdefault(endpoint, OrderedDict())[request.id] = _Sent(_asked(request), u, work)
+        self._picked_at.set(request, self.clock())
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         self._sent[endpoint].pop(request.id, None)
         if response.complete:
-            self.residence += _WEIGHT * (self.clock() - request.notes[self] - self.residence)
+            self.residence += _WEIGHT * (self.clock() - (self._picked_at.get(request) or 0.0) - self.residence)
+
+
+def _asked(request: Request) -> TraceRequest:
+    ask = ASKED.get(request)
+    assert ask is not None, "a request that no replay made"
+    return ask
 
 
 def _work(parameters: EngineParameters, u: int, n: int) -> float:

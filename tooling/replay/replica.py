@@ -1,15 +1,19 @@
 """One endpoint picker of the replay: the production scheduler, its own view of the pods, its own accounts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+from msgspec import Raw
 
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
-from epp.plugin import Endpoint, Load, Plugin, Request, Services
+from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
 from epp.prefix.events.wire import Batch
+from epp.replicas import wire
 from epp.scheduling.decision import Decision
-from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of
+from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of, tiers_of
 from tooling.replay.pod import VirtualPod
 from tooling.replay.trace import TraceRequest
 
@@ -17,12 +21,28 @@ Build = Callable[[Callable[[], float], Random], Pipeline]
 """Makes a policy's pipeline from a clock and a source of randomness."""
 
 
+ASKED: Final = Slot[TraceRequest]()
+"""What the trace says of a request, for plugins that may know it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VirtualServices(Services):
+    """What a replay gives to plugins. `pods`: those behind the endpoints, which no real picker can look into."""
+
+    pods: Mapping[Endpoint, VirtualPod]
+
+
 class SeesPods(Plugin):
     """A plugin that may look into the pods themselves: no real one can. The oracle is one."""
 
     sees_pods: ClassVar[bool] = True
     pods: Mapping[Endpoint, VirtualPod]
-    """Set by the replica."""
+
+    def start(self, services: Services) -> None:
+        """Raises ConfigError outside of a replay."""
+        if not isinstance(services, VirtualServices):
+            raise ConfigError(f"plugin {self.name}", "looks into simulated pods; it works in a replay only")
+        self.pods = services.pods
 
 
 class Replica:
@@ -45,20 +65,19 @@ class Replica:
         self.pod_of: dict[Endpoint, VirtualPod] = {}
         self._order = list(pods)
         self._sees_answer = sees_answer
-        for plugin in pipeline.plugins:
-            if isinstance(plugin, SeesPods):
-                plugin.pods = self.pod_of
-        self.services = Services(
+        self.services = VirtualServices(
             endpoints=lambda: self.endpoints,
             for_each_endpoint=_never,
             tokens=ids_of,
             degraded=_untold,
             recovered=lambda reason: None,
             wall_clock=clock,
+            instead=tiers_of(tier_log),
+            pods=self.pod_of,
         )
         for plugin in pipeline.plugins:  # started, not run: what `run` would hear from outside is delivered here
             plugin.start(self.services)
-        self.delivery = delivery_to(pipeline.plugins, clock, tier_log)
+        self.delivery = delivery_to(pipeline.plugins, tier_log)
         for pod in pods:
             self.join(pod, clock())
 
@@ -112,19 +131,28 @@ class Replica:
             stream=True,
             headers={"x-session-id": ask.session} if ask.session else {},
             sees_answer=self._sees_answer,
-            notes={TraceRequest: ask},
         )
-        at_once(self.scheduler.prepare(request))
-        return request
+        ASKED.set(request, ask)
+        return at_once(self.scheduler.prepare(request))
 
     def choose(self, number: int, ask: TraceRequest) -> Decision:
         """Pick and account, as production does."""
         return self.scheduler.choose(self.request(number, ask), self.endpoints)
 
-    def adopt(self, number: int, ask: TraceRequest, pod: VirtualPod) -> Decision | None:
+    def announce(self, number: int, decision: Decision) -> bytes:
+        """What the other replicas are told of a decision, as it goes over their connection in production."""
+        states = self.scheduler.to_peers(decision.request)
+        return wire.encode(wire.decided(number, "sim", decision.request, decision.endpoint, states))
+
+    def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Decision | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
         endpoint = self.endpoint_of.get(pod)
-        return None if endpoint is None else self.scheduler.adopt(self.request(number, ask), endpoint)
+        if endpoint is None:
+            return None
+        sent = wire.decode_decided(Raw(announced))
+        request = wire.request_of(sent, str(sent.number))
+        ASKED.set(request, ask)
+        return self.scheduler.adopt(request, endpoint, sent.states)
 
     def _arrange(self) -> None:
         self.endpoints = tuple(self.endpoint_of[pod] for pod in self._order if pod in self.endpoint_of)

@@ -249,7 +249,7 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         ("Chooser single-profile-handler", "", "", "single-profile-handler is a second profile handler; expected one"),
         ("NeedsWeather", "", "", "plugins[0]: needs the signal Weather, and no plugin produces it"),
         ("OwnMatch Couple", "", "", "plugins[1]: Couple and OwnMatch both produce PrefixMatch"),
-        ("OwnMatch approx-cache-room-producer", "", "", "ApproximateCacheRoom works only with ApproximatePrefixCache"),
+        ("OwnMatch approx-cache-room-producer", "", "", "ApproximateCacheRoom works only with PrefixCache"),
         ("Circular Station", "", "", "these need each other's signals: Circular, Station"),
         ("All", "a: All, b: All", "shadow: {profile: c}", "shadow.profile: no profile is called 'c'"),
         ("All", "first: All, b: All", "shadow: {profile: frist}", "did you mean 'first'"),

@@ -10,6 +10,7 @@ from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
 from epp.prefix.index import LONG_FROM
 from epp.scheduling.cost import ExpectedTtft
+from tests.support.scheduling.signals import with_signal
 from tooling.simulator.engine import H100_8B, Engine
 from tooling.simulator.tokenizer import hash_chain
 
@@ -157,7 +158,8 @@ async def test_where_memory_ends_answers_and_idle_prompts_count() -> None:
 
     async def bill(prompt: bytes) -> float:
         made = await asked(cache, prompt)
-        made.signals[PrefixMatch], made.signals[CacheRoom] = cache.produce(made, [a]), room.produce(made, [a])
+        made = with_signal(made, PrefixMatch, cache.produce(made, [a]))
+        made = with_signal(made, CacheRoom, room.produce(made, [a]))
         (row,) = cost.bill(made, [a])
         return dict(zip(cost.terms, row, strict=True))["memory"]
 
@@ -255,8 +257,8 @@ class Pool:
 
     async def send(self, name: int, prompt: bytes) -> None:
         made = await asked(self.cache, prompt)
-        made.signals[PrefixMatch] = self.cache.produce(made, self.endpoints)
-        made.signals[CacheRoom] = self.room.produce(made, self.endpoints)
+        made = with_signal(made, PrefixMatch, self.cache.produce(made, self.endpoints))
+        made = with_signal(made, CacheRoom, self.room.produce(made, self.endpoints))
         costs = [sum(row) for row in self.cost.bill(made, self.endpoints)]
         best = min(range(8), key=lambda i: (costs[i], (i - name) % 8))
         endpoint = self.endpoints[best]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from epp.configuration.loader import load_text
 from epp.errors import ConfigError
@@ -19,6 +20,7 @@ from epp.testing import services
 from tests.support.engines.coordinator import StandIn
 from tests.support.engines.kv_events import SIZE, batch, names_of, removed, stored
 from tests.support.process.waiting import beside, until
+from tests.support.scheduling.signals import with_signal
 from tooling.simulator.engine import H100_8B, Engine
 from tooling.simulator.tokenizer import hash_chain
 
@@ -72,9 +74,9 @@ class Rig:
 
     async def ask(self, prompt: bytes, **fields: str) -> Request:
         made = Request(id="r", prompt=prompt, **{"model": "m"} | fields, tokens=len(prompt) // 3)  # type: ignore[arg-type]
-        await self.cache.prepare(made)
-        made.signals[PrefixMatch] = self.cache.produce(made, self.endpoints)
-        return made
+        if (tokens := await self.cache.prepare(made)) is not None:
+            made = replace(made, tokens=tokens)
+        return with_signal(made, PrefixMatch, self.cache.produce(made, self.endpoints))
 
     async def held(self, prompt: bytes, **fields: str) -> list[int]:
         made = await self.ask(prompt, **fields)
@@ -389,7 +391,7 @@ async def test_a_burst_of_one_cold_prompt_goes_where_it_is_reused() -> None:
     cost.clock = lambda: 0.0
     for name in range(30):
         made = await rig.ask(text(8192) + text(16, name + 2))
-        made.signals[CacheRoom] = room.produce(made, rig.endpoints)
+        made = with_signal(made, CacheRoom, room.produce(made, rig.endpoints))
         costs = [sum(row) for row in cost.bill(made, rig.endpoints)]
         endpoint = rig.endpoints[min(range(8), key=lambda i: (costs[i], (i - name) % 8))]
         rig.cache.on_picked(made, endpoint)
@@ -487,9 +489,9 @@ async def test_lmcaches_tiers_are_part_of_a_match() -> None:
         assert made.signal(PrefixMatch) == {a: PrefixMatch(20, 5, 25, l1=44), b: PrefixMatch(0, 0, 25, l2=64)}
         assert rig.cache.statistics()["tier_chunks"] == 4
         cost = ExpectedTtft()
-        made.signals[CacheRoom] = dict.fromkeys(rig.endpoints, CacheRoom(0, 1_000_000))
+        made = with_signal(made, CacheRoom, dict.fromkeys(rig.endpoints, CacheRoom(0, 1_000_000)))
         near, far = (bill[cost.terms.index("own")] for bill in cost.bill(made, rig.endpoints))
-        made.signals[PrefixMatch] = {a: PrefixMatch(20, 5, 25), b: PrefixMatch(0, 0, 25)}
+        made = with_signal(made, PrefixMatch, {a: PrefixMatch(20, 5, 25), b: PrefixMatch(0, 0, 25)})
         nothing = [bill[cost.terms.index("own")] for bill in cost.bill(made, rig.endpoints)]
         assert near < nothing[0]
         assert far < nothing[1]
@@ -543,7 +545,8 @@ def test_lmcache_is_configured_beside_the_events() -> None:
 async def test_pods_that_come_and_go_leave_nothing_behind() -> None:
     """A thousand pods, each of which said something, was sent something and left."""
     rig = Rig(1)
-    tables = (rig.cache.kv_index._kv_index, rig.cache._pinned, rig.cache._trust, rig.cache._doubted, rig.cache.shadows)
+    cache = rig.cache
+    tables = (cache.kv_index._kv_index, cache._pinned, cache._trust, cache._doubted, cache.approximate.shadows)
     for turn in range(1000):
         pod = Endpoint(
             f"pod-{turn}", f"10.1.{turn // 250}.{turn % 250}:8000", load=Load(block_size=4, blocks=100, at=0.0)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
 from epp.scheduling.cost import ExpectedTtft
+from tests.support.scheduling.signals import with_signal
 
 ROOMY = CacheRoom(0, 1_000_000)
 DONE = Response(status=200, complete=True)
@@ -49,8 +50,8 @@ def request(
     seen: bool = True,
 ) -> Request:
     made = Request(id="r", model="m", tokens=tokens, sees_answer=seen, stream=True)
-    made.signals[PrefixMatch] = {e: PrefixMatch((held or {}).get(e, 0), 0, 0) for e in endpoints}
-    made.signals[CacheRoom] = {e: (rooms or {}).get(e, ROOMY) for e in endpoints}
+    made = with_signal(made, PrefixMatch, {e: PrefixMatch((held or {}).get(e, 0), 0, 0) for e in endpoints})
+    made = with_signal(made, CacheRoom, {e: (rooms or {}).get(e, ROOMY) for e in endpoints})
     return made
 
 
@@ -353,7 +354,7 @@ def test_what_lower_tiers_hold_costs_what_it_takes_to_load(
     cost.l1_tokens_per_second, cost.l2_tokens_per_second = 10_000, 2000
     (a,) = pool(1)
     made = request([a], 1000)
-    made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, *tiers)}
+    made = with_signal(made, PrefixMatch, {a: PrefixMatch(200, 2, 10, *tiers)})
     assert bill(cost, made, a) == only(own=work + load, shared=shared, crowd=0.1 * (work + shared))
     cost.on_picked(made, a)
     assert bill(cost, request([a], 0), a)["pending"] == pytest.approx(work + load)
@@ -368,7 +369,7 @@ def test_a_load_stalls_nobody() -> None:
     cost.on_first_token(running, a)
     made = request([a], 1000)
     assert bill(cost, made, a)["stall"] == pytest.approx(0.2 * (1 + 1 / 20))
-    made.signals[PrefixMatch] = {a: PrefixMatch(0, 0, 10, 1000)}
+    made = with_signal(made, PrefixMatch, {a: PrefixMatch(0, 0, 10, 1000)})
     assert bill(cost, made, a)["stall"] == 0.0
 
 
@@ -377,7 +378,7 @@ def test_what_is_slower_to_load_than_to_compute_is_computed() -> None:
     cost.l1_tokens_per_second, cost.l2_tokens_per_second = 10_000, 500
     (a,) = pool(1)
     made = request([a], 1000)
-    made.signals[PrefixMatch] = {a: PrefixMatch(200, 2, 10, 300, 200)}
+    made = with_signal(made, PrefixMatch, {a: PrefixMatch(200, 2, 10, 300, 200)})
     assert bill(cost, made, a)["own"] == pytest.approx(0.5 + 0.03)
     cost.l1_tokens_per_second = 100
     assert bill(cost, made, a)["own"] == pytest.approx(0.8)
@@ -388,7 +389,9 @@ def test_an_endpoint_that_can_load_is_preferred_to_one_that_has_to_compute() -> 
     a, b, c = pool(3)
     made = request([a, b, c], 8000)
     nothing = PrefixMatch(0, 0, 500)
-    made.signals[PrefixMatch] = {a: nothing, b: PrefixMatch(0, 0, 500, 0, 7000), c: PrefixMatch(0, 0, 500, 7000, 0)}
+    made = with_signal(
+        made, PrefixMatch, {a: nothing, b: PrefixMatch(0, 0, 500, 0, 7000), c: PrefixMatch(0, 0, 500, 7000, 0)}
+    )
     costs = [sum(row) for row in cost.bill(made, [a, b, c])]
     assert sorted(costs, reverse=True) == costs
 

@@ -16,6 +16,7 @@ from epp.scheduling.decision import Decision
 from epp.scheduling.failures import FailingEndpointFilter, FailureShares
 from epp.testing import services
 from tests.support.scheduling.schedulers import ask, fail, pods
+from tests.support.scheduling.signals import with_signal
 
 OK, ERROR, GONE = Response(status=200), Response(status=500), Response()
 STRATEGIES = ("prefix-aware", "session", "least-load", "round-robin")
@@ -286,7 +287,8 @@ def test_somebody_is_always_left(events: list[tuple[int, int, float]]) -> None:
         world.answer(world.endpoints[place], Response(status=status))
         world.now += seconds
         made = ask()
-        made.signals[FailureShare] = found = world.shares.produce(made, world.endpoints)
+        found = world.shares.produce(made, world.endpoints)
+        made = with_signal(made, FailureShare, found)
         assert kept.filter(made, world.endpoints)
         assert not all(found[endpoint].suspended for endpoint in world.endpoints)
         assert all(0 <= found[endpoint].share <= 1 for endpoint in world.endpoints)

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from epp.errors import NoEndpoint
 from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, Request
@@ -19,6 +20,7 @@ from epp.scheduling.filters import (
     UtilizationFilter,
 )
 from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
+from tests.support.scheduling.signals import with_signal
 
 GPU = [
     pod("h100", labels={"gpu": "H100", "tier": "gold"}),
@@ -71,8 +73,8 @@ def affinity_case(shares: dict[str, int], tokens: dict[str, int]) -> tuple[list[
     """Endpoints by name: tenths of the prompt held, and uncached tokens in flight."""
     endpoints = pods("".join(shares))
     request = ask()
-    request.signals[PrefixMatch] = {e: PrefixMatch(0, shares[e.name], 10) for e in endpoints}
-    request.signals[InFlight] = {e: InFlight(1, tokens.get(e.name, 0)) for e in endpoints}
+    request = with_signal(request, PrefixMatch, {e: PrefixMatch(0, shares[e.name], 10) for e in endpoints})
+    request = with_signal(request, InFlight, {e: InFlight(1, tokens.get(e.name, 0)) for e in endpoints})
     return endpoints, request
 
 
@@ -111,7 +113,7 @@ def test_affinity_explores_as_often_as_asked() -> None:
 @pytest.mark.parametrize("lost", [PrefixMatch, InFlight])
 def test_affinity_keeps_all_when_a_signal_was_lost(lost: type) -> None:
     endpoints, request = affinity_case({"a": 9, "b": 0}, {})
-    del request.signals[lost]
+    request = replace(request, signals={kind: found for kind, found in request.signals.items() if kind is not lost})
     assert kept(PrefixCacheAffinityFilter(), endpoints, request) == ["a", "b"]
 
 
@@ -143,7 +145,7 @@ def test_affinity_refuses_nonsense(wrong: dict[str, object], names: str) -> None
 def test_utilization_keeps_what_is_within_the_cap(metric: str, limit: float, names: str) -> None:
     a, b, c = endpoints = [pod("a", running=5), pod("b", waiting=1, kv_usage=0.5), pod("c", kv_usage=0.51)]
     request = ask()
-    request.signals[InFlight] = {a: InFlight(1, 0), b: InFlight(2, 0), c: InFlight(3, 0)}
+    request = with_signal(request, InFlight, {a: InFlight(1, 0), b: InFlight(2, 0), c: InFlight(3, 0)})
     capped = UtilizationFilter([Condition(metric, limit)])  # type: ignore[arg-type]
     assert kept(capped, endpoints, request) == list(names)
 

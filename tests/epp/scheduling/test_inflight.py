@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from epp.plugin import InFlight, PrefixMatch, Response
 from epp.scheduling.inflight import InFlightLoad
 from tests.support.scheduling.schedulers import ask, pods
+from tests.support.scheduling.signals import with_signal
 
 
 def test_requests_and_tokens_count_from_the_pick_to_the_end() -> None:
@@ -26,7 +27,7 @@ def test_only_tokens_the_endpoint_lacks_count() -> None:
     a, b, c = pods("abc")
     load = InFlightLoad()
     request = ask(tokens=100)
-    request.signals[PrefixMatch] = {a: PrefixMatch(64, 4, 7), b: PrefixMatch(128, 7, 7)}
+    request = with_signal(request, PrefixMatch, {a: PrefixMatch(64, 4, 7), b: PrefixMatch(128, 7, 7)})
     for endpoint, uncached in ((a, 36), (b, 0), (c, 100)):
         load.on_picked(request, endpoint)
         assert load.produce(request, [endpoint]) == {endpoint: InFlight(1, uncached)}

@@ -17,6 +17,7 @@ from epp.scheduling.scorers import (
     TokenLoadScorer,
 )
 from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
+from tests.support.scheduling.signals import with_signal
 
 
 def scores(scorer: Scorer, endpoints: Sequence[Endpoint], request: Request | None = None) -> list[float]:
@@ -51,14 +52,14 @@ def test_kv_usage_is_what_is_free() -> None:
 def test_prefix_blends_share_and_length(weight: float, expected: list[float]) -> None:
     endpoints = pods("abc")
     request = ask()
-    request.signals[PrefixMatch] = Held(a=(4096, 5), b=(10_000, 10)).produce(request, endpoints)
+    request = with_signal(request, PrefixMatch, Held(a=(4096, 5), b=(10_000, 10)).produce(request, endpoints))
     assert scores(PrefixCacheScorer(match_length_weight=weight), endpoints, request) == expected
 
 
 def test_an_empty_prompt_matches_nothing() -> None:
     (a,) = pods("a")
     request = ask()
-    request.signals[PrefixMatch] = {a: PrefixMatch(0, 0, 0)}
+    request = with_signal(request, PrefixMatch, {a: PrefixMatch(0, 0, 0)})
     assert scores(PrefixCacheScorer(), [a], request) == [0.0]
 
 
@@ -74,7 +75,7 @@ def test_an_empty_prompt_matches_nothing() -> None:
 def test_active_requests(scorer: ActiveRequestScorer, requests: list[int], expected: list[float]) -> None:
     endpoints = pods("abc"[: len(requests)])
     request = ask()
-    request.signals[InFlight] = {e: InFlight(n, 0) for e, n in zip(endpoints, requests, strict=True)}
+    request = with_signal(request, InFlight, {e: InFlight(n, 0) for e, n in zip(endpoints, requests, strict=True)})
     assert scores(scorer, endpoints, request) == expected
 
 
@@ -87,9 +88,11 @@ def test_load_aware_is_at_most_a_half() -> None:
 def test_token_load_falls_with_tokens_in_flight() -> None:
     endpoints = pods("abc")
     request = ask()
-    request.signals[InFlight] = {
-        e: InFlight(1, tokens) for e, tokens in zip(endpoints, (0, 1_048_576, 9_999_999), strict=True)
-    }
+    request = with_signal(
+        request,
+        InFlight,
+        {e: InFlight(1, tokens) for e, tokens in zip(endpoints, (0, 1_048_576, 9_999_999), strict=True)},
+    )
     assert scores(TokenLoadScorer(), endpoints, request) == [1.0, 0.75, 0.0]
     assert scores(TokenLoadScorer(queue_threshold_tokens=2_097_152), endpoints, request) == [1.0, 0.5, 0.0]
 
@@ -121,7 +124,7 @@ def test_session_affinity_scores_the_session_s_endpoint() -> None:
 class TestNoHitLru:
     def cold(self, *_: object) -> Request:
         request = ask()
-        request.signals[PrefixMatch] = Held().produce(request, self.endpoints)
+        request = with_signal(request, PrefixMatch, Held().produce(request, self.endpoints))
         return request
 
     def setup_method(self) -> None:
@@ -143,7 +146,7 @@ class TestNoHitLru:
         a, b, *_ = self.endpoints
         scorer = NoHitLruScorer()
         request = ask()
-        request.signals[PrefixMatch] = Held(b=(1, 1)).produce(request, self.endpoints)
+        request = with_signal(request, PrefixMatch, Held(b=(1, 1)).produce(request, self.endpoints))
         assert scores(scorer, [a, b], request) == [0.5, 0.5]
         scorer.on_picked(request, a)
         assert scores(scorer, [a, b], self.cold()) == [1.0, 0.0]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from epp.plugin import Endpoint, Load, PrefixMatch, Request
 from epp.scheduling.decision import Decision, ProfileRun, Scored
+from tests.support.scheduling.signals import with_signal
 
 SECRET = "a prompt nobody may read"
 
@@ -25,7 +26,7 @@ def decision(
     body = f'{{"model":"{model}","prompt":"{SECRET}"}}'.encode()
     request = Request(id=request_id, model=model, prompt=SECRET.encode(), tokens=100, body=body, headers=headers or {})
     if cached is not None:
-        request.signals[PrefixMatch] = {e: PrefixMatch(cached, 1, 10) for e in endpoints}
+        request = with_signal(request, PrefixMatch, {e: PrefixMatch(cached, 1, 10) for e in endpoints})
     costs = [(0.002 + i, 0.01) for i in range(len(endpoints))]
     scored = Scored("expected-ttft", 1.0, [1.0 / (i + 1) for i in range(len(endpoints))], ("queue", "work"), costs)
     run = ProfileRun("default", [("healthy", [])], endpoints, [scored], [1.0] * len(endpoints), list(endpoints))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer
+from tests.support.scheduling.signals import with_signal
 
 
 def pods(count: int) -> list[Endpoint]:
@@ -23,8 +24,10 @@ def ask(
     request = Request(id="r", model=fields.pop("model", "m"), prompt=prompt, **fields)
     loads = [*in_flight, *[(0, 0)] * (len(endpoints) - len(in_flight))]
     tokens = [*held, *[0] * (len(endpoints) - len(held))]
-    request.signals[InFlight] = {e: InFlight(*load) for e, load in zip(endpoints, loads, strict=True)}
-    request.signals[PrefixMatch] = {e: PrefixMatch(n, 0, 0) for e, n in zip(endpoints, tokens, strict=True)}
+    request = with_signal(request, InFlight, {e: InFlight(*load) for e, load in zip(endpoints, loads, strict=True)})
+    request = with_signal(
+        request, PrefixMatch, {e: PrefixMatch(n, 0, 0) for e, n in zip(endpoints, tokens, strict=True)}
+    )
     return request
 
 

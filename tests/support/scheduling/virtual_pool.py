@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from epp.plugin import CacheRoom, Cost, Endpoint, Load, PrefixMatch, Request, Response
+from tests.support.scheduling.signals import with_signal
 from tooling.simulator.engine import H100_8B, Engine, EngineParameters
 
 
@@ -75,8 +76,8 @@ class VirtualPool:
     def _arrive(self, arrival: Arrival) -> None:
         number = len(self.picks)
         request = Request(id=str(number), model="m", tokens=arrival.tokens, stream=True, sees_answer=self.seen)
-        request.signals[PrefixMatch] = dict.fromkeys(self.endpoints, PrefixMatch(0, 0, 1))
-        request.signals[CacheRoom] = dict.fromkeys(self.endpoints, CacheRoom(0, 0))
+        request = with_signal(request, PrefixMatch, dict.fromkeys(self.endpoints, PrefixMatch(0, 0, 1)))
+        request = with_signal(request, CacheRoom, dict.fromkeys(self.endpoints, CacheRoom(0, 0)))
         costs = [sum(bill) for bill in self.cost.bill(request, self.endpoints)]
         turn = number % len(costs)
         chosen = min(range(len(costs)), key=lambda i: (costs[i], (i - turn) % len(costs)))
