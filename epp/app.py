@@ -91,7 +91,7 @@ class Settings:
     metrics_client_ca_file: Path | None = None
     """Whose certificates its readers must have."""
     tracing: bool = False
-    """Spans of requests, for whoever the environment names."""
+    """Spans of requests, for the collector that the environment names."""
     enable_pprof: bool = True
     """Serve profiles of this process there."""
     secure_serving: bool | None = None
@@ -155,7 +155,7 @@ class Shared:
 
     @cached_property
     def api(self) -> ApiServer:
-        """The Kubernetes API server, for whoever needs one. ConfigError without credentials."""
+        """The Kubernetes API server, made when it is first needed. ConfigError without credentials."""
         return ApiServer(self.settings.kubeconfig)
 
 
@@ -466,7 +466,7 @@ async def _drain(servers: Sequence[ExtProcServer], settings: Settings, stop_now:
 
 
 def _access(settings: Settings, shared: Shared) -> Access | None:
-    """Who may read the second server; None: whoever reaches it."""
+    """Who may read the second server; None: anyone who reaches it."""
     asked = not settings.endpoints if settings.metrics_endpoint_auth is None else settings.metrics_endpoint_auth
     return Access(shared.api, shared.metrics, shared.clock) if asked else None
 

@@ -166,7 +166,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     "--tracing",
     default=False,
     type=bool,
-    help="OpenTelemetry spans of requests, for whoever OTEL_* in the environment names. [default: false]",
+    help="OpenTelemetry spans of requests, for the collector that OTEL_* in the environment names. [default: false]",
 )
 @click.option(
     "--enable-pprof",
@@ -446,7 +446,9 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 @click.option("--coordinator", metavar="URL", help="LMCache's coordinator.")
 @click.option("--lmcache", multiple=True, metavar="URL", help="An LMCache server's HTTP port; may be repeated.")
 @click.option("--timeout", default=10.0, show_default=True, type=_SECONDS, help="Seconds an answer may take.")
-@click.option("--patience", default=3.0, show_default=True, type=_SECONDS, help="Seconds KV events may take.")
+@click.option(
+    "--event-timeout", "--patience", default=3.0, show_default=True, type=_SECONDS, help="Seconds KV events may take."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def doctor(as_json: bool, **flags: Any) -> None:
     """Report what is wrong with endpoints and their caches, and the flag that fixes it.
@@ -472,7 +474,7 @@ def doctor(as_json: bool, **flags: Any) -> None:
 @click.option("--timeout", default=5.0, show_default=True, help="Seconds a reply may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def conformance(as_json: bool, **flags: Any) -> None:
-    """Try an endpoint picker, of whoever's making, against the protocol.
+    """Try an endpoint picker, whoever made it, against the protocol.
 
     Exits 0 if no MUST is broken, 1 if one is, 2 if no picker answers.
     """

@@ -160,7 +160,7 @@ class Services:
         [str, Callable[[Endpoint], Coroutine[Any, Any, None]], Callable[[Endpoint], None]], Awaitable[None]
     ]
     """`(what, work, left)`: for ever, a task called `what` does the `work` of each endpoint of the pool as long as it
-    is there; `left` is told of each that goes."""
+    is there; `left` is called with each that leaves."""
     tokens: Callable[[Request], Awaitable[Sequence[int]]]
     """The token ids the engine will see of a request's prompt, before `on_picked` only. Raises NoTokens, after half a
     second at the latest."""
@@ -258,7 +258,7 @@ class Plugin:
         return {}
 
     def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures | None:
-        """Of a plugin that hears KV events: how well it hears each of `endpoints`. The first that tells is shown."""
+        """Of a plugin that receives KV events: how each of `endpoints` is followed. The first answer is shown."""
         return None
 
 

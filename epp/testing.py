@@ -34,7 +34,7 @@ def request(prompt: str | bytes = "hello", model: str = "llama", **fields: Any) 
 def services(endpoints: Sequence[Endpoint] = (), **given: Any) -> Services:
     """What a plugin of a pool of these endpoints gets; `given` are fields of `Services`.
 
-    Without them nobody hears its reports, the wall clock stands at 0, no prompt's tokens are known, and work for each
+    Without them its reports are dropped, the wall clock stands at 0, no prompt's tokens are known, and work for each
     endpoint is done for those that are there.
     """
 

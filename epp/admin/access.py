@@ -16,7 +16,7 @@ from epp.telemetry.metrics import Metrics
 
 ALLOWED_S: Final = 60.0
 REFUSED_S: Final = 10.0
-"""Seconds a yes and a no are believed: how long a withdrawn right lives on, and a new one waits."""
+"""Seconds a yes and a no are cached: how long a withdrawn right lives on, and a new one waits."""
 KEPT: Final = 256
 """Answers kept."""
 AT_ONCE: Final = 2

@@ -172,7 +172,7 @@ async def _connect(accepted: socket.socket, make: Callable[[], Connection], tls:
         timeout = None if tls is None else REQUEST_S
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(factory, accepted, ssl=tls, ssl_handshake_timeout=timeout)
-    except Exception as error:  # it went away or speaks no TLS: its loss alone, and a flood of these is not logged
+    except Exception as error:  # it went away or does not use TLS: its loss alone, and a flood of these is not logged
         log.debug("a connection of the admin port failed: %s", error)
     finally:
         if not taken:

@@ -64,7 +64,7 @@ def _endpoints(pool: dict[str, Any]) -> list[Cells]:
                 _percent(endpoint["predicted_hit_rate"]),
                 _percent(endpoint["share"]),
                 _events(endpoint["kv_events"]),
-                _told(endpoint["plugins"]),
+                _deliver(endpoint["plugins"]),
                 _text(endpoint["load_age_seconds"], " s"),
             )
         )
@@ -98,15 +98,15 @@ def _decision(record: Record) -> Cells:
     )
 
 
-def _events(told: dict[str, Any] | None) -> str | None:
+def _events(figures: dict[str, Any] | None) -> str | None:
     """State of an endpoint's KV events, how old the last batch was, and how far what it said has proved true."""
-    if told is None:
+    if figures is None:
         return None
-    lag = None if told["lag_seconds"] is None else f"{told['lag_seconds'] * 1000:.0f} ms behind"
-    return ", ".join(filter(None, (told["state"], lag, f"trust {_percent(told['trust'])}")))
+    lag = None if figures["lag_seconds"] is None else f"{figures['lag_seconds'] * 1000:.0f} ms behind"
+    return ", ".join(filter(None, (figures["state"], lag, f"trust {_percent(figures['trust'])}")))
 
 
-def _told(plugins: dict[str, dict[str, float]]) -> str | None:
+def _deliver(plugins: dict[str, dict[str, float]]) -> str | None:
     """What plugins say of an endpoint, each figure once."""
     return ", ".join(f"{name} {value:.3g}" for figures in plugins.values() for name, value in figures.items()) or None
 

@@ -35,12 +35,12 @@ class Record(msgspec.Struct, eq=False):
     """Of the pool: files may bring two of one name."""
     model: str
     complete_at: float
-    """When the request was complete at our door."""
+    """When the request was complete."""
     decided_at: float
     size: int
     """Bytes of the request's body."""
     predicted: int | None
-    """Tokens of the prompt the chosen endpoint was believed to hold; None where nobody looked."""
+    """Tokens of the prompt the chosen endpoint was predicted to hold; None where no producer looked."""
     response: Response | None = None
     """None while the request is under way."""
     ended_at: float = 0.0

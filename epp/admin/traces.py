@@ -1,4 +1,4 @@
-"""Spans of requests, joined to the caller's trace and handed on to the endpoint, for whoever OTEL_* names.
+"""Spans of requests, joined to the caller's trace and handed on to the endpoint, for the collector that OTEL_* names.
 
 Names as the reference pickers have them (GIE v1.5): `gateway.request`, and in it `gateway.request_orchestration`, from
 the complete request to the decision. The environment says the rest, as OpenTelemetry has it: OTEL_TRACES_EXPORTER

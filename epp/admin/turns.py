@@ -66,7 +66,7 @@ class Turns:
         self._next[kind] = page
         try:
             async with self.turn():
-                del self._next[kind]  # whoever comes from now on wants a later one
+                del self._next[kind]  # who comes from now on needs a later one
                 page.set_result(await make())
         except BaseException as error:
             if self._next.get(kind) is page:

@@ -27,12 +27,12 @@ async def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, A
     """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1."""
     endpoints = pool.endpoints
     decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
-    told = metrics.endpoint_statistics(pool)
+    figures = metrics.endpoint_statistics(pool)
     events = metrics.kv_events(pool.name)
     shown = []
     pace = Pace()
     for number, e in enumerate(endpoints, 1):
-        shown.append({**_endpoint(e, metrics, decisions, now, told[e]), "kv_events": _events(events.get(e.name))})
+        shown.append({**_endpoint(e, metrics, decisions, now, figures[e]), "kv_events": _events(events.get(e.name))})
         if not number % SLICE:
             await pace.rest()
     return {
@@ -57,7 +57,7 @@ def _shadow(profile: str, series: ShadowSeries) -> dict[str, Any]:
 
 
 def _endpoint(
-    endpoint: Endpoint, metrics: Metrics, decisions: int, now: float, told: dict[str, dict[str, float]]
+    endpoint: Endpoint, metrics: Metrics, decisions: int, now: float, figures: dict[str, dict[str, float]]
 ) -> dict[str, Any]:
     series = metrics.endpoint(endpoint)
     return {
@@ -72,15 +72,15 @@ def _endpoint(
         "decisions": series.decisions,
         "share": _rounded(series.decisions / decisions if decisions else None),
         "predicted_hit_rate": _rounded(series.predicted_hit_rate),
-        "plugins": told,
+        "plugins": figures,
     }
 
 
-def _events(told: tuple[str, float | None, float] | None) -> dict[str, Any] | None:
+def _events(figures: tuple[str, float | None, float] | None) -> dict[str, Any] | None:
     """None: the pool's configuration has no use for KV events."""
-    if told is None:
+    if figures is None:
         return None
-    state, lag, trust = told
+    state, lag, trust = figures
     return {"state": state, "lag_seconds": _rounded(lag), "trust": _rounded(trust)}
 
 

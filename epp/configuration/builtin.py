@@ -160,9 +160,9 @@ MISSING: Final = {
 
 REMOVED: Final[Mapping[str, tuple[str, str]]] = {
     "kv-cache-scorer": ("kv-cache-utilization-scorer", "the same under its newer name"),
-    "least-kv-cache-filter": ("kv-cache-utilization-scorer", "a wish with a weight instead of a filter"),
-    "least-queue-filter": ("queue-scorer", "a wish with a weight instead of a filter"),
-    "lora-affinity-filter": ("lora-affinity-scorer", "a wish with a weight instead of a filter"),
+    "least-kv-cache-filter": ("kv-cache-utilization-scorer", "a preference with a weight instead of a filter"),
+    "least-queue-filter": ("queue-scorer", "a preference with a weight instead of a filter"),
+    "lora-affinity-filter": ("lora-affinity-scorer", "a preference with a weight instead of a filter"),
     "low-queue-filter": ("utilization-filter", "conditions: [{metric: waiting-queue, maxValue: 128}]"),
     "decision-tree-filter": (
         "utilization-filter",

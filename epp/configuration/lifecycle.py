@@ -9,7 +9,7 @@ from epp.plugin import Plugin, Services
 from epp.scheduling.decision import OnError, name_of
 
 Lasting: TypeAlias = "dict[str, set[_Reports]]"
-"""Reason of a lasting degradation -> whose it is. One for a process: it is over when it is nobody's any more."""
+"""Reason of a lasting degradation -> whose it is. One for a process: it is over when no plugin has it any more."""
 
 
 class Lifecycle:

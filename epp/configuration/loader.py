@@ -59,7 +59,7 @@ class Pipeline:
     plugins: tuple[Plugin, ...]
     """All that take entry, each once, for their hooks."""
     producers: tuple[Producer[Any], ...]
-    """In the order to run them: whoever needs a signal comes after who finds it."""
+    """In the order to run them: a plugin that needs a signal comes after the one that finds it."""
     profiles: Mapping[str, Profile]
     handler: ProfileHandler
     detector: Detector

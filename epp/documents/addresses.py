@@ -20,6 +20,6 @@ def join(ip: str, port: str) -> str:
 
 
 def address_of(ip: str, port: int) -> str:
-    """`ip:port` as Envoy is told, IPv6 in brackets and in its shortest form. ValueError if `ip` is not an address."""
+    """`ip:port` as Envoy gets it, IPv6 in brackets and in its shortest form. ValueError if `ip` is not an address."""
     ip_address(ip)
     return join(normal(ip), str(port))

@@ -92,7 +92,7 @@ class Deadlines:
         self._lost.discard(task)
 
     def lost(self, task: Task) -> bool:
-        """Whether the cancellation that `task` has just caught is ours, and nobody else wants it cancelled too."""
+        """Whether the cancellation that `task` has just caught is ours, and no other party wants it cancelled too."""
         if task not in self._lost:
             return False
         self._lost.remove(task)
@@ -175,7 +175,7 @@ class ExtProcServer:
         For `linger` seconds after NOT_SERVING new streams are still served, so that gateways that look at health go
         elsewhere first: a stream that arrives after `stop` is cancelled by grpc and has to be retried. Gateways that
         do not look, but reach us through a Service, go elsewhere when their connection has reached its age.
-        Streams of the lean wiring that wait for nothing but the end of an answer end at once: whoever goes away has no
+        Streams of the lean wiring that wait for nothing but the end of an answer end at once: a picker that ends has no
         use for the accounts they would close.
         """
         self._draining = True
@@ -291,7 +291,7 @@ class ExtProcServer:
                 return
 
     def _show(self, routed: RoutedRequest, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
-        """Headers to add to the answer. None: whoever watches it failed; the answer goes on without being watched."""
+        """Headers to add to the answer. None: the observer failed; the answer goes on without being watched."""
         try:
             if isinstance(action, Answered):
                 if "," in routed.destination and not self._lists_work:

@@ -42,7 +42,7 @@ SUPPORTED = (NONE, STREAMED, FULL_DUPLEX, *BUFFERED)
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The answer's headers came. Whoever runs the stream must now call `Stream.answered` with the headers to add."""
+    """The answer's headers came. The server must now call `Stream.answered` with the headers to add."""
 
     status: int
     """0 = none was shown."""
@@ -116,7 +116,7 @@ class Stream:
     hold: kept, nothing said. route: `RawRequest`, to be routed. pass: replied to. show: `Answered` or `AnswerChunk`,
     and replied to. send: the request goes to its endpoint. refuse: the client gets the error. end: too late for that,
     the stream is closed. ignore: nothing. FINISHED is `finished`: the stream is to be closed from our side.
-    `refused`: the error it ended with; `too_late`: the client could not be told of it.
+    `refused`: the error it ended with; `too_late`: the client could not be answered any more.
     """
 
     __slots__ = (

@@ -45,7 +45,7 @@ class Rules(Protocol):
 
 
 class NoObjectives:
-    """Rules for requests whose control headers nobody vouches for: no objective, so priority 0."""
+    """Rules for requests whose control headers are not trusted: no objective, so priority 0."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -195,7 +195,7 @@ def why_opaque(raw: RawRequest) -> str:
     """Why this body cannot be read as JSON although its path promises it; "" = it can.
 
     Engines that know no coding read JSON whatever its header says, so a body that looks like JSON is read here too.
-    Raises UnsupportedMedia for a coding that nobody registered.
+    Raises UnsupportedMedia for a coding that is not registered.
     """
     if "content-encoding" not in raw.headers and raw.headers.get("content-type") == "application/json":
         return ""

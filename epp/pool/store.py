@@ -57,11 +57,11 @@ class Endpoint:
     name: str
     """Unique in its pool: `namespace/pod`, with `-rank-N` where a pod has several ports."""
     address: str
-    """`ip:port`, IPv6 in brackets: exactly what Envoy is told."""
+    """`ip:port`, IPv6 in brackets: exactly what Envoy gets."""
     labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     node: str = ""
-    """The machine it runs on, by its name; "" where nobody tells. Endpoints of a node share the node's KV memory."""
+    """The machine it runs on, by its name; "" where it is unknown. Endpoints of a node share the node's KV memory."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"
@@ -202,7 +202,7 @@ class Pool:
         return tuple(endpoint for endpoint in self._endpoints if endpoint in found)
 
     def why_empty(self, subset: tuple[str, ...] | None) -> str:
-        """One sentence for whoever got no candidates."""
+        """One sentence for a request that got no candidates."""
         pool = f"pool {self.namespace}/{self.name}"
         if not self.ready:
             return f"{pool} is not loaded yet"
@@ -269,7 +269,7 @@ def _split(address: str) -> tuple[str, str]:
 
 
 def _rewrites(rules: tuple[Rewrite, ...]) -> dict[str | None, tuple[tuple[str, ...], list[int]]]:
-    """Model (None: any) -> targets and their cumulated weights, of the first rule that speaks of it."""
+    """Model (None: any) -> targets and their cumulated weights, of the first rule that names it."""
     found: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
     for rule in rules:
         if not rule.targets:

@@ -206,7 +206,7 @@ class PrefixIndex:
         masks.update(dict.fromkeys(blocks[shared:], bit))
 
     def claim(self, block: int, bit: int) -> bool:
-        """`add` for one block that may be held already: then False, and nothing is done. Trusts nobody's hashes."""
+        """`add` for one block that may be held already: then False, and nothing is done. Trusts no hashes."""
         mask = self._masks.get(block, 0)
         if mask & bit:
             return False

@@ -54,7 +54,7 @@ class TokenProcessor:
 class _Read:
     """What is kept of a request whose tokens are known."""
 
-    __slots__ = ("_chains", "adapter", "chunks", "held", "ids", "l2", "length", "pins", "salt", "unheard")
+    __slots__ = ("_chains", "adapter", "chunks", "held", "ids", "l2", "length", "pins", "salt", "without_events")
 
     def __init__(self, ids: Sequence[int], limit: int, adapter: str, salt: str) -> None:
         self.length = len(ids)
@@ -63,7 +63,7 @@ class _Read:
         self.salt = salt
         self.held: dict[Endpoint, int] = {}
         """Tokens of it that an endpoint is known to hold, where the match says less because of doubts."""
-        self.unheard: Sequence[Endpoint] = ()
+        self.without_events: Sequence[Endpoint] = ()
         """Endpoints that were matched approximately."""
         self.l2: dict[Endpoint, int] = {}
         """Tokens of it that an endpoint would load from L2, where it would."""
@@ -112,7 +112,7 @@ class _Sent:
 
 @dataclass(eq=False)
 class PrecisePrefixCache(PrefixCache):
-    """How much of a prompt each endpoint holds, by its own word (llm-d: precise-prefix-cache-producer).
+    """How much of a prompt each endpoint holds, by its own KV events (llm-d: precise-prefix-cache-producer).
 
     Parameters are llm-d's, those of the approximate producer, for where it has to answer, and a bound of ours.
     """
@@ -176,7 +176,7 @@ class PrecisePrefixCache(PrefixCache):
     async def prepare(self, request: Request) -> int | None:
         known: int | None = None
         reason = "" if request.api != "other" else "unsupported"
-        if not reason and self.kv_index.heard:
+        if not reason and self.kv_index.any_live:
             try:
                 ids = await self._tokens(request)
             except NoTokens as none:
@@ -199,16 +199,18 @@ class PrecisePrefixCache(PrefixCache):
         self._let_go()
         read = self._reads.get(request)
         if read is None:
-            if not self.kv_index.heard:
-                self._report("approximate-events", "no endpoint's events are heard")
+            if not self.kv_index.any_live:
+                self._report("approximate-events", "no endpoint's KV events are received")
             return self._approximate.produce(request, endpoints)
-        sizes, unheard = self._sizes(endpoints)
+        sizes, without_events = self._sizes(endpoints)
         matches: dict[Endpoint, PrefixMatch] = {}
-        for size, heard in sizes.items():
-            self._match(read, size, heard, matches)
-        if unheard:
-            read.unheard = unheard
-            matches.update((e, m) for e, m in self._approximate.produce(request, unheard).items() if e not in matches)
+        for size, live in sizes.items():
+            self._match(read, size, live, matches)
+        if without_events:
+            read.without_events = without_events
+            matches.update(
+                (e, m) for e, m in self._approximate.produce(request, without_events).items() if e not in matches
+            )
         if self.tiers is not None and (runs := self.tiers.held(read.chunks)):
             self._add_tiers(self.tiers, runs, read, matches)
         return matches
@@ -231,23 +233,23 @@ class PrecisePrefixCache(PrefixCache):
     def _sizes(self, endpoints: Sequence[Endpoint]) -> tuple[dict[int, list[Endpoint]], list[Endpoint]]:
         """Endpoints by block size; and those without events, or of unknown block size."""
         sizes: dict[int, list[Endpoint]] = {}
-        unheard: list[Endpoint] = []
-        now, shelf_of = self.clock(), self.kv_index.state_of
+        without_events: list[Endpoint] = []
+        now, state_of = self.clock(), self.kv_index.state_of
         for endpoint in endpoints:
-            kv_state = shelf_of(endpoint)
+            kv_state = state_of(endpoint)
             stale = kv_state.awaited is not None and now - kv_state.awaited > _SILENCE
             size = kv_state.size or endpoint.load.block_size
             if kv_state.state != "live" or stale or size < 1:
-                unheard.append(endpoint)
+                without_events.append(endpoint)
                 self._report(f"approximate-{_why(kv_state, stale)}", endpoint.name)
             else:
                 sizes.setdefault(size, []).append(endpoint)
-        return sizes, unheard
+        return sizes, without_events
 
-    def _match(self, read: _Read, size: int, heard: list[Endpoint], matches: dict[Endpoint, PrefixMatch]) -> None:
+    def _match(self, read: _Read, size: int, live: list[Endpoint], matches: dict[Endpoint, PrefixMatch]) -> None:
         """The matches of endpoints that share a block size."""
         chain, total = read.reusable(size), max(1, read.length // size)
-        matches.update(dict.fromkeys(heard, PrefixMatch(0, 0, total)))
+        matches.update(dict.fromkeys(live, PrefixMatch(0, 0, total)))
         found = [
             (depth, mask, index)
             for index in (self.kv_index.indexes["device"], self._in_flight)
@@ -260,19 +262,19 @@ class PrecisePrefixCache(PrefixCache):
                 if endpoint in matches:
                     matches[endpoint] = match
         if (tiers := self._tiers(read)) or self._doubted:
-            self._adjust(read, size, heard, tiers, matches)
+            self._adjust(read, size, live, tiers, matches)
 
     def _adjust(
         self,
         read: _Read,
         size: int,
-        heard: list[Endpoint],
+        live: list[Endpoint],
         tiers: Sequence[Mapping[Endpoint, int]],
         matches: dict[Endpoint, PrefixMatch],
     ) -> None:
         """Add what lower tiers hold beyond the device, and take from those who do not keep what is predicted."""
         same: dict[PrefixMatch, PrefixMatch] = {}
-        for endpoint in heard:
+        for endpoint in live:
             match = matches[endpoint]
             held, l1, l2 = match.tokens, 0, 0
             if tiers:
@@ -307,7 +309,7 @@ class PrecisePrefixCache(PrefixCache):
         size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
         match = request.signals.get(PrefixMatch, {}).get(endpoint)
         predicted = -1
-        if match is not None and endpoint not in read.unheard:
+        if match is not None and endpoint not in read.without_events:
             predicted = read.held.get(endpoint, match.tokens)
         pin = None
         if size > 0:
@@ -421,11 +423,11 @@ class PrecisePrefixCache(PrefixCache):
         }
 
     def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures:
-        """How well each of `endpoints` is heard and how far it is believed, and what events came."""
+        """The state of each endpoint's event stream, its lag and trust, and counts of events."""
         rows = []
         for endpoint in endpoints:
             kv_state, trust = self.kv_index.state_of(endpoint), self._trust.get(endpoint)
-            lag = kv_state.lag if kv_state.heard_at is not None else None
+            lag = kv_state.lag if kv_state.received_at is not None else None
             rows.append((endpoint.name, kv_state.state, lag, trust.value if trust is not None else 1.0))
         return KvEventFigures(rows, dict(self.kv_index.counts))
 

@@ -19,7 +19,7 @@ _FEWEST: Final = 256
 _HEAVIEST: Final = 65536.0
 """Bytes beyond which a prompt weighs no more, so that one book does not drown fifty chats."""
 _PRIOR: Final = 1024.0
-"""Bytes of belief in `DEFAULT_RATIO` at the start."""
+"""Weight of `DEFAULT_RATIO`, in bytes, at the start."""
 
 
 class TokenRatio:

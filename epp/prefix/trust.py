@@ -41,7 +41,7 @@ class Trust:
         return share if share < _KEPT else 1.0
 
     def sent(self, predicted: int, load: Load) -> None:
-        """A request was sent of which `predicted` tokens are believed cached."""
+        """A request was sent of which `predicted` tokens are predicted to be cached."""
         self._look(load)
         self._promised += predicted
         self._open += 1

@@ -48,7 +48,7 @@ from epp.scheduling.speeds import Speed, Speeds
 _NS: Final = 1_000_000_000
 """Work is summed in whole nanoseconds: what is added can be taken away again without a trace."""
 _SMOOTHING: Final = 0.5
-"""Weight of one more scrape in what is believed of foreign traffic."""
+"""Weight of one more scrape in the estimate of foreign traffic."""
 _LEAST: Final = 0.1
 """Requests. Less foreign traffic than this is none."""
 _HALF_LIFE: Final = 10.0

@@ -122,7 +122,7 @@ def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
 
 
 OnError = Callable[[str, Exception], None]
-"""Told (name of the plugin, what it raised). The owner counts it as a degradation."""
+"""Called with (name of the plugin, what it raised). The owner counts it as a degradation."""
 
 
 def name_of(plugin: Plugin) -> str:
@@ -154,7 +154,7 @@ class Chain:
         self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
-        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left nobody) or InternalError."""
+        """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""
         dropped: list[tuple[str, Sequence[Endpoint]]] = []
         for name, plugin in self._filters:
             kept = _filtered(name, plugin, request, endpoints, on_error)
@@ -210,12 +210,12 @@ class _Weighed:
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
         """Its part. Mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
         bills: Sequence[tuple[float, ...]] = ()
-        shapely = True
+        well_formed = True
         try:
             if self._cost is not None:
                 bills = self._cost.bill(request, endpoints)
                 raw: Sequence[float] = scores_of(bills)
-                shapely = not bills or {*map(len, bills)} == {len(self._terms)}
+                well_formed = not bills or {*map(len, bills)} == {len(self._terms)}
             else:
                 raw = self._scorer.score(request, endpoints)
             # The test order makes NaN 0: every comparison with it is false.
@@ -223,10 +223,10 @@ class _Weighed:
         except Exception as error:
             on_error(self._name, error)
             return Scored(self._name, self._weight, [0.0] * len(endpoints))
-        if len(scores) != len(endpoints) or not shapely:
+        if len(scores) != len(endpoints) or not well_formed:
             wrong = ValueError(
                 f"{len(scores)} scores for {len(endpoints)} endpoints"
-                if shapely
+                if well_formed
                 else f"a bill must have {len(self._terms)} terms: {', '.join(self._terms)}"
             )
             raise failed(self._name, wrong, on_error) from wrong

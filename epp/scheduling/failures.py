@@ -9,10 +9,10 @@ What counts, as far as the gateway reports it:
     failed                        status 5xx but 501: the server's own, or the gateway's for a connection that was
                                   refused or reset (503) or took too long (504); an answer that another endpoint gave
                                   on the gateway's retry; a client that gave up waiting for the response headers of
-                                  a stream, if the endpoint has answered nobody since, for 5 s
+                                  a stream, if the endpoint has answered no request since, for 5 s
     a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended;
-                                  an answer that another endpoint gave instead of one that has answered nobody yet:
-                                  for 30 s that may be an endpoint which the gateway has not heard of
+                                  an answer that another endpoint gave instead of one that has answered no request yet:
+                                  for 30 s that may be an endpoint which the gateway does not know yet
     good                          status 2xx and 3xx, when the response headers are seen
     nothing                       other 4xx and 501: the request's own fault; a stream that ended without a status soon
 
@@ -86,7 +86,7 @@ class _Record:
         self.first = now
         """When its first request was sent."""
         self.known = False
-        """It has answered somebody, with whatever status."""
+        """It has answered a request, with whatever status."""
         self.answered = now
         """When its last answer was seen."""
         self.share = 0.0
@@ -130,7 +130,7 @@ class FailureShares(Producer[FailureShare]):
     produces: ClassVar[type[Any]] = FailureShare
 
     _services: Services | None = field(default=None, init=False, repr=False)
-    """Told of each endpoint that is suspended, and when none is any more."""
+    """Gets a report of each endpoint that is suspended, and one when none is any more."""
     _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     """Those of them that failed lately."""

@@ -219,7 +219,7 @@ class Scheduler:
         return self._figures(self._endpoint_statistics)
 
     def kv_events(self, endpoints: Sequence[Endpoint]) -> KvEventFigures | None:
-        """How well KV events of `endpoints` are heard; None: no plugin listens."""
+        """The state of the KV event streams of `endpoints`; None: no plugin receives them."""
         for name, hook in self._kv_events:
             try:
                 figures: KvEventFigures | None = hook(endpoints)

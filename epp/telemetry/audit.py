@@ -1,4 +1,4 @@
-"""The audit log: one JSON line a request, for whoever must know later who asked which model where, and what it cost.
+"""The audit log: one JSON line a request, for those who must know later who asked which model where, and what it cost.
 
 No prompt, no answer, no header but those named here. Writing never waits: lines are buffered and written by `run`.
 """

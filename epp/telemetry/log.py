@@ -1,6 +1,6 @@
 """Logging of the process: one line an event on stderr, for people (`text`) or machines (`json`).
 
-What is never logged, anywhere: prompts, answers, header values beyond the request id, tokens and keys. Whoever logs
+What is never logged, anywhere: prompts, answers, header values beyond the request id, tokens and keys. Code that logs
 names things by id. Lines are cut and characters that do not print escaped, so that no client can forge or flood a line.
 """
 

@@ -46,7 +46,7 @@ class _Load(Protocol):
 
 
 class _Endpoint(Protocol):
-    """`epp.pool.store.Endpoint`, as far as the cellar may know it."""
+    """`epp.pool.store.Endpoint`, as far as telemetry may know it."""
 
     @property
     def name(self) -> str: ...
@@ -118,7 +118,7 @@ class Metrics:
     ) -> None:
         """A request was given to `endpoint`, `seconds` after it was complete.
 
-        `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint is believed to hold, None
+        `tokens`: estimated length of its prompt; `predicted`: how many of these the endpoint is predicted to hold, None
         where no plugin looked. Each request that was decided is to be finished, once.
         """
         self._decision.observe(seconds)

@@ -173,7 +173,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_prefix_hit_ratio",
         "histogram",
-        "Share of a prompt's tokens the chosen endpoint is believed to hold",
+        "Share of a prompt's tokens the chosen endpoint is predicted to hold",
         (),
         SHARE,
         (Alias("inference_extension_prefix_indexer_hit_ratio"), Alias("llm_d_epp_prefix_indexer_hit_ratio")),
@@ -211,7 +211,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_endpoint_predicted_cached_tokens_total",
         "counter",
-        "Of those, tokens it was believed to hold when it was chosen",
+        "Of those, tokens it was predicted to hold when it was chosen",
         ENDPOINT,
     ),
     Family(

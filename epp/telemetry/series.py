@@ -98,7 +98,7 @@ class EndpointSeries:
 
     @property
     def predicted_hit_rate(self) -> float | None:
-        """Share of the tokens sent that the endpoint was believed to hold; None before the first token."""
+        """Share of the tokens sent that the endpoint was predicted to hold; None before the first token."""
         return self.predicted / self.tokens if self.tokens else None
 
 

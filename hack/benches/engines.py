@@ -66,7 +66,7 @@ async def rounds(chain: Chain, config: Path, options: argparse.Namespace) -> dic
         for name, text in texts.items():
             if config.read_text(encoding="utf-8") != text:
                 await chain.reconfigure(config, text)
-                await asyncio.sleep(2)  # KV events and the directory are heard again
+                await asyncio.sleep(2)  # KV events and the directory are received again
             seed += 1
             sessions = conversations(seed, options.conversations, options.turns, options.context, options.every)
             add(outcomes[name], await play(sessions, chain.url, chain.shape.engine.model))

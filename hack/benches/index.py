@@ -159,9 +159,9 @@ def precise() -> None:
         cache.start(services(tokens=Ids(ids).of))
         names = [draw.getrandbits(64) for _ in range(512)]
         for number, endpoint in enumerate(endpoints):
-            shelf = cache.kv_index.state_of(endpoint)
-            shelf.state = "live"
-            shelf.engine(0).apply(decode(message(ids, 0, names if number == 3 else names[:256], [])))
+            kv_state = cache.kv_index.state_of(endpoint)
+            kv_state.state = "live"
+            kv_state.engine(0).apply(decode(message(ids, 0, names if number == 3 else names[:256], [])))
         rows: list[tuple[float, ...]] = []
         for _ in range(60):
             made = Request(id="r", model="m", prompt=b"x" * 32_768, tokens=8192)

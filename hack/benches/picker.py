@@ -194,11 +194,11 @@ def one_round(rig: Rig, seconds: float, turn: int) -> dict[tuple[str, str], repo
 
 
 def _sample(rig: Rig, scenario: Scenario, variant: Variant, seconds: float) -> report.Sample:
-    busy_door, busy_envoy, busy = _measured(rig, scenario, variant, 16, seconds)
+    busy_epp, busy_envoy, busy = _measured(rig, scenario, variant, 16, seconds)
     if scenario.api != "chat":  # slow answers: even many of them leave the machine unhurried
-        return report.Sample(busy_door, busy_envoy, busy_door, busy.p50, busy.p99)
-    single_door, _, single = _measured(rig, scenario, variant, 1, seconds)
-    return report.Sample(busy_door, busy_envoy, single_door, single.p50, single.p99)
+        return report.Sample(busy_epp, busy_envoy, busy_epp, busy.p50, busy.p99)
+    single_epp, _, single = _measured(rig, scenario, variant, 1, seconds)
+    return report.Sample(busy_epp, busy_envoy, single_epp, single.p50, single.p99)
 
 
 def _measured(

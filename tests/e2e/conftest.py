@@ -87,7 +87,7 @@ class Stack:
     """One way to run it."""
 
     kubectl: Kubectl
-    door: tuple[Kubectl, str]
+    gateway: tuple[Kubectl, str]
     """Where clients ask: the namespace and name of a Service, port 80."""
     token: str
     """Of an account that may read what pickers show."""
@@ -95,14 +95,14 @@ class Stack:
     @contextmanager
     def entered(self) -> Iterator[str]:
         """Its URL from this machine."""
-        namespace, service = self.door
+        namespace, service = self.gateway
         with namespace.forwarded(f"service/{service}", 80) as url:
             yield url
 
     @property
     def url(self) -> str:
         """Its URL from within the cluster."""
-        namespace, service = self.door
+        namespace, service = self.gateway
         return f"http://{service}.{namespace.namespace}"
 
     @contextmanager

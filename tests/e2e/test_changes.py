@@ -130,7 +130,7 @@ def wired(stack: Stack, processors: list[Any], *, once: bool) -> None:
         patch = json.dumps([{"op": "add", "path": path, "value": value}])
         stack.kubectl("patch", name, "--type=json", "--patch", patch)
     service = stack.kubectl.get("service", "warmpath")["spec"]["clusterIP"]
-    gateways, _ = stack.door
+    gateways, _ = stack.gateway
     (envoy,) = gateways.get("pods", "-l", f"{OWNER}-name=inference,{OWNER}-namespace=default")["items"]
     with gateways.forwarded(f"pod/{envoy['metadata']['name']}", ADMIN) as url:
         wanted = (not once, once)

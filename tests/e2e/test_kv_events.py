@@ -33,7 +33,7 @@ def put_on(stack: Stack, overlay: str, *, hears: bool) -> None:
 
 
 def states(admin: Admin) -> dict[str, str]:
-    """How each pod's events are heard."""
+    """How each pod's events are received."""
     samples = admin.samples("warmpath_endpoint_kv_events")
     return {pod_of(each.labels["endpoint"]): each.labels["state"] for each in samples if each.value}
 
@@ -42,9 +42,9 @@ def pod_of(endpoint: str) -> str:
     return endpoint.rpartition("/")[2]
 
 
-def all_heard(stack: Stack, admin: Admin) -> None:
+def all_live(stack: Stack, admin: Admin) -> None:
     """Return when the picker hears every pod there is, and no other."""
-    wait(lambda: states(admin) == dict.fromkeys(stack.kubectl.pods("llm"), "live"), "all pods are heard")
+    wait(lambda: states(admin) == dict.fromkeys(stack.kubectl.pods("llm"), "live"), "all pods are received")
 
 
 def stored(admin: Admin) -> float:
@@ -52,18 +52,18 @@ def stored(admin: Admin) -> float:
     return sum(each.value for each in samples if each.labels["outcome"] == "stored")
 
 
-def told(stack: Stack, admin: Admin, pod: str, prompt: str) -> None:
-    """Ask a pod directly, and return when the picker has heard what it holds now."""
+def learned(stack: Stack, admin: Admin, pod: str, prompt: str) -> None:
+    """Ask a pod directly, and return when the picker has received what it holds now."""
     before = stored(admin)
     with stack.kubectl.forwarded(f"pod/{pod}", 8000) as url:
         served, answer = ask(url, prompt)
     assert served == pod
     blocks = answer["usage"]["prompt_tokens"] // BLOCK
-    wait(lambda: stored(admin) >= before + blocks, f"what {pod} stored is heard")
+    wait(lambda: stored(admin) >= before + blocks, f"what {pod} stored is received")
 
 
 def picked(url: str, admin: Admin, prompt: str) -> tuple[str, int, int]:
-    """Ask through the gateway: who answered, how many tokens it was believed to hold, how many it held."""
+    """Ask through the gateway: who answered, how many tokens it was predicted to hold, how many it held."""
     pod, answer = ask(url, prompt)
     decision = admin.last_decision()
     assert pod_of(decision["endpoint"]) == pod
@@ -84,12 +84,12 @@ def document(name: str) -> str:
     return f"{name} knows this by heart, and nobody else does. " * 100
 
 
-def test_every_pod_is_heard_and_how_late_is_told(eventful: Stack) -> None:
+def test_every_pod_is_live_and_how_late_is_reported(eventful: Stack) -> None:
     with eventful.admin() as admin:
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
         pods = eventful.kubectl.pods("llm")
         for pod in pods:
-            told(eventful, admin, pod, document(f"Heard {pod}"))
+            learned(eventful, admin, pod, document(f"Received {pod}"))
         lags = {pod_of(each.labels["endpoint"]): each.value for each in admin.samples(LAG)}
         assert lags.keys() == pods.keys()
         assert min(lags.values()) >= 0
@@ -97,9 +97,9 @@ def test_every_pod_is_heard_and_how_late_is_told(eventful: Stack) -> None:
 
 def test_a_prompt_goes_to_the_pod_that_says_it_holds_it(eventful: Stack) -> None:
     with eventful.entered() as url, eventful.admin() as admin:
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
         for pod in eventful.kubectl.pods("llm"):
-            told(eventful, admin, pod, document(f"Held {pod}"))
+            learned(eventful, admin, pod, document(f"Held {pod}"))
             served, predicted, cached = picked(url, admin, document(f"Held {pod}") + "Well?")
             assert served == pod
             assert predicted == cached > 50 * BLOCK
@@ -108,38 +108,38 @@ def test_a_prompt_goes_to_the_pod_that_says_it_holds_it(eventful: Stack) -> None
 def test_a_new_picker_asks_for_what_was_said_before_it_came(eventful: Stack) -> None:
     (pod, *_) = eventful.kubectl.pods("llm")
     with eventful.admin() as admin:
-        all_heard(eventful, admin)
-        told(eventful, admin, pod, document("Before"))
+        all_live(eventful, admin)
+        learned(eventful, admin, pod, document("Before"))
         (old,) = eventful.kubectl.pods("warmpath")
     eventful.kubectl("rollout", "restart", "deployment/warmpath")
     eventful.kubectl.rolled_out("warmpath")
     wait(lambda: len(eventful.kubectl.pods("warmpath")) == 1, "the old picker goes")
     assert old not in eventful.kubectl.pods("warmpath")
     with eventful.entered() as url, eventful.admin() as admin:
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
         wait(lambda: asks(url, admin), "the gateway asks the new picker")  # it may still hold on to the old one
         served, predicted, cached = picked(url, admin, document("Before") + "Well?")
     assert served == pod
     assert predicted == cached > 50 * BLOCK
 
 
-def test_what_a_deleted_pod_held_is_forgotten_and_its_successor_is_heard(eventful: Stack) -> None:
+def test_what_a_deleted_pod_held_is_forgotten_and_its_successor_is_live(eventful: Stack) -> None:
     kubectl = eventful.kubectl
     with eventful.entered() as url, eventful.admin() as admin:
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
         old = set(kubectl.pods("llm"))
         victim = min(old)
-        told(eventful, admin, victim, document("Gone"))
+        learned(eventful, admin, victim, document("Gone"))
         assert picked(url, admin, document("Gone") + "Well?")[0] == victim
         kubectl.killed(victim)
         wait(lambda: victim not in states(admin), "the picker does not listen to it")
         kubectl.rolled_out("llm")
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
         (successor,) = kubectl.pods("llm").keys() - old
         served, predicted, cached = picked(url, admin, document("Gone") + "And now?")
         assert served != victim
         assert (predicted, cached) == (0, 0)
-        told(eventful, admin, successor, document("New"))
+        learned(eventful, admin, successor, document("New"))
         assert picked(url, admin, document("New") + "Well?")[0] == successor
 
 
@@ -147,7 +147,7 @@ def test_only_the_picker_hears_events(eventful: Stack, clients: Kubectl, fenced:
     if not fenced:
         pytest.skip("this cluster's network enforces no NetworkPolicy")
     with eventful.admin() as admin:
-        all_heard(eventful, admin)
+        all_live(eventful, admin)
     addresses = [(address, port) for address in eventful.kubectl.pods("llm").values() for port in (8000, 5557, 5657)]
     assert [each for each in addresses if reaches(clients, *each)] == []
 

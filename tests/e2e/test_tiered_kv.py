@@ -17,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
-from tests.e2e.test_kv_events import all_heard
+from tests.e2e.test_kv_events import all_live
 from tests.support.engines.lmcache import tokens_found
 from tests.support.engines.talk import Turn
 from tests.support.kubernetes.kubectl import Kubectl, KubectlFailed, wait
@@ -66,11 +66,11 @@ class Talk:
 
     def say(self, text: str) -> Turn:
         self.messages.append({"role": "user", "content": text})
-        told = self.client.chat.completions.create(
+        reported = self.client.chat.completions.create(
             model="tiny", messages=self.messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
         )
-        self.messages.append({"role": "assistant", "content": told.choices[0].message.content})
-        return Turn.of(told, self.admin.last_decision())
+        self.messages.append({"role": "assistant", "content": reported.choices[0].message.content})
+        return Turn.of(reported, self.admin.last_decision())
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def words(topic: str, count: int) -> str:
 @pytest.fixture
 def tiers(tiered: Stack) -> Iterator[Tiers]:
     with tiered.admin() as admin:
-        all_heard(tiered, admin)
+        all_live(tiered, admin)
         found = Tiers(tiered, admin)
         wait(lambda: found.known()[0] == 1, "the picker reaches the coordinator")
         yield found

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
-from tests.support.engines.real_engines import following, idle, mended
+from tests.support.engines.real_engines import following, idle, restored
 from tests.support.engines.talk import Talk
 from tests.support.gateway.chain import Laptop, laptop
 from tooling.laptop.engines import Tiers, Vllm, engine_python
@@ -55,7 +55,7 @@ def strategy(running: Laptop) -> str:
 @pytest_asyncio.fixture(loop_scope="session")
 async def fleet(running: Laptop, strategy: str) -> Laptop:
     """The chain, whole, and picking by the module's strategy."""
-    await mended(running)
+    await restored(running)
     await following(running, strategy)
     await idle(running)
     return running

@@ -1,4 +1,4 @@
-"""`warmpath doctor` on real vLLM and LMCache: nothing to say of a fleet that is well, and each illness by its name."""
+"""`warmpath doctor` on real vLLM and LMCache: nothing to say of a healthy fleet, and each fault by its name."""
 
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.engine.conftest import BLOCK
-from tests.support.engines.real_engines import eventually, mended
+from tests.support.engines.real_engines import eventually, restored
 from tests.support.gateway.chain import Laptop
 from tooling.doctor.command import DoctorOptions, diagnose
 from tooling.doctor.finding import Finding
@@ -62,7 +62,7 @@ async def ward(running: Laptop, python: Path, tmp_path_factory: pytest.TempPathF
     nothing to a coordinator. `stranger`: another hash seed and another chat template; its server has that seed too.
     `forgetful`: no prefix cache, no KV events, no metrics, another name, and a server that was told nothing.
     """
-    await mended(running)
+    await restored(running)
     template = tmp_path_factory.mktemp("ward") / "template.jinja"
     template.write_text(TEMPLATE)
     names = ("mute", "stranger", "forgetful")
@@ -123,13 +123,13 @@ def servers_of(fleet: Laptop) -> dict[str, Any]:
     return {"lmcache": lmcache, "coordinator": f"http://{fleet.service('coordinator')}"}
 
 
-async def found(patience: float = 20.0, timeout: float = 120.0, **options: Any) -> list[Finding]:
-    return (await diagnose(DoctorOptions(timeout=timeout, patience=patience, **options)))[1]
+async def found(event_timeout: float = 20.0, timeout: float = 120.0, **options: Any) -> list[Finding]:
+    return (await diagnose(DoctorOptions(timeout=timeout, event_timeout=event_timeout, **options)))[1]
 
 
-def told(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
+def reported(findings: Sequence[Finding]) -> dict[str, tuple[str, str]]:
     """Check -> level, and what fixes it."""
-    return {finding.check: (finding.level, finding.mend) for finding in findings}
+    return {finding.check: (finding.level, finding.fix) for finding in findings}
 
 
 async def test_a_fleet_that_is_well_has_nothing_wrong(fleet: Laptop) -> None:
@@ -148,7 +148,7 @@ async def test_a_publisher_that_connects_other_blocks_and_no_token_details(fleet
     mute = ward.pods["mute"]
     findings = await found(endpoint=[*(pod.url for pod in fleet.chain.pods), mute.url])
     assert {finding.subject for finding in findings} == {mute.address}
-    by_check = told(findings)
+    by_check = reported(findings)
     assert set(by_check) == {"kv-events-endpoint", "prompt-token-details", "block-size", "hash-algorithm"}
     assert '"endpoint": "tcp://*:5557"' in by_check["kv-events-endpoint"][1]
     assert by_check["prompt-token-details"] == ("hint", "--enable-prompt-tokens-details")
@@ -161,7 +161,7 @@ async def test_another_hash_seed_and_another_chat_template(fleet: Laptop, ward: 
     pods = [*(pod.url for pod in fleet.chain.pods), stranger.url]
     findings = await found(endpoint=pods, **servers_of(fleet))
     assert {finding.subject for finding in findings} == {stranger.address}
-    by_check = told(findings)
+    by_check = reported(findings)
     assert set(by_check) == {"hash-seed", "tokenizer"}
     assert by_check["hash-seed"][0] == "problem"
     assert "PYTHONHASHSEED" in by_check["hash-seed"][1]
@@ -170,7 +170,7 @@ async def test_another_hash_seed_and_another_chat_template(fleet: Laptop, ward: 
 
 async def test_no_prefix_cache_no_kv_events_no_metrics_another_name(fleet: Laptop, ward: Ward) -> None:
     findings = await found(endpoint=[ward.pods["forgetful"].url], model="tiny")
-    by_check = told(findings)
+    by_check = reported(findings)
     assert set(by_check) == {"metrics", "model", "prefix-caching", "kv-events"}
     assert "--disable-log-stats" in by_check["metrics"][1]
     assert by_check["model"][1] == "--served-model-name tiny"
@@ -183,7 +183,7 @@ async def test_a_server_with_the_wrong_chunk_hash_transfer_and_l2_that_reports_n
 ) -> None:
     server, coordinator = ward.lmcache["mute"], servers_of(fleet)["coordinator"]
     findings = await found(endpoint=[ward.pods["mute"].url], lmcache=[server], coordinator=coordinator)
-    own = told([finding for finding in findings if finding.subject == server])
+    own = reported([finding for finding in findings if finding.subject == server])
     assert own == {
         "lmcache-transfer": (
             "problem",
@@ -195,16 +195,18 @@ async def test_a_server_with_the_wrong_chunk_hash_transfer_and_l2_that_reports_n
         "coordinator-unset": ("problem", "--coordinator-event-reporting"),
     }
     assert "--prefix-caching-hash-algo sha256_cbor" in own["lmcache-hash"][1]
-    level, mend = told([finding for finding in findings if finding.subject == coordinator])["coordinator-unreachable"]
+    level, fix = reported([finding for finding in findings if finding.subject == coordinator])[
+        "coordinator-unreachable"
+    ]
     assert level == "problem"
-    assert f"--coordinator-url {coordinator}" in mend
+    assert f"--coordinator-url {coordinator}" in fix
 
 
-async def test_a_server_that_was_told_nothing(fleet: Laptop, ward: Ward) -> None:
+async def test_a_server_that_was_reported_nothing(fleet: Laptop, ward: Ward) -> None:
     server = ward.lmcache["forgetful"]
     findings = await found(endpoint=[fleet.chain.pods[0].url], lmcache=[server])
     assert {finding.subject for finding in findings} == {server}
-    own = told(findings)
+    own = reported(findings)
     assert {check: level for check, (level, _) in own.items()} == {
         "lmcache-engines": "hint",
         "lmcache-chunk": "problem",
@@ -225,20 +227,20 @@ async def test_a_server_with_another_hash_seed(fleet: Laptop, ward: Ward) -> Non
     assert [(finding.subject, finding.check, finding.level) for finding in findings] == [
         (server, "lmcache-names", "problem")
     ]
-    assert "without PYTHONHASHSEED" in findings[0].mend
+    assert "without PYTHONHASHSEED" in findings[0].fix
 
 
 async def test_a_server_that_lost_redis_and_calls_itself_healthy(fleet: Laptop, ward: Ward) -> None:
     async def checks() -> dict[str, tuple[str, str]]:
-        return told(await found(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache["mute"]]))
+        return reported(await found(endpoint=[ward.pods["mute"].url], lmcache=[ward.lmcache["mute"]]))
 
     assert "l2-stuck" not in await checks()
     await fleet.chain.processes.stop(ward.redis.name)
     await fleet.chain.start(ward.redis)
     await fleet.chain.ready(ward.redis.ready, ward.redis.name, 60.0)
-    level, mend = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
+    level, fix = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
     assert level == "problem"
-    assert "start this LMCache server again" in mend
+    assert "start this LMCache server again" in fix
 
 
 async def test_a_coordinator_that_is_away(fleet: Laptop) -> None:
@@ -255,9 +257,9 @@ async def test_a_server_that_began_before_redis(fleet: Laptop, ward: Ward) -> No
 
     async def checks() -> dict[str, tuple[str, str]]:
         ill = {"endpoint": [ward.pods["mute"].url], "lmcache": [ward.lmcache["mute"]]}
-        return told(await found(patience=3.0, timeout=10.0, **ill))
+        return reported(await found(event_timeout=3.0, timeout=10.0, **ill))
 
     # Until its engine is registered anew nothing is looked up.
-    level, mend = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
+    level, fix = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
     assert level == "problem"
-    assert "while its Redis answers" in mend
+    assert "while its Redis answers" in fix

@@ -6,11 +6,11 @@ import pytest
 from tests.engine.conftest import BLOCK
 from tests.support.engines.real_engines import (
     eventually,
-    heard,
     in_l1,
     killed,
     kv_aware,
-    mended,
+    received,
+    restored,
     settled,
     started,
     statistic,
@@ -76,10 +76,10 @@ async def test_a_pod(fleet: Laptop, talk: Talk) -> None:
     # From L2. What the directory says of it is a hint: the last chunk may not have arrived when it is asked for.
     assert abs(again.predicted - again.cached) <= BLOCK
     assert again.cached >= first.prompt // BLOCK * BLOCK - BLOCK
-    await heard(fleet, 1)
+    await received(fleet, 1)
     await started(fleet, first.endpoint)
-    await heard(fleet, 2)
-    await mended(fleet)
+    await received(fleet, 2)
+    await restored(fleet)
     await well(fleet, talk)
 
 
@@ -108,6 +108,6 @@ async def test_redis(fleet: Laptop, talk: Talk) -> None:
     for server in servers:
         await killed(fleet, server)
     await started(fleet, "redis", *servers)
-    await mended(fleet)
+    await restored(fleet)
     await remembered(fleet, *(pod.name for pod in fleet.chain.pods))
     await well(fleet, talk)

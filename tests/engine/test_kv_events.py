@@ -7,7 +7,7 @@ import pytest
 
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
-from tests.support.engines.real_engines import eventually, heard, started
+from tests.support.engines.real_engines import eventually, received, started
 from tests.support.engines.talk import Talk, ask
 from tests.support.gateway.chain import Laptop
 
@@ -33,9 +33,9 @@ async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk
     messages = [{"role": "user", "content": talk.words(300)}]
     before = await blocks_stored(fleet)
     async with openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none", timeout=120) as direct:
-        told = await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
-    assert told.usage is not None
-    whole = told.usage.prompt_tokens // BLOCK
+        reported = await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
+    assert reported.usage is not None
+    whole = reported.usage.prompt_tokens // BLOCK
     await eventually(lambda: blocks_stored(fleet), lambda count: count >= before + whole)
     turn = await ask(fleet, talk.client, messages)
     assert turn.endpoint == pod.name
@@ -60,12 +60,12 @@ async def test_a_salt_keeps_what_it_should_apart(talk: Talk) -> None:
     assert not (details and details.cached_tokens)
 
 
-async def test_another_process_is_noticed_and_heard(fleet: Laptop, talk: Talk) -> None:
+async def test_another_process_is_noticed_and_received(fleet: Laptop, talk: Talk) -> None:
     first = await talk.say(talk.words(300))
     before = await restarts(fleet)
     await fleet.chain.processes.stop(first.endpoint, how=signal.SIGKILL)  # it stays in the pool
-    await heard(fleet, 1)
+    await received(fleet, 1)
     await started(fleet, first.endpoint)
-    await heard(fleet, 2)
+    await received(fleet, 2)
     await eventually(lambda: restarts(fleet), lambda count: count == before + 1)
     assert await fleet.metric("warmpath_kv_events_total", outcome="malformed") == 0

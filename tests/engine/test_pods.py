@@ -30,9 +30,9 @@ async def test_the_official_client_streams_a_chat(fleet: Laptop, client: openai.
         extra_body={"ignore_eos": True},
     )
     chunks = [chunk async for chunk in stream]
-    told = chunks[-1].usage
-    assert told is not None
-    assert told.completion_tokens == 12
+    reported = chunks[-1].usage
+    assert reported is not None
+    assert reported.completion_tokens == 12
     whole = await client.chat.completions.create(
         model="tiny", messages=HELLO, max_tokens=12, temperature=0, extra_body={"ignore_eos": True}
     )
@@ -82,7 +82,7 @@ async def test_the_pods_tokenize_with_the_chat_template(fleet: Laptop, talk: Tal
     async with aiohttp.ClientSession() as http:
         body = {"model": "tiny", "messages": HELLO}
         async with http.post(f"{fleet.pod('pod-a').url}/tokenize", json=body) as answer:
-            told = await answer.json()
-        assert told["count"] == len(told["tokens"])
-        async with http.post(f"{fleet.pod('pod-a').url}/detokenize", json={"tokens": told["tokens"]}) as answer:
+            reported = await answer.json()
+        assert reported["count"] == len(reported["tokens"])
+        async with http.post(f"{fleet.pod('pod-a').url}/detokenize", json={"tokens": reported["tokens"]}) as answer:
             assert (await answer.json())["prompt"] == "<|user|>Say hello<|end|>\n<|assistant|>"

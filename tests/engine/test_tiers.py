@@ -44,18 +44,18 @@ async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
 
 async def test_what_is_predicted_is_what_is_cached(fleet: Laptop, client: openai.AsyncOpenAI) -> None:
     talks = [Talk(fleet, client) for _ in range(6)]
-    told: list[Turn] = await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
-    assert len({turn.endpoint for turn in told}) == 2
+    reported: list[Turn] = await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
+    assert len({turn.endpoint for turn in reported}) == 2
     for _ in range(3):
-        told += [await talk.say(talk.words(60)) for talk in talks]
+        reported += [await talk.say(talk.words(60)) for talk in talks]
     for first in range(len(talks)):  # of two idle pods the one whose device has it
-        assert len({turn.endpoint for turn in told[first :: len(talks)]}) == 1
-    told += await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
-    read = [turn for turn in told if turn.read]
-    assert len(read) > 0.8 * len(told)
+        assert len({turn.endpoint for turn in reported[first :: len(talks)]}) == 1
+    reported += await asyncio.gather(*(talk.say(talk.words(60)) for talk in talks))
+    read = [turn for turn in reported if turn.read]
+    assert len(read) > 0.8 * len(reported)
     right = [turn for turn in read if exact(turn)]
     assert len(right) >= 0.99 * len(read), [(turn.predicted, turn.cached) for turn in read if not exact(turn)]
-    assert sum(turn.cached for turn in told) > 0.5 * sum(turn.prompt for turn in told)
+    assert sum(turn.cached for turn in reported) > 0.5 * sum(turn.prompt for turn in reported)
 
 
 async def test_after_device_eviction_it_is_known_to_be_in_l1(
@@ -94,11 +94,11 @@ async def test_the_coordinator_has_a_node_load_ahead_from_l2(fleet: Laptop, talk
     finally:
         coordinator.close()
     async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
-        told = await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
-    assert told.usage is not None
-    assert told.usage.prompt_tokens_details is not None
+        reported = await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
+    assert reported.usage is not None
+    assert reported.usage.prompt_tokens_details is not None
     whole = first.prompt // BLOCK * BLOCK
-    assert (told.usage.prompt_tokens_details.cached_tokens or 0) >= whole
+    assert (reported.usage.prompt_tokens_details.cached_tokens or 0) >= whole
     _, l2 = await eventually(lambda: loaded(fleet, other.name), lambda now: now[0] - before[0] >= whole)
     assert l2 == before[1]
 

@@ -63,19 +63,19 @@ async def refusal(settings: Settings) -> str:
 
 
 @pytest.mark.parametrize("which", ["grpc_port", "grpc_health_port", "metrics_port"])
-async def test_a_port_in_use_is_told_by_its_number(settings: Settings, which: str) -> None:
+async def test_a_port_in_use_is_reported_by_its_number(settings: Settings, which: str) -> None:
     with socket.create_server(("127.0.0.1", free_ports(1)[0])) as server:
         port = server.getsockname()[1]
         taken: Any = {which: (0, port) if which == "grpc_port" else port}
-        told = await refusal(replace(settings, **taken))
-    assert told.startswith(f"--{which.replace('_', '-')}: ")
-    assert f"127.0.0.1:{port}" in told
-    assert "in use" in told
+        reported = await refusal(replace(settings, **taken))
+    assert reported.startswith(f"--{which.replace('_', '-')}: ")
+    assert f"127.0.0.1:{port}" in reported
+    assert "in use" in reported
 
 
 @pytest.mark.skipif(not is_free(0, "::1"), reason="no IPv6 on this machine")
 @pytest.mark.parametrize("which", ["grpc_port", "grpc_health_port"])
-async def test_an_ipv6_address_is_told_in_brackets(settings: Settings, which: str) -> None:
+async def test_an_ipv6_address_is_reported_in_brackets(settings: Settings, which: str) -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         taken: Any = {which: (0, port) if which == "grpc_port" else port}
@@ -83,8 +83,8 @@ async def test_an_ipv6_address_is_told_in_brackets(settings: Settings, which: st
 
 
 async def test_pools_with_one_port_need_flags(settings: Settings) -> None:
-    told = await refusal(replace(settings, grpc_port=()))
-    assert told == "pool default/one: port 9002 is another pool's too; use --grpc-port"
+    reported = await refusal(replace(settings, grpc_port=()))
+    assert reported == "pool default/one: port 9002 is another pool's too; use --grpc-port"
 
 
 async def test_more_ports_than_pools(settings: Settings) -> None:
@@ -92,8 +92,8 @@ async def test_more_ports_than_pools(settings: Settings) -> None:
 
 
 async def test_an_audit_log_that_cannot_be_written(settings: Settings, tmp_path: Path) -> None:
-    told = await refusal(replace(settings, audit_log=tmp_path / "no" / "audit.jsonl"))
-    assert told == f"--audit-log: cannot write {tmp_path}/no/audit.jsonl: No such file or directory"
+    reported = await refusal(replace(settings, audit_log=tmp_path / "no" / "audit.jsonl"))
+    assert reported == f"--audit-log: cannot write {tmp_path}/no/audit.jsonl: No such file or directory"
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ async def test_each_pool_has_its_port(settings: Settings, tmp_path: Path) -> Non
             "pool default/one",
             "pool default/two",
         ]
-        told = f"pool one on 127.0.0.1:{process.grpc[0]}; pool two on 127.0.0.1:{process.grpc[1]}"
-        assert told in process.log.read_text()
+        reported = f"pool one on 127.0.0.1:{process.grpc[0]}; pool two on 127.0.0.1:{process.grpc[1]}"
+        assert reported in process.log.read_text()
         process.process.terminate()
         assert await process.ended() == 0
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
@@ -199,7 +199,7 @@ schedulingProfiles:
 """
 
 
-async def test_a_shadow_comes_with_a_changed_file_and_is_told_of(settings: Settings, tmp_path: Path) -> None:
+async def test_a_shadow_comes_with_a_changed_file_and_is_reported_of(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(SHADOW.replace("- {name: new", "# {name: new"))
     async with serving(settings, tmp_path, "--config", str(file)) as process:
@@ -217,12 +217,12 @@ async def test_a_shadow_comes_with_a_changed_file_and_is_told_of(settings: Setti
         assert 'warmpath_shadow_picks_total{outcome="same",pool="one",profile="new"} 1.0' in metrics
         assert "Shadow profile new: of 1 picks" in (await process.get("/"))[1]
         file.write_text(SHADOW + "shadow: {profile: now}\n")
-        told = "shadow.profile: no profile is called 'now'; did you mean 'new'?"
-        await eventually(lambda: asyncio.to_thread(process.log.read_text), lambda log: told in log)
+        reported = "shadow.profile: no profile is called 'now'; did you mean 'new'?"
+        await eventually(lambda: asyncio.to_thread(process.log.read_text), lambda log: reported in log)
         assert "shadow new" in (await process.get("/config"))[1]
 
 
-async def test_pools_of_one_name_are_told_apart_by_their_namespace(settings: Settings, tmp_path: Path) -> None:
+async def test_pools_of_one_name_are_reported_apart_by_their_namespace(settings: Settings, tmp_path: Path) -> None:
     two = POOLS.replace("metadata: {name: one}", "metadata: {name: same, namespace: left}")
     pods = "endpoints:\n" + "".join(
         f"- {{name: {name}, namespace: {side}, address: 10.0.0.{n}, port: 8000, labels: {{app: {app}}}}}\n"
@@ -289,7 +289,7 @@ async def test_a_process_whose_loop_stands_still_ends_and_says_where(settings: S
     assert len([line for line in lines if "the event loop has not turned for 1 s" in line]) == 1
 
 
-async def test_gateways_are_told_to_connect_anew_before_the_linger_would_be_over(
+async def test_gateways_are_reported_to_connect_anew_before_the_linger_would_be_over(
     settings: Settings, tmp_path: Path
 ) -> None:
     async with serving(settings, tmp_path, "--drain-linger", "1s") as process:
@@ -313,26 +313,26 @@ async def test_a_process_that_was_stopped_goes_on(settings: Settings, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({}, "which pools? expected one of --endpoints (files), --pool-name"),
         ({"pool_name": ("a",), "pool_selector": "x=y"}, "which pools?"),
         ({"endpoint_selector": "app=x"}, "--endpoint-target-ports: expected with --endpoint-selector"),
     ],
 )
-async def test_what_to_serve_must_be_said_once(changes: dict[str, Any], told: str) -> None:
-    assert told in await refusal(Settings(grpc_health_port=0, metrics_port=0, **changes))
+async def test_what_to_serve_must_be_said_once(changes: dict[str, Any], reported: str) -> None:
+    assert reported in await refusal(Settings(grpc_health_port=0, metrics_port=0, **changes))
 
 
 async def test_a_certificate_needs_tls(settings: Settings, tmp_path: Path) -> None:
-    told = await refusal(replace(settings, cert_path=tmp_path))
-    assert told == "--cert-path: expected with --secure-serving=true only"
+    reported = await refusal(replace(settings, cert_path=tmp_path))
+    assert reported == "--cert-path: expected with --secure-serving=true only"
 
 
-async def test_tokenizer_files_that_are_not_there_are_told_at_start(settings: Settings, tmp_path: Path) -> None:
-    told = await refusal(replace(settings, tokenizer=(f"org/m={tmp_path / 'm'}",)))
+async def test_tokenizer_files_that_are_not_there_are_reported_at_start(settings: Settings, tmp_path: Path) -> None:
+    reported = await refusal(replace(settings, tokenizer=(f"org/m={tmp_path / 'm'}",)))
     assert (
-        told
+        reported
         == f"--tokenizer org/m: {tmp_path / 'm'}: expected a directory with tokenizer.json and tokenizer_config.json"
     )
 
@@ -342,32 +342,32 @@ async def test_of_files_one_pool_or_all(settings: Settings) -> None:
 
 
 async def test_the_second_door_may_speak_tls(settings: Settings, tmp_path: Path) -> None:
-    told = await refusal(replace(settings, metrics_client_ca_file=tmp_path))
-    assert told == "--metrics-client-ca-file: expected with --metrics-cert-dir only"
+    reported = await refusal(replace(settings, metrics_client_ca_file=tmp_path))
+    assert reported == "--metrics-client-ca-file: expected with --metrics-cert-dir only"
     assert (await refusal(replace(settings, metrics_cert_dir=tmp_path))).startswith(
         "--metrics-cert-dir: expected tls.crt"
     )
 
 
-async def test_flags_without_effect_are_told_once(settings: Settings, tmp_path: Path) -> None:
+async def test_flags_without_effect_are_reported_once(settings: Settings, tmp_path: Path) -> None:
     async with serving(settings, tmp_path, "--ha-enable-leader-election", "-v=4", "-health-checking") as process:
         lines = process.log.read_text().splitlines()
-    told = [line for line in lines if "without effect" in line]
-    assert len(told) == 1
-    assert told[0].endswith(
+    reported = [line for line in lines if "without effect" in line]
+    assert len(reported) == 1
+    assert reported[0].endswith(
         "given and without effect: --ha-enable-leader-election: every replica is active, none leads"
     )
 
 
-async def test_settings_without_effect_are_told_once(settings: Settings, tmp_path: Path) -> None:
+async def test_settings_without_effect_are_reported_once(settings: Settings, tmp_path: Path) -> None:
     text = (
         "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nfeatureGates: [enableLegacyMetrics]\n"
         "plugins: [{type: no-hit-lru-scorer, parameters: {prefixPluginName: a}}]\n"
     )
     async with serving(settings, tmp_path, "--config-text", text) as process:
         lines = process.log.read_text().splitlines()
-    (told,) = [line for line in lines if "without effect" in line]
-    assert told.endswith(
+    (reported,) = [line for line in lines if "without effect" in line]
+    assert reported.endswith(
         "accepted, without effect: featureGates[0]: endpoints' metrics are read in one way; "
         "plugins[0].parameters.prefixPluginName: the one prefix producer of the configuration answers"
     )
@@ -411,8 +411,8 @@ async def test_in_kubernetes_readers_need_a_token_and_with_files_only_if_asked(
         use(fake.host, tmp_path, monkeypatch)
         async with serving(settings, tmp_path, "--metrics-endpoint-auth") as process:
             assert [(await process.get(path))[0] for path in ("/metrics", "/decisions", "/ready")] == [401, 401, 200]
-            told = await process.get("/metrics", Authorization="Bearer t")
-            assert told[0] == 403
+            reported = await process.get("/metrics", Authorization="Bearer t")
+            assert reported[0] == 403
             fake.rights.add(("ann", "/decisions"))
             assert (await process.get("/decisions", Authorization="Bearer t"))[0] == 200
 

@@ -61,9 +61,9 @@ def options(monkeypatch: pytest.MonkeyPatch) -> list[tooling.laptop.up.UpOptions
 
 @pytest.mark.parametrize("command", [(), ("serve",), ("check",), ("up",)])
 def test_every_command_has_help(command: tuple[str, ...]) -> None:
-    told = call(*command, "--help")
-    assert told.exit_code == 0
-    assert told.output.startswith("Usage: warmpath")
+    reported = call(*command, "--help")
+    assert reported.exit_code == 0
+    assert reported.output.startswith("Usage: warmpath")
 
 
 def test_the_version() -> None:
@@ -74,10 +74,10 @@ def test_the_version() -> None:
 
 
 def test_check_prints_the_pipeline(config: Path) -> None:
-    told = call("check", config)
-    assert told.exit_code == 0
-    assert "scorer, weight 2: queue-scorer" in told.output
-    assert "picker max-score-picker" in told.output
+    reported = call("check", config)
+    assert reported.exit_code == 0
+    assert "scorer, weight 2: queue-scorer" in reported.output
+    assert "picker max-score-picker" in reported.output
 
 
 def test_the_strategies_offered_are_those_there_are() -> None:
@@ -87,44 +87,44 @@ def test_the_strategies_offered_are_those_there_are() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_check_shows_a_strategy(strategy: str) -> None:
-    told = call("check", "--strategy", strategy)
-    assert told.exit_code == 0
-    assert "picker" in told.output
+    reported = call("check", "--strategy", strategy)
+    assert reported.exit_code == 0
+    assert "picker" in reported.output
 
 
 def test_check_prints_every_error_and_ends_with_1(config: Path) -> None:
     config.write_text(GOOD.replace("queue-scorer}", "queue-scorr}").replace("max-score-picker}]", "max-score-pickr}]"))
-    told = call("check", config)
-    assert told.exit_code == 1
-    assert told.stdout == ""
-    assert "'queue-scorer'" in told.stderr
-    assert "'max-score-picker'" in told.stderr
-    assert "Traceback" not in told.stderr
+    reported = call("check", config)
+    assert reported.exit_code == 1
+    assert reported.stdout == ""
+    assert "'queue-scorer'" in reported.stderr
+    assert "'max-score-picker'" in reported.stderr
+    assert "Traceback" not in reported.stderr
 
 
 def test_check_shows_names_that_would_steer_the_terminal(config: Path) -> None:
     named = GOOD.replace("{type: queue-scorer}", '{type: queue-scorer, name: "queue\\x9b2J\\nadmission"}')
     config.write_text(named.replace("pluginRef: queue-scorer", 'pluginRef: "queue\\x9b2J\\nadmission"'))
-    told = call("check", config)
-    assert told.exit_code == 0
-    assert "scorer, weight 2: queue\\x9b2J\\nadmission" in told.output
+    reported = call("check", config)
+    assert reported.exit_code == 0
+    assert "scorer, weight 2: queue\\x9b2J\\nadmission" in reported.output
     config.write_text(GOOD.replace("weight: 2", '"wei\\x1b[2J\\x9bght": 2'))
-    told = call("check", config)
-    assert told.exit_code == 1
-    assert "\x1b" not in told.output
-    assert "\x9b" not in told.output
+    reported = call("check", config)
+    assert reported.exit_code == 1
+    assert "\x1b" not in reported.output
+    assert "\x9b" not in reported.output
 
 
 def test_check_of_no_file(tmp_path: Path) -> None:
-    told = call("check", tmp_path / "gone.yaml")
-    assert told.exit_code == 1
-    assert "gone.yaml" in told.stderr
+    reported = call("check", tmp_path / "gone.yaml")
+    assert reported.exit_code == 1
+    assert "gone.yaml" in reported.stderr
 
 
 def test_check_wants_one_thing(config: Path) -> None:
     for arguments in ((), (config, "--strategy", "session")):
-        told = call("check", *arguments)
-        assert (told.exit_code, "give either a FILE or --strategy" in told.stderr) == (2, True)
+        reported = call("check", *arguments)
+        assert (reported.exit_code, "give either a FILE or --strategy" in reported.stderr) == (2, True)
 
 
 def test_check_finds_plugins_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_check_finds_plugins_beside_the_file(tmp_path: Path, monkeypatch: pytest
     )
     file = tmp_path / "config.yaml"
     file.write_text(GOOD.replace("{type: queue-scorer}", "{type: plugins_of_mine.Mine, name: queue-scorer}"))
-    told = call("check", file)
-    assert (told.exit_code, "plugins_of_mine.Mine" in told.output) == (0, True)
+    reported = call("check", file)
+    assert (reported.exit_code, "plugins_of_mine.Mine" in reported.output) == (0, True)
 
 
 NAMES = ("serve", "up", "check", "replay")
@@ -149,10 +149,11 @@ def test_check_imports_nothing_from_modules_that_are_not_allowed(
     (tmp_path / "never_run.py").write_text("raise AssertionError\n")
     file = tmp_path / "config.yaml"
     file.write_text(GOOD.replace("{type: queue-scorer}", "{type: never_run.Mine, name: queue-scorer}"))
-    told = call("check", file, "--plugins-from", "none")
-    assert told.exit_code == 1
+    reported = call("check", file, "--plugins-from", "none")
+    assert reported.exit_code == 1
     assert (
-        "plugins[0].type: 'never_run.Mine' is code of the module never_run; --plugins-from allows none" in told.stderr
+        "plugins[0].type: 'never_run.Mine' is code of the module never_run; --plugins-from allows none"
+        in reported.stderr
     )
     assert str(tmp_path) not in sys.path
     monkeypatch.setenv("WARMPATH_PLUGINS_FROM", "acme,acme2")
@@ -161,11 +162,11 @@ def test_check_imports_nothing_from_modules_that_are_not_allowed(
 
 
 @pytest.mark.parametrize("command", NAMES)
-def test_who_reads_a_configuration_can_be_told_whose_plugins_to_take(command: str) -> None:
+def test_who_reads_a_configuration_can_be_reported_whose_plugins_to_take(command: str) -> None:
     assert "--plugins-from" in call(command, "--help").output
-    told = call(command, "--plugins-from", "acme-plugins")
-    assert told.exit_code == 2
-    assert "'acme-plugins' is no module; expected any, none, or modules" in " ".join(told.stderr.split())
+    reported = call(command, "--plugins-from", "acme-plugins")
+    assert reported.exit_code == 2
+    assert "'acme-plugins' is no module; expected any, none, or modules" in " ".join(reported.stderr.split())
 
 
 # --- serve ----------------------------------------------------------------------------------------------------------
@@ -173,12 +174,12 @@ def test_who_reads_a_configuration_can_be_told_whose_plugins_to_take(command: st
 
 def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -> None:
     ports = ("--grpc-port", 1, "--grpc-port", 2, "--grpc-health-port", 3, "--metrics-port", 4)
-    told = call(
+    reported = call(
         *("serve", "--endpoints", config, "--endpoints", config.parent, "--config", config, *ports),
         *("--max-body", 2, "--max-streams", 7, "--request-timeout", "9s", "--fallbacks", 3, "--trust-client-headers"),
         *("--audit-log", config.parent / "audit", "--plugins-from", "a,b.c"),
     )
-    assert told.exit_code == 0, told.output
+    assert reported.exit_code == 0, reported.output
     [found] = settings
     assert list(found.endpoints) == [config, config.parent]
     assert (list(found.grpc_port), found.grpc_health_port, found.metrics_port) == ([1, 2], 3, 4)
@@ -207,12 +208,12 @@ def test_without_flags_settings_are_the_defaults(config: Path, settings: list[ep
         (("--grpc-prt", "1"), "Did you mean one of"),
     ],
 )
-def test_a_wrong_flag_is_told_with_status_2(
+def test_a_wrong_flag_is_reported_with_status_2(
     config: Path, settings: list[epp.app.Settings], flags: tuple[str, ...], sentence: str
 ) -> None:
-    told = call("serve", "--endpoints", config, *(flag.format(config=config) for flag in flags))
-    assert told.exit_code == 2
-    assert sentence in " ".join(told.stderr.split())
+    reported = call("serve", "--endpoints", config, *(flag.format(config=config) for flag in flags))
+    assert reported.exit_code == 2
+    assert sentence in " ".join(reported.stderr.split())
     assert settings == []
 
 
@@ -221,16 +222,16 @@ def test_a_wrong_configuration_is_one_sentence(config: Path, monkeypatch: pytest
         raise ConfigError("plugins[0].type", "no such thing")
 
     monkeypatch.setattr(epp.app, "run", run)
-    told = call("serve", "--endpoints", config)
-    assert (told.exit_code, told.stderr) == (1, "Error: plugins[0].type: no such thing\n")
+    reported = call("serve", "--endpoints", config)
+    assert (reported.exit_code, reported.stderr) == (1, "Error: plugins[0].type: no such thing\n")
 
 
 # --- up -------------------------------------------------------------------------------------------------------------
 
 
 def test_up_passes_its_flags_and_its_status(config: Path, options: list[tooling.laptop.up.UpOptions]) -> None:
-    told = call("up", "--once", "--pods", 2, "--replicas", 2, "--port", 8081, "--seed", 5, "--strategy", "session")
-    assert told.exit_code == 7
+    reported = call("up", "--once", "--pods", 2, "--replicas", 2, "--port", 8081, "--seed", 5, "--strategy", "session")
+    assert reported.exit_code == 7
     wanted = tooling.laptop.up.UpOptions(once=True, pods=2, replicas=2, port=8081, seed=5, strategy="session")
     assert options == [wanted]
     assert wanted.picking == ("--strategy", "session")
@@ -250,5 +251,5 @@ def test_what_ends_up_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         raise tooling.laptop.up.UpError("no Envoy found")
 
     monkeypatch.setattr(tooling.laptop.up, "run", run)
-    told = call("up")
-    assert (told.exit_code, told.stderr) == (1, "Error: no Envoy found\n")
+    reported = call("up")
+    assert (reported.exit_code, reported.stderr) == (1, "Error: no Envoy found\n")

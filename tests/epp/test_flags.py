@@ -33,15 +33,15 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
 def given(*arguments: str) -> dict[str, Any]:
     """What was given, without what was not."""
     seen: dict[str, Any] = {}
-    told = CliRunner().invoke(command, arguments, obj=seen)
-    assert told.exit_code == 0, told.output
+    reported = CliRunner().invoke(command, arguments, obj=seen)
+    assert reported.exit_code == 0, reported.output
     return {name: value for name, value in seen.items() if value not in (None, (), 2.0)}
 
 
 def refusal(*arguments: str) -> str:
-    told = CliRunner().invoke(command, arguments, obj={})
-    assert told.exit_code == 2, told.output
-    return " ".join(told.stderr.split())
+    reported = CliRunner().invoke(command, arguments, obj={})
+    assert reported.exit_code == 2, reported.output
+    return " ".join(reported.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_flag_is_spelt_as_in_go(arguments: tuple[str, ...], expected: dict[str
     assert given(*arguments) == expected
 
 
-def test_what_follows_a_boolean_is_not_its_value_and_that_is_told() -> None:
+def test_what_follows_a_boolean_is_not_its_value_and_that_is_reported() -> None:
     assert given("--yes", "false", "--name", "x") == {
         "yes": True,
         "name": "x",
@@ -101,12 +101,12 @@ def test_what_follows_a_boolean_is_not_its_value_and_that_is_told() -> None:
         (("--health-checking=perhaps",), "'perhaps' is not a valid boolean"),
     ],
 )
-def test_what_is_wrong_is_told(arguments: tuple[str, ...], sentence: str) -> None:
+def test_what_is_wrong_is_reported(arguments: tuple[str, ...], sentence: str) -> None:
     assert sentence in refusal(*arguments)
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_a_flag_that_does_nothing_is_taken_and_told_only_if_it_asks_for_something(name: str) -> None:
+def test_a_flag_that_does_nothing_is_taken_and_reported_only_if_it_asks_for_something(name: str) -> None:
     idle = IDLE[name]
     if idle.usual is not None:
         assert given(f"--{name}={idle.usual}") == {}
@@ -132,9 +132,9 @@ def test_a_flag_that_does_nothing_is_taken_and_told_only_if_it_asks_for_somethin
     ],
 )
 def test_a_flag_of_the_picker_that_cannot_be_is_refused(flag: str, sentence: str) -> None:
-    told = CliRunner().invoke(warmpath, with_command([flag]))
-    assert told.exit_code == 2
-    assert sentence in " ".join(told.stderr.split())
+    reported = CliRunner().invoke(warmpath, with_command([flag]))
+    assert reported.exit_code == 2
+    assert sentence in " ".join(reported.stderr.split())
 
 
 def test_log_flags_have_an_order() -> None:

@@ -84,7 +84,7 @@ class Nobody(Filter):
         return []
 
 
-class House:
+class Rig:
     """A router over two endpoints that take turns."""
 
     def __init__(self, *, state: PoolState | None = None, filters: Sequence[Filter] = (), slow: bool = False) -> None:
@@ -126,25 +126,25 @@ def chat(*, body: bytes = CHAT, subset: tuple[str, ...] | None = None, **headers
     return RawRequest("POST", "/v1/chat/completions", named, body, subset, sees_answer=True)
 
 
-def unloaded() -> House:
-    house = House()
-    house.pool = house.router.pool = Pool("p", random=Random(1))
-    house.router.parser = Parser(house.pool, lambda model, size: size // 4, lambda: "made-up")
-    return house
+def unloaded() -> Rig:
+    rig = Rig()
+    rig.pool = rig.router.pool = Pool("p", random=Random(1))
+    rig.router.parser = Parser(rig.pool, lambda model, size: size // 4, lambda: "made-up")
+    return rig
 
 
 async def test_a_request_that_comes_before_the_pool_waits_for_it() -> None:
-    house = unloaded()
+    rig = unloaded()
     rewrites = (Rewrite(("m",), (Target("n"),)),)
 
     async def ask() -> tuple[str, bytes | None]:
-        async with house.router.route(chat()) as routed:
+        async with rig.router.route(chat()) as routed:
             return routed.destination, routed.body
 
     asking = asyncio.ensure_future(ask())
     await asyncio.sleep(0)
     assert not asking.done()
-    house.pool.apply(PoolState("p", endpoints=(pod("a", address=A),), rewrites=rewrites))
+    rig.pool.apply(PoolState("p", endpoints=(pod("a", address=A),), rewrites=rewrites))
     destination, body = await asking
     assert destination == A
     assert body == CHAT.replace(b'"m"', b'"n"')
@@ -157,10 +157,10 @@ async def test_a_pool_that_does_not_come_is_not_waited_for_long(monkeypatch: pyt
 
 
 async def test_a_pool_that_went_is_not_waited_for() -> None:
-    house = House()
-    house.pool.replace([])
-    house.pool.ready = False
-    asking = asyncio.ensure_future(house.refusal(chat()))
+    rig = Rig()
+    rig.pool.replace([])
+    rig.pool.ready = False
+    asking = asyncio.ensure_future(rig.refusal(chat()))
     for _ in range(10):
         await asyncio.sleep(0)
     assert asking.done()
@@ -168,133 +168,133 @@ async def test_a_pool_that_went_is_not_waited_for() -> None:
 
 
 async def test_a_request_is_decided_watched_and_finished_once() -> None:
-    house = House()
-    house.now = 5.0
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    rig.now = 5.0
+    async with rig.router.route(chat()) as routed:
         assert routed.destination in (A, B)
         assert routed.body is None
         name = routed.decision.endpoint.name
-        assert house.accounts.open == [name]
+        assert rig.accounts.open == [name]
         assert routed.answered(200, routed.destination, "application/json") == {"x-by": name}
-        house.now = 6.0
+        rig.now = 6.0
         routed.answer_chunk(b'{"usage": {"prompt_tokens": 7, "completion_tokens": 2}', end=False)
-        house.now = 7.0
+        rig.now = 7.0
         routed.answer_chunk(b"}", end=True)
-        assert house.accounts.first == [name]
-    assert house.accounts.open == []
-    assert house.diary.lines == [f"decided {name} at 5", f"finished {name} 200"]
-    [response] = house.diary.responses
+        assert rig.accounts.first == [name]
+    assert rig.accounts.open == []
+    assert rig.diary.lines == [f"decided {name} at 5", f"finished {name} 200"]
+    [response] = rig.diary.responses
     assert (response.first_token_at, response.complete) == (6.0, True)
     assert response.usage is not None
     assert (response.usage.prompt, response.usage.completion) == (7, 2)
 
 
 async def test_a_client_that_leaves_closes_the_account() -> None:
-    house = House()
+    rig = Rig()
     with pytest.raises(ConnectionError):
-        async with house.router.route(chat()):
+        async with rig.router.route(chat()):
             raise ConnectionError
-    assert house.accounts.open == []
-    assert [line.split()[0] for line in house.diary.lines] == ["decided", "finished"]
-    assert not house.diary.responses[0].complete
+    assert rig.accounts.open == []
+    assert [line.split()[0] for line in rig.diary.lines] == ["decided", "finished"]
+    assert not rig.diary.responses[0].complete
 
 
 async def test_a_retry_that_was_served_elsewhere_moves_the_account() -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
         first = routed.decision.endpoint
-        [other] = [endpoint for endpoint in house.pool.endpoints if endpoint is not first]
+        [other] = [endpoint for endpoint in rig.pool.endpoints if endpoint is not first]
         assert routed.answered(200, other.address) == {"x-by": other.name}
-        assert house.accounts.open == [other.name]
-    assert house.accounts.open == []
-    assert house.diary.lines[-1] == f"finished {other.name} 200"
+        assert rig.accounts.open == [other.name]
+    assert rig.accounts.open == []
+    assert rig.diary.lines[-1] == f"finished {other.name} 200"
 
 
 @pytest.mark.parametrize("served", ["", "10.9.9.9:1", "nonsense"])
 async def test_an_unknown_server_moves_nothing(served: str) -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
         name = routed.decision.endpoint.name
         routed.answered(200, served)
-        assert house.accounts.open == [name]
+        assert rig.accounts.open == [name]
 
 
 async def test_an_error_of_the_endpoint_gets_no_headers_of_ours() -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
         assert routed.answered(404, routed.destination) == {}
-    assert house.diary.responses[0].status == 404
+    assert rig.diary.responses[0].status == 404
 
 
 async def test_an_answer_that_shows_no_headers_first_is_counted_still() -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
         routed.answer_chunk(b"", end=False)
-        assert house.accounts.first == []
+        assert rig.accounts.first == []
         routed.answer_chunk(b"x", end=True)
-    assert house.accounts.first == [routed.decision.endpoint.name]
-    assert house.diary.responses[0].usage is None
+    assert rig.accounts.first == [routed.decision.endpoint.name]
+    assert rig.diary.responses[0].usage is None
 
 
 async def test_a_bad_request_is_refused_without_an_account() -> None:
-    house = House()
-    error = await house.refusal(chat(body=b'{"messages": []}'))
+    rig = Rig()
+    error = await rig.refusal(chat(body=b'{"messages": []}'))
     assert isinstance(error, BadRequest)
     assert error.param == "model"
-    assert (house.accounts.open, house.diary.lines) == ([], ["failed 400"])
+    assert (rig.accounts.open, rig.diary.lines) == ([], ["failed 400"])
 
 
 @pytest.mark.parametrize("subset", [(), ("10.7.7.7:1",)])
 async def test_a_subset_of_nobody_is_503(subset: tuple[str, ...]) -> None:
-    house = House()
-    assert isinstance(await house.refusal(chat(subset=subset)), NoEndpoint)
-    assert house.diary.lines == ["failed 503"]
+    rig = Rig()
+    assert isinstance(await rig.refusal(chat(subset=subset)), NoEndpoint)
+    assert rig.diary.lines == ["failed 503"]
 
 
 async def test_a_subset_is_kept_to() -> None:
-    house = House()
+    rig = Rig()
     for _ in range(3):
-        async with house.router.route(chat(subset=(B,))) as routed:
+        async with rig.router.route(chat(subset=(B,))) as routed:
             assert routed.destination == B
 
 
 async def test_filters_that_drop_all_are_503_without_an_account() -> None:
-    house = House(filters=[Nobody()])
-    assert isinstance(await house.refusal(chat()), NoEndpoint)
-    assert house.accounts.open == []
+    rig = Rig(filters=[Nobody()])
+    assert isinstance(await rig.refusal(chat()), NoEndpoint)
+    assert rig.accounts.open == []
 
 
 async def test_an_empty_pool_is_503() -> None:
-    assert (await House(state=PoolState("p")).refusal(chat())).status == 503
+    assert (await Rig(state=PoolState("p")).refusal(chat())).status == 503
 
 
 async def test_only_low_priority_is_shed_by_a_full_pool() -> None:
-    house = House()
+    rig = Rig()
     low = chat(x_llm_d_inference_objective="batch")
-    async with house.router.route(chat()), house.router.route(chat()):
-        assert isinstance(await house.refusal(low), Rejected)
-        async with house.router.route(chat()):
-            assert len(house.accounts.open) == 3
-    async with house.router.route(low):
-        assert len(house.accounts.open) == 1
+    async with rig.router.route(chat()), rig.router.route(chat()):
+        assert isinstance(await rig.refusal(low), Rejected)
+        async with rig.router.route(chat()):
+            assert len(rig.accounts.open) == 3
+    async with rig.router.route(low):
+        assert len(rig.accounts.open) == 1
 
 
 async def test_a_rewritten_model_makes_another_body() -> None:
     rewrite = Rewrite(("m",), (Target("tuned"),))
-    house = House(state=PoolState("p", endpoints=(pod("a", address=A),), rewrites=(rewrite,)))
-    async with house.router.route(chat()) as routed:
+    rig = Rig(state=PoolState("p", endpoints=(pod("a", address=A),), rewrites=(rewrite,)))
+    async with rig.router.route(chat()) as routed:
         assert routed.body == CHAT.replace(b'"m"', b'"tuned"')
         assert routed.decision.request.model == "tuned"
         assert routed.renamed == ("tuned", "m")
-    async with House().router.route(chat()) as routed:
+    async with Rig().router.route(chat()) as routed:
         assert routed.renamed is None
 
 
 async def test_the_gateways_subset_may_be_left_aside() -> None:
-    house = House()
-    assert isinstance(await house.refusal(chat(subset=())), NoEndpoint)
-    house.router.honour_subset = False
-    async with house.router.route(chat(subset=())) as routed:
+    rig = Rig()
+    assert isinstance(await rig.refusal(chat(subset=())), NoEndpoint)
+    rig.router.honour_subset = False
+    async with rig.router.route(chat(subset=())) as routed:
         assert routed.destination == A
 
 
@@ -312,13 +312,13 @@ class Reader(Plugin):
 
 
 async def test_the_prompt_is_let_go_once_the_request_is_on_its_way() -> None:
-    house, reader = House(), Reader()
-    house.reload(reader)
+    rig, reader = Rig(), Reader()
+    rig.reload(reader)
     large = CHAT.replace(b"hello", b"x" * 1_000_000)
     tracemalloc.start()
     async with AsyncExitStack() as waiting:
         for _ in range(10):
-            await waiting.enter_async_context(house.router.route(chat(body=bytes(bytearray(large)))))
+            await waiting.enter_async_context(rig.router.route(chat(body=bytes(bytearray(large)))))
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert held < len(large)
@@ -327,19 +327,19 @@ async def test_the_prompt_is_let_go_once_the_request_is_on_its_way() -> None:
 
 
 async def test_candidates_are_those_after_the_wait() -> None:
-    house = House(slow=True)
-    async with house.router.route(chat()) as routed:
+    rig = Rig(slow=True)
+    async with rig.router.route(chat()) as routed:
         assert routed.destination == B
 
 
 async def test_a_reload_leaves_requests_under_way_where_they_are() -> None:
-    house, fresh = House(), Accounts()
-    async with house.router.route(chat()):
-        house.reload(fresh)
-        async with house.router.route(chat()):
-            assert (len(house.accounts.open), len(fresh.open)) == (1, 1)
-        assert (len(house.accounts.open), len(fresh.open)) == (1, 0)
-    assert house.accounts.open == []
+    rig, fresh = Rig(), Accounts()
+    async with rig.router.route(chat()):
+        rig.reload(fresh)
+        async with rig.router.route(chat()):
+            assert (len(rig.accounts.open), len(fresh.open)) == (1, 1)
+        assert (len(rig.accounts.open), len(fresh.open)) == (1, 0)
+    assert rig.accounts.open == []
 
 
 class Full(Detector):
@@ -348,33 +348,33 @@ class Full(Detector):
 
 
 async def test_a_reload_replaces_the_detector_too() -> None:
-    house = House()
-    house.reload(detector=Full())
-    assert isinstance(await house.refusal(chat(x_llm_d_inference_objective="batch")), Rejected)
+    rig = Rig()
+    rig.reload(detector=Full())
+    assert isinstance(await rig.refusal(chat(x_llm_d_inference_objective="batch")), Rejected)
 
 
 async def test_a_request_is_admitted_by_the_configuration_that_chooses_for_it() -> None:
-    house = House(slow=True)
-    asked = house.router.route(chat(x_llm_d_inference_objective="batch"))
-    house.reload(detector=Full())  # as while it waits for its tokens
+    rig = Rig(slow=True)
+    asked = rig.router.route(chat(x_llm_d_inference_objective="batch"))
+    rig.reload(detector=Full())  # as while it waits for its tokens
     async with asked:
-        assert len(house.accounts.open) == 1
+        assert len(rig.accounts.open) == 1
 
 
 async def test_an_errors_text_is_no_first_token() -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
         routed.answered(500, routed.destination, "application/json")
         routed.answer_chunk(b'{"error": {"message": "no"}}', end=True)
-        assert house.accounts.first == []
-    assert house.diary.responses[0].first_token_at is None
+        assert rig.accounts.first == []
+    assert rig.diary.responses[0].first_token_at is None
 
 
-async def test_the_answers_headers_are_told_of_the_endpoint_that_gave_them() -> None:
-    house = House()
-    async with house.router.route(chat()) as routed:
-        [other] = [each for each in house.pool.endpoints if each is not routed.decision.endpoint]
-        assert house.accounts.answered == []
+async def test_the_answers_headers_are_reported_of_the_endpoint_that_gave_them() -> None:
+    rig = Rig()
+    async with rig.router.route(chat()) as routed:
+        [other] = [each for each in rig.pool.endpoints if each is not routed.decision.endpoint]
+        assert rig.accounts.answered == []
         routed.answered(200, other.address)
-        assert house.accounts.answered == [(other.name, 200)]
-    assert house.accounts.answered == [(other.name, 200)]
+        assert rig.accounts.answered == [(other.name, 200)]
+    assert rig.accounts.answered == [(other.name, 200)]

@@ -76,7 +76,7 @@ def test_it_takes_leave_first_and_waits_until_no_request_is_left(admin: Admin) -
     assert admin.asked == [f"POST {LEAVE}", *["count"] * 4]
 
 
-def test_it_lingers_for_those_who_have_not_heard_yet(admin: Admin) -> None:
+def test_it_lingers_for_those_who_have_not_received_yet(admin: Admin) -> None:
     clock = Clock()
     assert drain(admin.url, 60.0, linger=5.0, clock=clock, sleep=clock.sleep)
     assert clock.now == 105.0

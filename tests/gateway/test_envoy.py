@@ -249,7 +249,7 @@ def test_files_have_the_version_of_their_content() -> None:
     assert {name for name in one if one[name] != two[name]} == {xds.rds("talk")}
 
 
-async def test_an_envoy_that_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_envoy_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.envoy._ADMIN_S", 1.0)
     [port] = free_ports(1)
     async with running_envoy(saying(port, "hi").static(), drain_s=0) as envoy:

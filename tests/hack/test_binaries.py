@@ -41,7 +41,7 @@ def binaries(folder: Path, *programs: str, fails: bool = False) -> subprocess.Co
 
 
 @pytest.mark.parametrize(("program", "version"), [("helm", "3.99.7"), ("envoy-gateway", "1.9.1"), ("kind", "0.33.0")])
-def test_a_program_is_told_in_one_line_with_its_own_version(tmp_path: Path, program: str, version: str) -> None:
+def test_a_program_is_reported_in_one_line_with_its_own_version(tmp_path: Path, program: str, version: str) -> None:
     done = binaries(tmp_path, program)
     assert done.returncode == 0, done.stderr
     (line,) = (done.stdout + done.stderr).splitlines()

@@ -16,7 +16,7 @@ import pytest_asyncio
 import yaml
 
 from epp.configuration.loader import strategy_text
-from tests.support.engines.real_engines import following, mended
+from tests.support.engines.real_engines import following, restored
 from tests.support.gateway.chain import Laptop, eventually, laptop
 from tooling.laptop.engines import LaptopPod, Simulated
 
@@ -33,7 +33,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lap
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def chain(running: Laptop) -> Laptop:
-    await mended(running)
+    await restored(running)
     return running
 
 
@@ -107,7 +107,7 @@ async def test_a_new_configuration_takes_effect_between_two_requests(chain: Lapt
 async def test_a_pod_comes_and_goes_without_loss(chain: Laptop) -> None:
     await following(chain, strategy_text("round-robin"))  # which asks a new pod too, however warm the others are
     names = {endpoint["name"] for endpoint in await chain.endpoints()}
-    followed = chain.told.count(FOLLOWS)
+    followed = chain.reported.count(FOLLOWS)
     before = chain.chain.endpoints_file.read_text()
     layout = Simulated().lay_out(["extra"])
     [extra], program = layout.pods, layout.programs["extra"]
@@ -122,7 +122,7 @@ async def test_a_pod_comes_and_goes_without_loss(chain: Laptop) -> None:
         await eventually(lambda: _endpoints(chain), lambda found: found == names)
         await eventually(lambda: _envoy_knows(chain, extra), lambda known: not known)
     await chain.chain.processes.stop("extra")
-    assert chain.told.count(FOLLOWS) >= followed + 2
+    assert chain.reported.count(FOLLOWS) >= followed + 2
 
 
 async def _served_by(asking: Users, name: str) -> int:
@@ -151,12 +151,12 @@ async def _envoy_knows(chain: Laptop, pod: LaptopPod) -> bool:
     ],
 )
 async def test_a_wrong_file_is_refused_in_one_line(chain: Laptop, text: str, reason: str) -> None:
-    told, refused = len(chain.told), await degraded(chain, "pool-file-refused")
+    reported, refused = len(chain.reported), await degraded(chain, "pool-file-refused")
     wrong = chain.manifests / "wrong.yaml"
     wrong.write_text(text)
 
     async def last() -> list[str]:
-        return [line for line in chain.told[told:] if line != FOLLOWS]  # which may be about the test before
+        return [line for line in chain.reported[reported:] if line != FOLLOWS]  # which may be about the test before
 
     try:
         [line] = await eventually(last, bool)
@@ -193,7 +193,7 @@ async def test_a_replica_that_dies_is_done_without(chain: Laptop) -> None:
         return [replica.name for replica in chain.chain.replicas]
 
     assert await eventually(replicas, lambda names: first.name not in names) == [second.name]
-    assert any(line.startswith(f"{first.name} was killed by SIGKILL") for line in chain.told)
+    assert any(line.startswith(f"{first.name} was killed by SIGKILL") for line in chain.reported)
     assert (await chain.chat("are you well?")).status == 200
 
 
@@ -204,7 +204,7 @@ async def test_a_pod_that_dies_is_done_without(chain: Laptop) -> None:
         assert (answer.status, answer.headers["x-sim-pod"] in ("pod-a", "pod-b")) == (200, True)
     await eventually(lambda: _endpoints(chain), lambda found: found == {"default/pod-a", "default/pod-b"})
     assert chain.chain.gone == ["pod-c"]
-    assert any(line.startswith("pod-c was killed by SIGKILL") for line in chain.told)
+    assert any(line.startswith("pod-c was killed by SIGKILL") for line in chain.reported)
 
 
 async def test_a_file_that_lost_its_meaning_keeps_the_dead_pod(chain: Laptop) -> None:
@@ -214,10 +214,10 @@ async def test_a_file_that_lost_its_meaning_keeps_the_dead_pod(chain: Laptop) ->
     try:
         os.kill(chain.chain.processes.pid("pod-b"), signal.SIGKILL)
 
-        async def told() -> list[str]:
-            return [line for line in chain.told if line.startswith("endpoints.yaml still has pod-b")]
+        async def reported() -> list[str]:
+            return [line for line in chain.reported if line.startswith("endpoints.yaml still has pod-b")]
 
-        await eventually(told, bool)
+        await eventually(reported, bool)
         assert (await chain.chat("who is left?")).headers["x-sim-pod"] in ("pod-a", "pod-c")
     finally:
         file.write_text(before)

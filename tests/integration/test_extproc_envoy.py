@@ -50,8 +50,8 @@ class Stack:
     async def post(self, wiring: str, body: bytes, **headers: str) -> dict[str, Any]:
         async with self.session.post(self.url(wiring), data=io.BytesIO(body), headers=headers) as answer:
             assert answer.status == 200, await answer.text()
-            told: dict[str, Any] = await answer.json()
-            return told
+            reported: dict[str, Any] = await answer.json()
+            return reported
 
 
 class Upstream:
@@ -163,8 +163,8 @@ async def done(stack: Stack, requests: int = 1) -> None:
 async def test_an_answer_comes_from_the_destination(stack: Stack, wiring: str) -> None:
     for number, (name, address) in enumerate([("second", stack.second), ("first", stack.first)], 1):
         stack.route.destination = address
-        told = await stack.post(wiring, b'{"model": "m"}')
-        assert told["by"] == name
+        reported = await stack.post(wiring, b'{"model": "m"}')
+        assert reported["by"] == name
         await done(stack, number)
         (answered, *_) = stack.route.ways[-1].seen
         assert (answered.status, answered.served) == (200, address)  # type: ignore[union-attr]
@@ -174,8 +174,8 @@ async def test_an_answer_comes_from_the_destination(stack: Stack, wiring: str) -
 @wirings
 async def test_a_large_body_arrives_whole(stack: Stack, wiring: str) -> None:
     body = bytes(range(256)) * (4 << 12)  # 4 MiB
-    told = await stack.post(wiring, body)
-    assert (told["size"], told["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
+    reported = await stack.post(wiring, body)
+    assert (reported["size"], reported["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
     await done(stack)
     assert stack.route.ways[0].raw.body == body
 
@@ -184,10 +184,10 @@ async def test_a_large_body_arrives_whole(stack: Stack, wiring: str) -> None:
 async def test_another_body_and_headers_arrive(stack: Stack, wiring: str) -> None:
     body = bytes(range(256)) * 1_000
     stack.route.body, stack.route.headers = body, {"x-more": "1"}
-    told = await stack.post(wiring, bytes(300_000), **{"x-llm-d-inference-objective": "vip"})
-    assert (told["size"], told["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
-    assert told["headers"]["x-more"] == b"1".hex()
-    assert "x-llm-d-inference-objective" not in told["headers"]
+    reported = await stack.post(wiring, bytes(300_000), **{"x-llm-d-inference-objective": "vip"})
+    assert (reported["size"], reported["sha"]) == (len(body), hashlib.sha256(body).hexdigest())
+    assert reported["headers"]["x-more"] == b"1".hex()
+    assert "x-llm-d-inference-objective" not in reported["headers"]
 
 
 @wirings

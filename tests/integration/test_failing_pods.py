@@ -74,9 +74,9 @@ async def trouble(chain: Laptop, ill: LaptopPod, stream: bool = True) -> None:
     after = await answers(chain, 150, stream)
     assert first["failed"] <= RATE / 2
     assert after["failed"] <= 9, after
-    [told] = [each for each in await chain.endpoints() if each["name"].endswith(ill.name)]
-    assert told["failures"] >= 2
-    assert told["plugins"]["failure-share-producer"]["failure_share"] > 0
+    [reported] = [each for each in await chain.endpoints() if each["name"].endswith(ill.name)]
+    assert reported["failures"] >= 2
+    assert reported["plugins"]["failure-share-producer"]["failure_share"] > 0
     await well(chain, ill)
     assert await chain.metric("warmpath_degraded_now", reason="endpoint-failing") == 0
 
@@ -105,8 +105,8 @@ async def test_who_is_answered_for_by_another_is_found_out_and_nobody_notices(
 
 async def asked(chain: Laptop, pod: LaptopPod) -> int:
     """Requests the picker has given to a pod."""
-    [told] = [each for each in await chain.endpoints() if each["name"].endswith(pod.name)]
-    return int(told["decisions"])
+    [reported] = [each for each in await chain.endpoints() if each["name"].endswith(pod.name)]
+    return int(reported["decisions"])
 
 
 async def test_where_all_fail_all_are_asked_alike(chain: Laptop) -> None:

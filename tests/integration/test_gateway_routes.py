@@ -136,7 +136,7 @@ async def test_a_forged_destination_has_no_effect(chain: Rig) -> None:
     assert not set(FORGED) & {name.lower() for name in way.raw.headers}
 
 
-async def test_the_fallback_list_is_walked_and_the_picker_told_who_served(chain: Rig) -> None:
+async def test_the_fallback_list_is_walked_and_the_picker_reported_who_served(chain: Rig) -> None:
     first, second = chain.upstreams["a-0"], chain.upstreams["a-1"]
     first.status = 503
     chain.pickers["a"].destination = f"{first.address},{second.address}"

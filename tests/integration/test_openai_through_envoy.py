@@ -219,11 +219,11 @@ async def test_a_conversation_stays_where_its_prefix_is(chain: Laptop, client: o
         messages.append({"role": "user", "content": f"Question {turn}: " + "why? " * 50})
         answer = await client.chat.completions.with_raw_response.create(model="sim", messages=messages, max_tokens=20)
         pods.add(answer.headers["x-sim-pod"])
-        told = answer.parse()
-        messages.append({"role": "assistant", "content": told.choices[0].message.content})
-        assert told.usage is not None
-        assert told.usage.prompt_tokens_details is not None
-        cached.append(told.usage.prompt_tokens_details.cached_tokens or 0)
+        reported = answer.parse()
+        messages.append({"role": "assistant", "content": reported.choices[0].message.content})
+        assert reported.usage is not None
+        assert reported.usage.prompt_tokens_details is not None
+        cached.append(reported.usage.prompt_tokens_details.cached_tokens or 0)
     assert len(pods) == 1
     assert cached[0] < cached[1] < cached[2] < cached[3]
 

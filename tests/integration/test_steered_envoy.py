@@ -49,7 +49,7 @@ async def test_with_the_flag_requests_say_where_they_go(tmp_path: Path, wiring: 
             assert (models.status, models.headers[TOLD[0]]) == (200, third)
 
 
-async def test_without_it_the_header_means_nothing_and_nothing_is_told(tmp_path: Path) -> None:
+async def test_without_it_the_header_means_nothing_and_nothing_is_reported(tmp_path: Path) -> None:
     async with chain(tmp_path) as here:
         first, *_ = await addresses(here)
         served = set()

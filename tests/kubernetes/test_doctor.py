@@ -25,7 +25,7 @@ async def test_a_pool_s_pods_are_examined(cluster: Cluster) -> None:
     assert [(finding.subject, finding.check) for finding in findings] == [(f"{cluster.namespace}/b", "kv-events")]
 
 
-async def test_a_pool_that_is_not_there_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_that_is_not_there_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tooling.doctor.command._LOADED", 0.5)
-    with pytest.raises(ConfigError, match=r"--pool-name: .*/nowhere was not told within 0\.5 s"):
+    with pytest.raises(ConfigError, match=r"--pool-name: .*/nowhere was not known within 0\.5 s"):
         await diagnose(DoctorOptions(pool_name="nowhere", pool_namespace=cluster.namespace))

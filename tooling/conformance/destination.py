@@ -31,9 +31,9 @@ async def header(target: Target) -> None:
 async def metadata(target: Target) -> None:
     """A chat completion; header and metadata `envoy.lb` are compared."""
     forwarded = await routed(target, wire.chat(target.options.model))
-    told = destination_metadata(forwarded.headers)
-    require(told is not None, f"{protocol.LB_NAMESPACE}/{protocol.DESTINATION} in dynamic metadata", "none")
-    require(told == forwarded.destination, f"{forwarded.destination} in dynamic metadata too", str(told))
+    metadata = destination_metadata(forwarded.headers)
+    require(metadata is not None, f"{protocol.LB_NAMESPACE}/{protocol.DESTINATION} in dynamic metadata", "none")
+    require(metadata == forwarded.destination, f"{forwarded.destination} in dynamic metadata too", str(metadata))
 
 
 @GROUP.case("MUST", "the destination is ip:port, or a comma list of them", f"{PROTOCOL}, Destination")
@@ -63,7 +63,7 @@ async def raw_value(target: Target) -> None:
     require(not header.value, "raw_value alone", "both")
 
 
-@GROUP.case("SHOULD", "the route is chosen anew: clear_route_cache", REFERENCE)
+@GROUP.case("SHOULD", "the route is chosen again: clear_route_cache", REFERENCE)
 async def route_cache(target: Target) -> None:
     """A chat completion. Routes that match on the destination need it."""
     require((await routed(target, wire.chat(target.options.model))).common.clear_route_cache, "it set", "it unset")

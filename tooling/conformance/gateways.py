@@ -75,8 +75,8 @@ async def buffered(target: Target) -> None:
         require(second.WhichOneof("response") == "request_body", "a reply to the body", kind(second))
         mutation = second.request_body.response.body_mutation.WhichOneof("mutation")
         require(mutation != "streamed_response", "the body replaced or left", "a streamed_response")
-        told = destination_metadata(second) or destination_metadata(first)
-        require(told is not None, "a destination by then", "none")
+        metadata = destination_metadata(second) or destination_metadata(first)
+        require(metadata is not None, "a destination by then", "none")
 
 
 @GROUP.case("MUST", "an answer's body that is not sent is not waited for", f"{ENVOY_API}, ProtocolConfiguration")

@@ -71,7 +71,7 @@ async def crowd(target: Target) -> None:
             opened.append(one)
 
         try:
-            async with asyncio.timeout(target.options.patience):
+            async with asyncio.timeout(target.options.reply_timeout):
                 await asyncio.gather(*map(opens, streams, bodies))
         except TimeoutError:
             raise Failed(f"{CROWD} streams open at once", f"{len(opened)}") from None

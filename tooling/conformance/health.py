@@ -21,7 +21,7 @@ async def serving(target: Target, channel: aio.Channel, service: str) -> None:
     expected = f"SERVING for {service!r}"
     stub = health_pb2_grpc.HealthStub(channel)
     try:
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=target.options.patience)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=target.options.reply_timeout)
     except aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             raise Failed(expected, "nobody there") from None

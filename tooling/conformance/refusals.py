@@ -5,7 +5,7 @@ import json
 from tooling.conformance import wire
 from tooling.conformance.case import PROTOCOL, REFERENCE, Group
 from tooling.conformance.replies import Refused, quoted
-from tooling.conformance.subsets import NOBODY
+from tooling.conformance.subsets import STRANGER
 from tooling.conformance.talk import asked, talk
 from tooling.conformance.target import Target
 from tooling.conformance.verdict import require
@@ -78,7 +78,7 @@ async def unknown_path(target: Target) -> None:
 async def last_word(target: Target) -> None:
     """A chat completion restricted to an address in no pool; then the gateway half-closes."""
     async with talk(target) as one:
-        await one.ask(wire.chat(target.options.model), context=wire.subset_list([NOBODY]))
+        await one.ask(wire.chat(target.options.model), context=wire.subset_list([STRANGER]))
         outcome = await one.outcome()
         require(isinstance(outcome, Refused), "an ImmediateResponse", str(outcome))
         await one.half_close()
@@ -88,7 +88,7 @@ async def last_word(target: Target) -> None:
 @GROUP.case("SHOULD", "an error's body is OpenAI's JSON", "OpenAI API, error object: message and type")
 async def openai_error(target: Target) -> None:
     """A chat completion restricted to an address in no pool."""
-    outcome = await asked(target, wire.chat(target.options.model), context=wire.subset_list([NOBODY]))
+    outcome = await asked(target, wire.chat(target.options.model), context=wire.subset_list([STRANGER]))
     require(isinstance(outcome, Refused), "an ImmediateResponse", str(outcome))
     assert isinstance(outcome, Refused)
     try:

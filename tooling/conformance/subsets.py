@@ -11,7 +11,7 @@ from tooling.conformance.verdict import Skipped, require
 GROUP = Group(3, "subset")
 SUBSET = f"{PROTOCOL}, Endpoint Subset"
 LIGHTWEIGHT = "GIE lightweight EPP v1.6.0, pkg/lwepp/handlers"
-NOBODY = "192.0.2.1:9"
+STRANGER = "192.0.2.1:9"
 """TEST-NET-1 (RFC 5737): in no pool."""
 TRIES = 4
 
@@ -42,13 +42,13 @@ async def one(target: Target) -> None:
 async def some(target: Target) -> None:
     """Every second of the pool's endpoints, and one that is in no pool; eight chat completions."""
     allowed = target.endpoints(2)[1::2]
-    await honoured(target, wire.subset_list([NOBODY, *allowed]), allowed, 2 * TRIES)
+    await honoured(target, wire.subset_list([STRANGER, *allowed]), allowed, 2 * TRIES)
 
 
 @GROUP.case("MUST", "a list without an endpoint of the pool gives 503", SUBSET)
 async def none_eligible(target: Target) -> None:
     """A chat completion restricted to an address of TEST-NET-1."""
-    await unavailable(target, wire.subset_list([NOBODY]), wire.chat(target.options.model))
+    await unavailable(target, wire.subset_list([STRANGER]), wire.chat(target.options.model))
 
 
 @GROUP.case("MUST", "an empty list gives 503", SUBSET)
@@ -74,10 +74,14 @@ async def no_body(target: Target) -> None:
             check_within((await routed(target, context=wire.subset_list([endpoint]))).addresses, (endpoint,))
 
 
-@GROUP.case("MUST", "a request without a body gets 503 when the list names nobody", f"{SUBSET}: for each HTTP request")
+@GROUP.case(
+    "MUST",
+    "a request without a body gets 503 when the list names no endpoint of the pool",
+    f"{SUBSET}: for each HTTP request",
+)
 async def no_body_none(target: Target) -> None:
     """GET /v1/models, restricted to an address of TEST-NET-1 and to an empty list."""
-    await unavailable(target, wire.subset_list([NOBODY]))
+    await unavailable(target, wire.subset_list([STRANGER]))
     await unavailable(target, wire.subset_list([]))
 
 
@@ -93,7 +97,7 @@ async def ipv6(target: Target) -> None:
 async def comma_string(target: Target) -> None:
     """The last of the pool's endpoints and one that is in no pool, in one string; four chat completions."""
     allowed = target.endpoints(2)[-1:]
-    await honoured(target, wire.subset_text([NOBODY, *allowed]), allowed)
+    await honoured(target, wire.subset_text([STRANGER, *allowed]), allowed)
 
 
 @GROUP.case("SHOULD", "an address without a port means all its ports", LIGHTWEIGHT)

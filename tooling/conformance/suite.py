@@ -22,7 +22,7 @@ GROUPS: Final = (
 )
 CASES: Final[tuple[Case, ...]] = tuple(case for group in GROUPS for case in group.cases)
 LIMIT: Final = 6
-"""A case takes at most this many times the patience for one reply."""
+"""A case takes at most this many times the reply timeout."""
 
 Outcome = Literal["pass", "fail", "skip"]
 
@@ -56,7 +56,7 @@ async def run(
 
 async def outcome(case: Case, target: Target) -> Result:
     """One case's result; never raises for what the target does."""
-    limit = LIMIT * target.options.patience
+    limit = LIMIT * target.options.reply_timeout
     try:
         async with asyncio.timeout(limit):
             await case.check(target)

@@ -79,7 +79,7 @@ class Talk:
 
     async def reply(self, expected: str) -> Reply:
         """The next one. Raises Failed if none comes; `expected` says what was waited for."""
-        data = await self._next(expected, self.target.options.patience)
+        data = await self._next(expected, self.target.options.reply_timeout)
         if data is None:
             raise Failed(expected, await self._how_it_ended())
         return decoded(data)
@@ -95,13 +95,13 @@ class Talk:
             await asked(self.target)
         if self._replies.empty() and not self._ended:
             return
-        data = await self._next(instead_of, self.target.options.patience)
+        data = await self._next(instead_of, self.target.options.reply_timeout)
         raise Failed(instead_of, await self._how_it_ended() if data is None else kind(decoded(data)))
 
     async def end(self) -> None:
         """The EPP ends the stream, without an error and without another word."""
         expected = "the end of the stream"
-        data = await self._next(expected, self.target.options.patience)
+        data = await self._next(expected, self.target.options.reply_timeout)
         if data is not None:
             raise Failed(expected, kind(decoded(data)))
         if not await self._ended_well():
@@ -110,7 +110,7 @@ class Talk:
     async def over(self) -> None:
         """The EPP ends the stream, in whatever way."""
         expected = "the end of the stream"
-        while await self._next(expected, self.target.options.patience) is not None:
+        while await self._next(expected, self.target.options.reply_timeout) is not None:
             pass
 
     async def _ended_well(self) -> bool:
@@ -189,7 +189,7 @@ class Talk:
         """Show the answer's headers; the EPP's reply. Raises Skipped if it has ended the stream by then, in order."""
         await self.send(wire.answer_headers(headers, served=served, end=end))
         expected = "a reply to the answer's headers, at once"
-        data = await self._next(expected, self.target.options.patience)
+        data = await self._next(expected, self.target.options.reply_timeout)
         if data is None:
             if await self._ended_well():
                 raise Skipped("this EPP ends its stream after the request, so gateways show it no answer")

@@ -24,7 +24,7 @@ class ConformanceOptions:
     """Sent with every request: what the pool's configuration may need to route it."""
     health: str | None = None
     """Where health is served beside the ext_proc port; always plain text."""
-    patience: float = 5.0
+    reply_timeout: float = 5.0
     """Seconds a reply may take."""
     quiet: float = 0.2
     """Seconds without a reply that count as silence, once a later request is answered too."""
@@ -87,7 +87,7 @@ async def reach(options: ConformanceOptions) -> AsyncIterator[Target]:
             address = f"127.0.0.1:{await stack.enter_async_context(relay(host.strip('[]'), int(port)))}"
         async with _channel(address, options.target) as probe:
             try:
-                async with asyncio.timeout(options.patience):
+                async with asyncio.timeout(options.reply_timeout):
                     await probe.channel_ready()
             except TimeoutError:
                 raise Unreachable(_nobody(options)) from None
@@ -100,8 +100,8 @@ async def reach(options: ConformanceOptions) -> AsyncIterator[Target]:
 def _nobody(options: ConformanceOptions) -> str:
     how, otherwise = ("over TLS", "without --tls") if options.tls else ("in plain text", "with --tls")
     return (
-        f"nothing at {options.target} speaks gRPC {how} within {options.patience:g} s: is the endpoint picker running, "
-        f"and is it to be asked {otherwise}?"
+        f"nothing at {options.target} speaks gRPC {how} within {options.reply_timeout:g} s: is the endpoint picker "
+        f"running, and is it to be asked {otherwise}?"
     )
 
 

@@ -60,7 +60,7 @@ class DoctorOptions:
     coordinator: str | None = None
     lmcache: Sequence[str] = ()
     timeout: float = 10.0
-    patience: float = 3.0
+    event_timeout: float = 3.0
 
 
 async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
@@ -75,7 +75,7 @@ async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
 
         async def one(pod: ProbedEndpoint) -> list[Finding]:
             async with places:
-                return await examine(pod, ask, model=options.model, seed=seed, patience=options.patience)
+                return await examine(pod, ask, model=options.model, seed=seed, event_timeout=options.event_timeout)
 
         servers = [*map(_base, options.lmcache)]
         before = [await stores_of(url, ask) for url in servers]
@@ -87,7 +87,7 @@ async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
         for url, stored in zip(servers, before, strict=True):
             findings += await examine_server(url, ask, pods, stored)
         if options.coordinator:
-            findings += await examine_coordinator(_base(options.coordinator), ask, servers, pods, options.patience)
+            findings += await examine_coordinator(_base(options.coordinator), ask, servers, pods, options.event_timeout)
     names = [*(pod.name for pod in pods), *servers]
     return [*names, *([_base(options.coordinator)] if options.coordinator else [])], findings
 
@@ -159,5 +159,5 @@ async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, s
         watching.cancel()
     if not all(pool.ready for pool in pools.pools):
         where = f"{options.pool_namespace}/{name}"
-        raise ConfigError("--pool-name", f"{where} was not told within {_LOADED:g} s")
+        raise ConfigError("--pool-name", f"{where} was not known within {_LOADED:g} s")
     return [(endpoint.name, endpoint.address) for pool in pools.pools for endpoint in pool.endpoints]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from epp.pool.engines import ENGINES, parse
-from epp.prefix.events.sources import told
+from epp.prefix.events.sources import sources_on
 from epp.prefix.events.wire import BlockStored, key_of
 from tooling.doctor.finding import Finding, hint, problem
 from tooling.doctor.http import HttpClient, Trouble
@@ -73,11 +73,11 @@ def probe(words: int, seed: int) -> str:
 
 
 async def examine(
-    pod: ProbedEndpoint, ask: HttpClient, *, model: str | None, seed: int, patience: float
+    pod: ProbedEndpoint, ask: HttpClient, *, model: str | None, seed: int, event_timeout: float
 ) -> list[Finding]:
     """All that can be seen at one endpoint alone. Fills in what it learns of `pod`.
 
-    `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `patience`: seconds to wait
+    `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `event_timeout`: seconds to wait
     for KV events.
     """
     findings = await _metrics(pod, ask)
@@ -85,12 +85,12 @@ async def examine(
         return findings
     findings += await _models(pod, ask, model)
     if not pod.reachable:
-        mend = "start it, or take it out of the pool"
-        return [problem(pod.name, "unreachable", findings[-1].found if findings else "no answer", mend)]
+        fix = "start it, or take it out of the pool"
+        return [problem(pod.name, "unreachable", findings[-1].found if findings else "no answer", fix)]
     served = model if model in pod.models or not pod.models else pod.models[0]
     findings += await _tokenizes(pod, ask, served)
     findings += await _caches(pod, ask, served, seed)
-    findings += await _announces(pod, ask, served, seed, patience)
+    findings += await _announces(pod, ask, served, seed, event_timeout)
     return findings
 
 
@@ -180,7 +180,7 @@ async def _caches(pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed:
 
 
 async def _announces(
-    pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int, patience: float
+    pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int, event_timeout: float
 ) -> list[Finding]:
     """Whether its KV events can be received, and say what was sent."""
     try:
@@ -189,40 +189,47 @@ async def _announces(
         found = f"it does not say where: /kv_event_sources: {trouble}"
         return [problem(pod.name, "kv-events", found, f"{_EVENTS_FLAG} (vLLM 0.32 or later)")]
     try:
-        sources, said = told(page, pod.address), _endpoints(page)
+        sources, said = sources_on(page, pod.address), _endpoints(page)
     except ValueError as error:
         return [problem(pod.name, "kv-events", f"/kv_event_sources: {error}", _EVENTS_FLAG)]
     if not said:
         return [problem(pod.name, "kv-events", "it publishes none", _EVENTS_FLAG)]
     shown = ", ".join(said)
-    mend = 'in --kv-events-config: "endpoint": "tcp://*:5557"; vLLM binds with *, :: or ipc:// only, else it connects'
+    fix = 'in --kv-events-config: "endpoint": "tcp://*:5557"; vLLM binds with *, :: or ipc:// only, else it connects'
     if not sources:
-        return [problem(pod.name, "kv-events-endpoint", f"{shown}: it connects to another host", mend)]
+        return [problem(pod.name, "kv-events-endpoint", f"{shown}: it connects to another host", fix)]
 
     async def provoke(attempt: int) -> None:
         await _complete(pod, ask, model, probe(max(_WORDS, 2 * (pod.block_size or 0)), seed + 1 + attempt))
 
     try:
-        heard = await hear([source.publisher for source in sources], provoke, patience)
+        received = await hear([source.publisher for source in sources], provoke, event_timeout)
     except Trouble as trouble:
         return [
             problem(pod.name, "kv-events-silent", f"nothing to announce: /v1/completions: {trouble}", "see its log")
         ]
-    if heard is None:
+    if received is None:
         if all(any(wild in each.rpartition(":")[0] for wild in _WILD) for each in said):
             return [problem(pod.name, "kv-events-endpoint", f"{shown}: no connection", "open the port to the picker")]
-        return [problem(pod.name, "kv-events-endpoint", f"{shown}: nobody listens there, it connects itself", mend)]
-    if not heard:
-        found = f"{shown}: connected, and nothing within {patience:g} s of a new prompt"
+        return [
+            problem(
+                pod.name,
+                "kv-events-endpoint",
+                f"{shown}: nothing listens there, it connects itself",
+                fix,
+            )
+        ]
+    if not received:
+        found = f"{shown}: connected, and nothing within {event_timeout:g} s of a new prompt"
         return [problem(pod.name, "kv-events-silent", found, "look for KV events in its log; is the port its own?")]
-    return _heard(pod, heard)
+    return _block_findings(pod, received)
 
 
-def _heard(pod: ProbedEndpoint, heard: Sequence[BlockStored]) -> list[Finding]:
-    for event in heard:
+def _block_findings(pod: ProbedEndpoint, received: Sequence[BlockStored]) -> list[Finding]:
+    for event in received:
         if event.parent_block_hash is None and event.token_ids and event.block_hashes:
             pod.hashes[tuple(event.token_ids[: event.block_size])] = key_of(event.block_hashes[0])
-    sizes = {event.block_size for event in heard}
+    sizes = {event.block_size for event in received}
     if pod.block_size is not None and sizes != {pod.block_size}:
         found = f"its events have blocks of {', '.join(map(str, sorted(sizes)))} tokens, its metrics {pod.block_size}"
         return [problem(pod.name, "block-size", found, f"--block-size {pod.block_size}")]

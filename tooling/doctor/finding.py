@@ -44,16 +44,16 @@ class Finding(msgspec.Struct, frozen=True):
     level: Level
     """problem: requests are picked worse than they could be. hint: something is given away."""
     found: str
-    mend: str
+    fix: str
     """The flag, as it stands on the command line that is to be changed, or what to do."""
 
     def __post_init__(self) -> None:
         assert self.check in CHECKS, self.check
 
 
-def problem(subject: str, check: str, found: str, mend: str) -> Finding:
-    return Finding(subject, check, "problem", found, mend)
+def problem(subject: str, check: str, found: str, fix: str) -> Finding:
+    return Finding(subject, check, "problem", found, fix)
 
 
-def hint(subject: str, check: str, found: str, mend: str) -> Finding:
-    return Finding(subject, check, "hint", found, mend)
+def hint(subject: str, check: str, found: str, fix: str) -> Finding:
+    return Finding(subject, check, "hint", found, fix)

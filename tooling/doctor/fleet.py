@@ -25,8 +25,8 @@ def compare(pods: Sequence[ProbedEndpoint], *, shares: bool) -> list[Finding]:
     odd = {finding.subject for finding in findings if finding.check in ("block-size", "hash-algorithm")}
     findings += _hashes([pod for pod in pods if pod.name not in odd], level)
     for trial in sorted({trial for pod in pods for trial in pod.tokens}):
-        mend = "the same --tokenizer and --chat-template at every endpoint"
-        findings += _odd(pods, "tokenizer", "problem", lambda pod: pod.tokens.get(trial), _ids(trial), mend)  # noqa: B023
+        fix = "the same --tokenizer and --chat-template at every endpoint"
+        findings += _odd(pods, "tokenizer", "problem", lambda pod: pod.tokens.get(trial), _ids(trial), fix)  # noqa: B023
     return findings
 
 
@@ -49,7 +49,7 @@ def _odd(
     level: Level,
     of: Callable[[ProbedEndpoint], T | None],
     shown: str,
-    mend: str,
+    fix: str,
 ) -> list[Finding]:
     """A finding for each endpoint that differs from most; of equally many, from the first."""
     known = [(pod, value) for pod in pods if (value := of(pod)) is not None]
@@ -57,15 +57,15 @@ def _odd(
     if not usual or usual[0][1] == len(known):
         return []
     example = next((pod, value) for pod, value in known if _key(value) == usual[0][0])
-    told = hint if level == "hint" else problem
+    finding_of = hint if level == "hint" else problem
     return [
-        told(
+        finding_of(
             pod.name,
             check,
             f"{shown.format(_text(value))}; {example[0].name} and {usual[0][1] - 1} more: {_text(example[1])}"
             if usual[0][1] > 1
             else f"{shown.format(_text(value))}; {example[0].name}: {_text(example[1])}",
-            mend.format(_text(example[1])),
+            fix.format(_text(example[1])),
         )
         for pod, value in known
         if _key(value) != usual[0][0]
@@ -90,12 +90,12 @@ def _hashes(pods: Sequence[ProbedEndpoint], level: Level) -> list[Finding]:
     """Endpoints that give the block another endpoint announced too another hash."""
     first: dict[tuple[int, ...], tuple[ProbedEndpoint, int]] = {}
     findings = []
-    told = hint if level == "hint" else problem
+    finding_of = hint if level == "hint" else problem
     for pod in pods:
         for tokens, hash_ in pod.hashes.items():
             other, known = first.setdefault(tokens, (pod, hash_))
             if known != hash_:
                 found = f"the same block has another hash than at {other.name}: what is stored under it is not found"
-                mend = _XXHASH if (pod.algorithm or "").startswith("xxhash") else _SEED
-                findings.append(told(pod.name, "hash-seed", found, mend))
+                fix = _XXHASH if (pod.algorithm or "").startswith("xxhash") else _SEED
+                findings.append(finding_of(pod.name, "hash-seed", found, fix))
     return findings

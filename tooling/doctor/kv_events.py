@@ -41,8 +41,8 @@ async def hear(
             socket.disable_monitor()
         for attempt in range(_TRIES):
             await provoke(attempt)
-            if heard := await _stored(socket, seconds):
-                return heard
+            if received := await _stored(socket, seconds):
+                return received
         return []
     finally:
         context.destroy(linger=0)

@@ -63,8 +63,8 @@ async def examine_server(
         config = await ask.json(f"{url}/config")
         status, after = await _settled(url, ask)
     except Trouble as trouble:
-        mend = "lmcache server --http-host HOST --http-port PORT; give that port here"
-        return [problem(url, "lmcache-unreachable", str(trouble), mend)]
+        fix = "lmcache server --http-host HOST --http-port PORT; give that port here"
+        return [problem(url, "lmcache-unreachable", str(trouble), fix)]
     return [*findings_of(url, config, status, pods), *stuck(url, before, after), *held_up(url, status, after)]
 
 
@@ -94,11 +94,11 @@ def findings_of(
 def _engines(url: str, status: Mapping[str, Any]) -> list[Finding]:
     if driving := status.get("registered_non_cuda_instance_ids"):
         found = f"{len(driving)} of its engines send it their memory (engine_driven): which tokens a chunk is, is lost"
-        mend = 'in vLLM\'s --kv-transfer-config: "lmcache.mp.mp_transfer_mode": "lmcache_driven"'
-        return [problem(url, "lmcache-transfer", found, mend)]
+        fix = 'in vLLM\'s --kv-transfer-config: "lmcache.mp.mp_transfer_mode": "lmcache_driven"'
+        return [problem(url, "lmcache-transfer", found, fix)]
     if not status.get("registered_gpu_ids"):
-        mend = "vLLM's --kv-transfer-config with LMCacheMPConnector, lmcache.mp.host and lmcache.mp.port of this server"
-        return [hint(url, "lmcache-engines", "no engine is registered with it", mend)]
+        fix = "vLLM's --kv-transfer-config with LMCacheMPConnector, lmcache.mp.host and lmcache.mp.port of this server"
+        return [hint(url, "lmcache-engines", "no engine is registered with it", fix)]
     return []
 
 
@@ -110,14 +110,14 @@ def _chunk(
     if not isinstance(chunk, int) or not blocks or blocks == {chunk}:
         return []
     found = f"its chunk is {chunk} tokens, the engines' block {', '.join(map(str, sorted(blocks)))}"
-    mend = f"lmcache server --chunk-size {min(blocks)}"
+    fix = f"lmcache server --chunk-size {min(blocks)}"
     if any(chunk % block for block in blocks):
         return [
             problem(
-                url, "lmcache-chunk", f"{found}: not a multiple, so chunks cannot be distinguished from blocks", mend
+                url, "lmcache-chunk", f"{found}: not a multiple, so chunks cannot be distinguished from blocks", fix
             )
         ]
-    return [problem(url, "lmcache-chunk", f"{found}: a chunk and a block never have the same hash", mend)]
+    return [problem(url, "lmcache-chunk", f"{found}: a chunk and a block never have the same hash", fix)]
 
 
 def _blocks(status: Mapping[str, Any]) -> set[int]:
@@ -139,17 +139,17 @@ def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[ProbedEndpoint])
     if not theirs or theirs == {own}:
         return []
     found = f"it hashes with {own}, the engines with {', '.join(sorted(theirs))}: two names for every block"
-    mend = (
+    fix = (
         "--hash-algorithm sha256_cbor here, --prefix-caching-hash-algo sha256_cbor and lmcache.mp.hash_algorithm there"
     )
-    return [hint(url, "lmcache-hash", found, mend)]
+    return [hint(url, "lmcache-hash", found, fix)]
 
 
 def _l2(url: str, config: Mapping[str, Any]) -> list[Finding]:
     adapters = _at(config, "storage_manager", "l2_adapter_config", "adapters") or ()
     if not adapters:
-        mend = '--l2-adapter \'{"type": "resp", "host": HOST, "port": 6379, "shared": true}\''
-        return [hint(url, "l2-shared", "it has no L2: what its node forgets is computed again", mend)]
+        fix = '--l2-adapter \'{"type": "resp", "host": HOST, "port": 6379, "shared": true}\''
+        return [hint(url, "l2-shared", "it has no L2: what its node forgets is computed again", fix)]
     own = [each for each in adapters if isinstance(each, dict) and not each.get("shared")]
     if own:
         found = f"{len(own)} of {len(adapters)} L2 adapters are its own: other nodes do not find what it stores"
@@ -161,8 +161,8 @@ def _reports(url: str, config: Mapping[str, Any]) -> list[Finding]:
     said = config.get("coordinator")
     where = _at(said, "url") if isinstance(said, dict) else None
     if not where:
-        mend = "--coordinator-url URL --coordinator-event-reporting"
-        return [hint(url, "coordinator-unset", "it reports to no coordinator: its L1 and L2 are not seen", mend)]
+        fix = "--coordinator-url URL --coordinator-event-reporting"
+        return [hint(url, "coordinator-unset", "it reports to no coordinator: its L1 and L2 are not seen", fix)]
     if not _at(said, "event_reporting"):
         found = f"it is registered at {where} and does not report to it what it holds"
         return [problem(url, "coordinator-unset", found, "--coordinator-event-reporting")]
@@ -201,12 +201,12 @@ def held_up(url: str, status: Mapping[str, Any], after: Stores | None) -> list[F
 
 
 async def examine_coordinator(
-    url: str, ask: HttpClient, servers: Sequence[str], pods: Sequence[ProbedEndpoint], patience: float
+    url: str, ask: HttpClient, servers: Sequence[str], pods: Sequence[ProbedEndpoint], event_timeout: float
 ) -> list[Finding]:
     """What is wrong with the coordinator, and with what is reported to it. `servers`: URLs of LMCache servers it should
     know.
 
-    `pods` were sent something new. `patience`: seconds until the coordinator knows of it.
+    `pods` were sent something new. `event_timeout`: seconds until the coordinator knows of it.
     """
     try:
         await ask.json(f"{url}/healthz")
@@ -222,10 +222,10 @@ async def examine_coordinator(
     for server in servers:
         if server not in known:
             found = f"it does not know the LMCache server {server}, only {', '.join(sorted(known)) or 'none'}"
-            mend = f"there: --coordinator-url {url} --coordinator-advertise-ip IP"
-            findings.append(problem(url, "coordinator-unreachable", found, mend))
+            fix = f"there: --coordinator-url {url} --coordinator-advertise-ip IP"
+            findings.append(problem(url, "coordinator-unreachable", found, fix))
     firsts = {tokens for pod in pods for tokens in pod.hashes}
-    looks = (examine_names(each, url, known[each], ask, firsts, patience) for each in servers if each in known)
+    looks = (examine_names(each, url, known[each], ask, firsts, event_timeout) for each in servers if each in known)
     return findings + [finding for found in await asyncio.gather(*looks) for finding in found]
 
 

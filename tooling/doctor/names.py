@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
     """The low 64 bits of its hash."""
 
 
-def told(server: str, algorithm: str, chunk: Chunk) -> list[Finding]:
+def findings_of_chunk(server: str, algorithm: str, chunk: Chunk) -> list[Finding]:
     """What a chunk's name says. Pure. `algorithm`: the server's `--hash-algorithm`."""
     names = {each: chunks_of(chunk.tokens, len(chunk.tokens), each)[0] for each in get_args(Algorithm)}
     if names.get(algorithm) == chunk.name:
@@ -54,7 +54,7 @@ async def examine_names(
         async with asyncio.timeout(seconds):
             while (chunk := await _first(coordinator, instance, ask, firsts)) is None:
                 await asyncio.sleep(_EVERY)
-        return told(server, algorithm, chunk)
+        return findings_of_chunk(server, algorithm, chunk)
     except (Trouble, TimeoutError, ValueError, TypeError, LookupError, AttributeError, OverflowError):
         return []  # what does not answer, or answers nonsense, is reported elsewhere
 

@@ -33,19 +33,19 @@ def table(examined: Sequence[str], findings: Sequence[Finding]) -> RenderableTyp
         rows.add_section()
         own = [finding for finding in findings if finding.subject == subject]
         if not own:
-            rows.add_row(Text(printable(subject)), Text("well", "green"), "", "")
+            rows.add_row(Text(printable(subject)), Text("ok", "green"), "", "")
         for finding in own:
             style = "red" if finding.level == "problem" else "yellow"
             name = Text(printable(subject) if finding is own[0] else "")
-            found, mend = Text(printable(finding.found)), Text(printable(finding.mend))
-            rows.add_row(name, Text(finding.check, style), found, mend)
+            found, fix = Text(printable(finding.found)), Text(printable(finding.fix))
+            rows.add_row(name, Text(finding.check, style), found, fix)
     return Group(rows, Text(summary(examined, findings)))
 
 
 def as_json(examined: Sequence[str], findings: Sequence[Finding]) -> str:
-    """`{well, summary, examined: [name], findings: [{subject, check, level, found, mend}]}`."""
+    """`{ok, summary, examined: [name], findings: [{subject, check, level, found, fix}]}`."""
     said = {
-        "well": not any(finding.level == "problem" for finding in findings),
+        "ok": not any(finding.level == "problem" for finding in findings),
         "summary": summary(examined, findings),
         "examined": list(examined),
         "findings": [msgspec.to_builtins(finding) for finding in findings],

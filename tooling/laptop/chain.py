@@ -253,17 +253,17 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
             replicas=[_replica(i, len(resources.pools)) for i in range(shape.replicas)],
             resources=resources,
         )
-        patience = shape.engine.ready_seconds
+        seconds = shape.engine.ready_seconds
         for service in layout.services:
             await chain.start(service)
         for replica in chain.replicas:
             await chain.start_replica(replica)
         for service in layout.services:
-            await chain.ready(service.ready, service.name, patience)
+            await chain.ready(service.ready, service.name, seconds)
         for pod in layout.pods:
             await chain.start(layout.programs[pod.name])
         for pod in layout.pods:
-            await chain.ready(layout.programs[pod.name].ready, pod.name, patience)
+            await chain.ready(layout.programs[pod.name].ready, pod.name, seconds)
         for replica in chain.replicas:
             await chain.ready(f"{replica.admin}/ready", replica.name)
         chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering(), directory=directory / "envoy"))

@@ -86,15 +86,15 @@ def chats(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     make = _Maker("chats", seed, arrivals)
     systems = [make.piece(make.drawn(600)) for _ in range(5)]
     for session, at in make.begun(requests):
-        told: tuple[Piece, ...] = (make.chance.choice(systems),)
+        conversation: tuple[Piece, ...] = (make.chance.choice(systems),)
         last: tuple[int, ...] = ()
         for _ in range(1 + min(20, int(make.chance.expovariate(1 / 6)))):
             pause = make.chance.expovariate(1 / 20) if last else 0.0
-            prompt = (*told, make.piece(make.drawn(120, 0.9)))
+            prompt = (*conversation, make.piece(make.drawn(120, 0.9)))
             number = make.ask(
                 at, prompt, make.drawn(250, 0.6), answered=True, after=last, pause=pause, session=f"chat-{session}"
             )
-            told, last = make.done(number), (number,)
+            conversation, last = make.done(number), (number,)
     return make.trace()
 
 
@@ -143,27 +143,39 @@ def agents(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     for task, at in make.begun(requests):
         session = f"agent-{task}"
         after: tuple[int, ...] = ()
-        told: tuple[Piece, ...] = (tools, make.piece(make.drawn(4000, 0.8)))
+        conversation: tuple[Piece, ...] = (tools, make.piece(make.drawn(4000, 0.8)))
         for _ in range(make.chance.randint(5, 25)):
             number = make.ask(
-                at, told, make.drawn(180, 0.8), answered=True, after=after, pause=_tool(make, after), session=session
+                at,
+                conversation,
+                make.drawn(180, 0.8),
+                answered=True,
+                after=after,
+                pause=_tool(make, after),
+                session=session,
             )
             helpers = make.chance.randint(2, 4) if make.chance.random() < 0.1 else 0
             after = tuple(_helper(make, helper, number, f"{session}-{n}") for n in range(helpers)) or (number,)
-            told = (*make.done(number), make.piece(make.drawn(800, 0.9)))
+            conversation = (*make.done(number), make.piece(make.drawn(800, 0.9)))
     return make.trace()
 
 
 def _helper(make: _Maker, system: Piece, caller: int, session: str) -> int:
     """A sub-agent's few steps; the number of its last."""
     at = make.asks[caller].at
-    told: tuple[Piece, ...] = (system, make.piece(make.drawn(600)))
+    conversation: tuple[Piece, ...] = (system, make.piece(make.drawn(600)))
     last = caller
     for _ in range(make.chance.randint(2, 6)):
         last = make.ask(
-            at, told, make.drawn(150, 0.8), answered=True, after=(last,), pause=_tool(make, (last,)), session=session
+            at,
+            conversation,
+            make.drawn(150, 0.8),
+            answered=True,
+            after=(last,),
+            pause=_tool(make, (last,)),
+            session=session,
         )
-        told = (*make.done(last), make.piece(make.drawn(800, 0.9)))
+        conversation = (*make.done(last), make.piece(make.drawn(800, 0.9)))
     return last
 
 
@@ -178,10 +190,10 @@ def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     prompts = [make.piece(make.drawn(4500, 0.7)) for _ in range(40)]
     weights = list(accumulate((rank + 1) ** -1.1 for rank in range(len(prompts))))
     for session, at in make.begun(requests):
-        told: tuple[Piece, ...] = tuple(make.chance.choices(prompts, cum_weights=weights))
+        conversation: tuple[Piece, ...] = tuple(make.chance.choices(prompts, cum_weights=weights))
         last: tuple[int, ...] = ()
         for _ in range(1 + min(10, int(make.chance.expovariate(1.0)))):
-            prompt = (*told, make.piece(make.drawn(1200, 1.0, most=20.0)))
+            prompt = (*conversation, make.piece(make.drawn(1200, 1.0, most=20.0)))
             number = make.ask(
                 at,
                 prompt,
@@ -191,7 +203,7 @@ def tools(seed: int, requests: int, arrivals: Arrivals) -> Trace:
                 pause=make.chance.expovariate(1 / 20) if last else 0.0,
                 session=f"tool-{session}",
             )
-            told, last = make.done(number), (number,)
+            conversation, last = make.done(number), (number,)
     return make.trace()
 
 
@@ -218,15 +230,15 @@ def reasoning(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     make = _Maker("reasoning", seed, arrivals)
     system = make.piece(2000)
     for session, at in make.begun(requests):
-        told: tuple[Piece, ...] = (system,)
+        conversation: tuple[Piece, ...] = (system,)
         last: tuple[int, ...] = ()
         for _ in range(1 + min(12, int(make.chance.expovariate(1 / 2)))):
             pause = make.chance.expovariate(1 / 30) if last else 0.0
-            told = (*told, make.piece(make.drawn(500, 1.0, most=15.0)))
+            conversation = (*conversation, make.piece(make.drawn(500, 1.0, most=15.0)))
             output = make.drawn(1500, 0.9, most=8.0)
-            last = (make.ask(at, told, output, after=last, pause=pause, session=f"reasoning-{session}"),)
+            last = (make.ask(at, conversation, output, after=last, pause=pause, session=f"reasoning-{session}"),)
             # Chat templates leave out what a model thought before it answered.
-            told = (*told, make.piece(min(output, make.drawn(300))))
+            conversation = (*conversation, make.piece(min(output, make.drawn(300))))
     return make.trace()
 
 
@@ -257,24 +269,24 @@ def demo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     known: dict[str, Piece] = {}
     for session in demo_sessions(seed):
         said: list[str] = []
-        told: tuple[Piece, ...] = ()
+        conversation: tuple[Piece, ...] = ()
         last: tuple[int, ...] = ()
         for turn in session.turns:
             length = tokens.count(tokens.render_chat(session.messages(said)))
-            if not told and session.system:
+            if not conversation and session.system:
                 system = tokens.count(tokens.render_chat(session.messages(said)[:1], answer=False))
-                told = (known.setdefault(session.system, make.piece(system)),)
-            told = (*told, make.piece(length - sum(piece.tokens for piece in told)))
+                conversation = (known.setdefault(session.system, make.piece(system)),)
+            conversation = (*conversation, make.piece(length - sum(piece.tokens for piece in conversation)))
             number = make.ask(
                 session.starts_at,
-                told,
+                conversation,
                 turn.max_tokens,
                 answered=True,
                 after=last,
                 pause=turn.pause,
                 session=session.id,
             )
-            told, last = make.done(number), (number,)
+            conversation, last = make.done(number), (number,)
             said.append("word " * turn.max_tokens)
     return make.trace()
 

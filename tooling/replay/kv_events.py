@@ -159,7 +159,7 @@ class EventDelivery:
         """A batch arrives."""
         state = self._kv_index.state_of(endpoint)
         state.engine(0).apply(batch)
-        state.heard(now, now - batch.ts)
+        state.received(now, now - batch.ts)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """Its messages count from 0 again: a new process."""

@@ -75,13 +75,13 @@ def page(plan: Plan, results: Results) -> str:
 
 
 def _tiers(plan: Plan) -> list[str]:
-    told = []
+    lines = []
     if sizes := sorted({kind.l1.tokens for kind in plan.kinds if kind.l1 is not None}):
         said = " or ".join(f"{size:,}" for size in sizes)
-        told.append(f"an L1 of {said} tokens for each {plan.conditions.pods_per_node} pod(s)")
+        lines.append(f"an L1 of {said} tokens for each {plan.conditions.pods_per_node} pod(s)")
     if plan.conditions.l2 is not None:
-        told.append(f"an L2 of {plan.conditions.l2.tokens:,} tokens for all")
-    return told
+        lines.append(f"an L2 of {plan.conditions.l2.tokens:,} tokens for all")
+    return lines
 
 
 def _plot(heading: str, explained: str, svg: str) -> tuple[str, str, Markup]:
@@ -112,18 +112,18 @@ def _table(results: Results) -> tuple[list[str], list[list[str]]]:
 
 def _small_print(plan: Plan) -> str:
     conditions = plan.conditions
-    told = [
+    lines = [
         f"{conditions.replicas} picker(s)",
         f"metrics scraped every {conditions.scrape:g} s",
         "answers shown to the picker" if conditions.sees_answer else "answers not shown to the picker",
     ]
     if conditions.replicas > 1:
-        told.append("no exchange" if conditions.exchange is None else f"exchange after {conditions.exchange:g} s")
+        lines.append("no exchange" if conditions.exchange is None else f"exchange after {conditions.exchange:g} s")
     if conditions.foreign:
-        told.append(f"{conditions.foreign:.0%} of the requests pass the picker by")
-    told += _tiers(plan)
-    told += [f"pod-{each.pod + 1} dead from {each.at:g} s for {each.seconds:g} s" for each in conditions.failures]
+        lines.append(f"{conditions.foreign:.0%} of the requests pass the picker by")
+    lines += _tiers(plan)
+    lines += [f"pod-{each.pod + 1} dead from {each.at:g} s for {each.seconds:g} s" for each in conditions.failures]
     return (
         "Simulated: step times are rooflines from data sheets, so trust order and ratios more than seconds. "
-        "Regret is how much longer the mean TTFT is than with true knowledge of the pods. " + "; ".join(told) + "."
+        "Regret is how much longer the mean TTFT is than with true knowledge of the pods. " + "; ".join(lines) + "."
     )

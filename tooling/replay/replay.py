@@ -331,15 +331,15 @@ class Replay:
     def _tell_events(self, pod: VirtualPod) -> None:
         """Pods report what became of their prefix caches when a step has ended, before its tokens are sent."""
         if self._listening and (changes := pod.engine.changes()):
-            self._told(pod, batch_of(changes, pod.kind.parameters.block_size, self.now))
+            self._deliver(pod, batch_of(changes, pod.kind.parameters.block_size, self.now))
         if self._listening and pod.lower is not None:
             if changed := self._changes(pod.lower.l1, pod.node):
                 for mate in self._mates[pod]:  # each engine on a node reports its L1
                     if mate.alive:
-                        self._told(mate, batch_of_l1(changed, self.now))
+                        self._deliver(mate, batch_of_l1(changed, self.now))
             self._changes(pod.lower.l2, "")
 
-    def _told(self, pod: VirtualPod, batch: Batch) -> None:
+    def _deliver(self, pod: VirtualPod, batch: Batch) -> None:
         for replica in self.replicas:
             self._at(self.now + self.conditions.event_lag, self._hear, replica, pod, batch)
 

@@ -69,7 +69,7 @@ class Replica:
             endpoints=lambda: self.endpoints,
             for_each_endpoint=_never,
             tokens=ids_of,
-            degraded=_untold,
+            degraded=_unreported,
             recovered=lambda reason: None,
             wall_clock=clock,
             instead=tiers_of(tier_log),
@@ -163,7 +163,7 @@ async def _never(*what: Any) -> None:
     raise ConfigError("policy", "a plugin has work for each endpoint; such a plugin cannot be replayed")
 
 
-def _untold(reason: str, detail: str = "", *, lasting: bool = False) -> None:
+def _unreported(reason: str, detail: str = "", *, lasting: bool = False) -> None:
     """A replay reports what became of the requests, not how."""
 
 

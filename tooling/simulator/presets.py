@@ -196,9 +196,9 @@ def _within(path: Path, error: ConfigError) -> str:
 
 def tier(text: str, flag: str, speed: float) -> TierParameters:
     """A tier from `TOKENS` or `TOKENS@SPEED`, as in 4000000@300000. Raises ConfigError."""
-    size, at, told = text.partition("@")
+    size, at, speed_text = text.partition("@")
     try:
-        return TierParameters(tokens=int(size), speed=float(told) if at else speed)
+        return TierParameters(tokens=int(size), speed=float(speed_text) if at else speed)
     except ValueError as error:
         what = f": {error}" if "expected" in str(error) else ""
         raise ConfigError(

@@ -44,10 +44,10 @@ class Session:
 
     def messages(self, answers: Sequence[str]) -> list[Message]:
         """The messages of the request that follows `answers`, the texts of all answers so far."""
-        told = [{"role": "system", "content": self.system}] if self.system else []
+        conversation = [{"role": "system", "content": self.system}] if self.system else []
         for turn, answer in zip(self.turns, answers, strict=False):
-            told += [{"role": "user", "content": turn.text}, {"role": "assistant", "content": answer}]
-        return [*told, {"role": "user", "content": self.turns[len(answers)].text}]
+            conversation += [{"role": "user", "content": turn.text}, {"role": "assistant", "content": answer}]
+        return [*conversation, {"role": "user", "content": self.turns[len(answers)].text}]
 
 
 def chats(

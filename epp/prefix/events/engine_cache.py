@@ -1,7 +1,8 @@
-"""`EngineCache`: what one engine (one data-parallel rank) holds in its tiers, by its own word. Pure.
+"""`EngineCache`: what one engine (one data-parallel rank) holds in its tiers, by its own KV events. Pure.
 
 The engine's hashes and ours are joined by the token ids in the events: a prompt is looked up by our links, an event
-names blocks by the engine's hashes, and whoever stores a block says both. So no hash seed or algorithm has to agree.
+names blocks by the engine's hashes, and an engine that stores a block sends both. So hash seeds and algorithms need
+not agree.
 """
 
 from array import array
@@ -13,7 +14,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from epp.plugin import Endpoint
-from epp.prefix.events.held_blocks import NOBODY, ROW_BYTES, Budget, HeldBlocks
+from epp.prefix.events.held_blocks import NO_ROW, ROW_BYTES, Budget, HeldBlocks
 from epp.prefix.events.wire import (
     WHOLE_PROMPT,
     Batch,
@@ -83,7 +84,7 @@ class KvEventIndex:
         return kv_state
 
     @property
-    def heard(self) -> bool:
+    def any_live(self) -> bool:
         """Whether any endpoint's events are received."""
         return any(kv_state.state == "live" for kv_state in self._kv_index.values())
 
@@ -120,7 +121,7 @@ class EndpointKvState:
         self.state: State = "connecting"
         self.size = 0
         """Tokens a block on the device, as it said last; 0 while unknown."""
-        self.heard_at: float | None = None
+        self.received_at: float | None = None
         """When the last batch came."""
         self.lag = 0.0
         """Seconds from the engine's timestamp of that batch to our having it, on two clocks."""
@@ -141,11 +142,11 @@ class EndpointKvState:
         tiers = (engine.tiers.get("device") for engine in self.engines.values())
         return sum(len(tier) for tier in tiers if tier is not None)
 
-    def heard(self, at: float, lag: float) -> None:
-        self.heard_at, self.lag, self.awaited = at, lag, None
+    def received(self, at: float, lag: float) -> None:
+        self.received_at, self.lag, self.awaited = at, lag, None
 
     def lost(self) -> None:
-        """The line broke, or never came about."""
+        """The connection broke, or was never made."""
         if self.state in ("live", "replaying"):
             self.state = "lost"
 
@@ -269,7 +270,7 @@ class EngineCache:
             early.removed(unknown)
 
     def _ours(self, event: BlockStored) -> bool:
-        """Whether it speaks of the cache group that counts: the first one whose kind keeps whole prefixes."""
+        """Whether it is of the cache group that counts: the first one whose kind keeps whole prefixes."""
         group, whole = event.group_idx, (event.kv_cache_spec_kind or "") in WHOLE_PROMPT
         if group is None:
             return whole
@@ -341,8 +342,8 @@ class EngineCache:
         """Blocks with their tokens. False: the one before them is not known, so they wait for it."""
         counts = self._kv_index.counts
         if (parent := event.parent_block_hash) is None:
-            before, link = NOBODY, root_of(event.block_size, event.lora_name or "")
-        elif before := tier.rows.get(key_of(parent), NOBODY):
+            before, link = NO_ROW, root_of(event.block_size, event.lora_name or "")
+        elif before := tier.rows.get(key_of(parent), NO_ROW):
             link = tier.keys[before]
         else:
             counts["unresolved"] += self.early.setdefault(medium, _Early()).add(names, event)
@@ -367,7 +368,7 @@ class EngineCache:
                 if (row := other.rows.get(name)) is None:
                     continue
                 parent = other.name_before(row)
-                before = NOBODY if parent is None else tier.rows.get(parent, NOBODY)
+                before = NO_ROW if parent is None else tier.rows.get(parent, NO_ROW)
                 if (before or parent is None) and self._sized(medium, tier, other.size):
                     tier.store((name,), (other.keys[row],), before)
                     self._kv_index.counts["stored"] += 1

@@ -14,7 +14,7 @@ from typing import Final
 from epp.plugin import Endpoint
 from epp.prefix.index import PrefixIndex
 
-NOBODY: Final = 0
+NO_ROW: Final = 0
 """The row of no block: what stands before the first of a chain. It counts as held, so nothing there is an exception."""
 _GROWTH: Final = 1024
 """Rows added at once."""
@@ -78,7 +78,7 @@ class HeldBlocks:
         return self._names[before] if before else None
 
     def store(self, names: Sequence[int], keys: Sequence[int], before: int) -> None:
-        """Blocks that follow each other in a chain, and the row `before` (NOBODY: begin it), are held once more."""
+        """Blocks that follow each other in a chain, and the row `before` (NO_ROW: begin it), are held once more."""
         count = len(names)
         if self._rest is not None:
             self.finish()
@@ -92,7 +92,7 @@ class HeldBlocks:
         known = len(rows)
         connected = shown[before]
         for name, key in zip(names, keys):  # noqa: B905 - to say `strict` costs as much as a block
-            if row := rows.get(name, NOBODY):
+            if row := rows.get(name, NO_ROW):
                 self._copies[row] += 1
                 if not shown[row] and shown[self._before[row]]:
                     self._show(row)
@@ -116,7 +116,7 @@ class HeldBlocks:
         for name in names:
             if self._rest is not None:
                 self.finish()
-            row = rows.get(name, NOBODY)
+            row = rows.get(name, NO_ROW)
             if not row or not (left := copies[row]):
                 unknown.append(name)
                 continue
@@ -179,8 +179,8 @@ class HeldBlocks:
         self._shown.extend(bytes(_GROWTH))
         self._free.extend(range(start + _GROWTH - 1, start - 1, -1))
         if not start:
-            self._shown[NOBODY] = self._copies[NOBODY] = 1
-            self._free.remove(NOBODY)
+            self._shown[NO_ROW] = self._copies[NO_ROW] = 1
+            self._free.remove(NO_ROW)
 
     def _release(self, row: int) -> None:
         """Give up a row that no endpoint holds and no row follows; then those before it that were kept for it alone."""
@@ -188,11 +188,11 @@ class HeldBlocks:
         while True:
             before, next_, last = self._before[row], followers[row], leaders[row]
             if last:
-                followers[last], leaders[row] = next_, NOBODY
+                followers[last], leaders[row] = next_, NO_ROW
             else:
                 behind[before] = next_
             if next_:
-                leaders[next_], followers[row] = last, NOBODY
+                leaders[next_], followers[row] = last, NO_ROW
             del self.rows[self._names[row]]
             self._free.append(row)
             self._budget.used -= 1
@@ -289,7 +289,7 @@ class HeldBlocks:
                 self._release(row)
                 self._budget.evicted += 1
                 left -= 1
-                row = before if kept else NOBODY
+                row = before if kept else NO_ROW
         return max(0, min(count, self._budget.limit - self._budget.used))
 
     def _oldest_ends(self, goal: int, path: set[int]) -> list[int]:
@@ -323,5 +323,5 @@ class HeldBlocks:
         for row in self._free:
             used = self._shown[row], self._behind[row], self._next[row], self._last[row]
             assert not any(used), "free and in use"
-        assert self._shown[NOBODY], "chains do not begin"
+        assert self._shown[NO_ROW], "chains do not begin"
         assert len(self.rows) + len(self._free) == len(self._names) - 1, "a row is lost"

@@ -69,11 +69,11 @@ class _Told(msgspec.Struct):
     replay_endpoint: str | None = None
 
 
-def told(page: bytes, address: str) -> list[Source]:
+def sources_on(page: bytes, address: str) -> list[Source]:
     """The publishers that an endpoint's `/kv_event_sources` names; [] where it publishes nothing.
 
-    Raises ValueError for what is no such page. A wildcard means the endpoint's own host, and no other host is believed:
-    a server could send us anywhere. Those that connect to somebody else (perhaps to us) are left out.
+    Raises ValueError for what is no such page. A wildcard means the endpoint's own host, and no other host is accepted:
+    a server could send us anywhere. Those that connect elsewhere (perhaps to us) are left out.
     """
     try:
         ranks = msgspec.json.decode(page, type=dict[str, _Told])

@@ -48,12 +48,12 @@ class EventStream:
         """Fingerprint of the message taken last."""
         self._unsure = True
         """Whatever comes next is taken: nothing is known, so nothing can be missed."""
-        self._heard = -1
+        self._last = -1
         """Number received last on this connection, replays left out."""
 
     def connected(self) -> bool:
         """A connection was made, for the first time or anew. True: `wants` a replay before anything else."""
-        self._heard = -1
+        self._last = -1
         if self.replays:
             return True
         if not self._unsure:  # unknown: what was published meanwhile, and whether it is the same process
@@ -67,9 +67,9 @@ class EventStream:
 
     def receive(self, number: int, payload: bytes) -> bool:
         """A message came. False: it was not taken, since a replay has to come first; then `settle` it."""
-        if number <= self._heard:
+        if number <= self._last:
             self._forget("restart")
-        self._heard = number
+        self._last = number
         if self._unsure:
             if self.replays and number:
                 return False

@@ -19,7 +19,7 @@ from epp.plugin import Endpoint, Services
 from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.prefix.events.engine_cache import KvEventIndex
-from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, told
+from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, sources_on
 from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
 
@@ -198,7 +198,7 @@ class EndpointSubscription:
         central: _Central,
     ) -> None:
         self._endpoint = endpoint
-        self._shelf = kv_index.state_of(endpoint)
+        self._kv_state = kv_index.state_of(endpoint)
         self._config = config
         self._context = context
         self._owner = owner
@@ -224,7 +224,7 @@ class EndpointSubscription:
             try:
                 sources = await self._discover()
                 if not sources:
-                    self._shelf.state = "off"
+                    self._kv_state.state = "off"
                     await asyncio.sleep(_OFF)
                     continue
                 self._ranks = {source.rank for source in sources}
@@ -235,7 +235,7 @@ class EndpointSubscription:
                     delay = _RETRY[0]
             except* (OSError, zmq.ZMQError, ValueError) as errors:
                 self._owner._services.degraded("kv-events-failed", f"{self._endpoint.name}: {_first(errors)!r}")
-            self._shelf.lost()
+            self._kv_state.lost()
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY[1])
 
@@ -250,7 +250,7 @@ class EndpointSubscription:
             return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
         finally:
             visit.close()
-        return told(page, self._endpoint.address)
+        return sources_on(page, self._endpoint.address)
 
     async def _hear(self, sources: list[Source]) -> bool:
         """Receive from all until one is gone for good; whether any was ever connected."""
@@ -307,8 +307,8 @@ class EndpointSubscription:
                 self.count("rank")
                 return None
             largest = self._config.max_message_bytes
-            stream = EventStream(self._shelf.engine(rank), self.count, replays=replays, largest=largest)
-            stream.lag_of = self._heard_at
+            stream = EventStream(self._kv_state.engine(rank), self.count, replays=replays, largest=largest)
+            stream.lag_of = self._lag_at
             self._streams[rank] = stream
         stream.replays = replays
         return stream
@@ -317,7 +317,7 @@ class EndpointSubscription:
         """The endpoint has these ranks and no others any more."""
         for rank in self._streams.keys() - ranks:
             del self._streams[rank]
-            self._shelf.engines.pop(rank).leave()
+            self._kv_state.engines.pop(rank).leave()
 
     async def turn(self) -> None:
         """Wait until the event loop has time for events."""
@@ -328,7 +328,7 @@ class EndpointSubscription:
         while stream.unfinished:
             await self.turn()
             stream.step()
-        if stream.cache.partial or self._shelf.state != "live":
+        if stream.cache.partial or self._kv_state.state != "live":
             self._tell()
 
     def count(self, fault: str) -> None:
@@ -346,26 +346,26 @@ class EndpointSubscription:
 
     def _tell(self) -> None:
         if self._replaying:
-            self._shelf.state = "replaying"
+            self._kv_state.state = "replaying"
         elif self._live >= self._ranks and self._whole():
-            self._shelf.state = "live"
+            self._kv_state.state = "live"
         else:
-            self._shelf.lost()
+            self._kv_state.lost()
 
     def _whole(self) -> bool:
         """Whether what is known of its engines is what they hold, or as good as that."""
         partial = [stream.cache for stream in self._streams.values() if stream.cache.partial]
         if partial:
             blocks = self._endpoint.load.blocks
-            if not blocks or self._shelf.held < _KNOWN * blocks:
+            if not blocks or self._kv_state.held < _KNOWN * blocks:
                 return False
             for cache in partial:
                 cache.partial = False
         return True
 
-    def _heard_at(self, ts: float) -> None:
+    def _lag_at(self, ts: float) -> None:
         lag = self._owner._services.wall_clock() - ts
-        self._shelf.heard(self.clock(), lag if 0.0 <= lag < inf else 0.0)
+        self._kv_state.received(self.clock(), lag if 0.0 <= lag < inf else 0.0)
 
 
 class _Subscription:

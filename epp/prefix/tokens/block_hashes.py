@@ -28,7 +28,7 @@ def root_of(size: int, adapter: str) -> int:
 def mixed(link: int, extras: Sequence[Any]) -> int:
     """A link whose block has `extras` (as KV events carry them, the adapter left out).
 
-    Texts are shortened as a request's salt is, so that both meet whoever shortened it.
+    Texts are shortened as a request's salt is, so that both meet, whichever side shortened it.
     """
     return xxh3_64_intdigest(_pack([short_salt(each) if isinstance(each, str) else each for each in extras]), link)
 

@@ -1,7 +1,7 @@
 """`Tokens`: the token ids an engine will see for a request, exactly, within a deadline, off the event loop.
 
 From the model's own tokenizer files where they are mounted (`tokenizer`), else from a pod's `/tokenize` (`remote`).
-Whoever asks and gets `NoTokens` goes on without: the pick gets worse, never wrong.
+A plugin that gets `NoTokens` goes on without: the pick gets worse, never wrong.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Chat templates: the Jinja program that comes with a model's tokenizer, run in a sandbox with a bound on everything.
 
-A template is somebody else's program. It cannot reach beyond the values it is given (Jinja's immutable sandbox), what
+A template is a program of others. It cannot reach beyond the values it is given (Jinja's immutable sandbox), what
 it makes is bounded, in each step and in all (`sandbox`), and so is its time: every turn of a loop and every call looks
 at the clock, so an endless template ends when its time is over, with `TemplateTooLong`, and its thread goes on to the
 next request.

@@ -122,8 +122,8 @@ def verdicts(found: Summary) -> list[str]:
         name = variant(server, "lean")
         ratio = found[STREAMED][name]["cpu_us"].median / found[LATE][name]["cpu_us"].median
         met = "met" if ratio <= STREAMED_TARGET else "MISSED"
-        told = f"an answer of 100 chunks costs {ratio:.2f} of a plain one as late (at most {STREAMED_TARGET:.2f})"
-        lines.append(f"{met}: {server}, lean: {told}")
+        text = f"an answer of 100 chunks costs {ratio:.2f} of a plain one as late (at most {STREAMED_TARGET:.2f})"
+        lines.append(f"{met}: {server}, lean: {text}")
     for scenario in TARGETS:
         name = variant("epp", "lean")
         ratio = found[scenario][name]["cpu_single_to_bare"].median

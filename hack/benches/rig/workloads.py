@@ -18,15 +18,18 @@ def talked(seed: int, requests: int) -> Trace:
     piece, at = 0, 0.0
     for session in range(-(-requests // 4)):
         at += chance.expovariate(1 / 4)
-        told: tuple[Piece, ...] = ()
+        conversation: tuple[Piece, ...] = ()
         after: tuple[int, ...] = ()
         for _ in range(4):
             piece += 2
-            told = (*told, Piece(piece, chance.randint(30, 60) if told else chance.randint(500, 1100)))
+            conversation = (
+                *conversation,
+                Piece(piece, chance.randint(30, 60) if conversation else chance.randint(500, 1100)),
+            )
             output = chance.randint(16, 40)
             pause = chance.uniform(1, 3) if after else 0.0
-            asks.append(TraceRequest(at, told, output, piece + 1, after, pause, f"talk-{session}"))
-            told, after = (*told, Piece(piece + 1, output)), (len(asks) - 1,)
+            asks.append(TraceRequest(at, conversation, output, piece + 1, after, pause, f"talk-{session}"))
+            conversation, after = (*conversation, Piece(piece + 1, output)), (len(asks) - 1,)
     return Trace("chats", asks)
 
 

@@ -90,7 +90,7 @@ async def test_readers_without_the_certificate_asked_for_are_refused(folder: Pat
                 await status(port, context)
 
 
-def test_what_cannot_be_used_is_told(folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_reported(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--metrics-client-ca-file: expected PEM certificates in .*nobody"):
         Certificate(folder, tmp_path / "nobody", RecordedMetrics())
     (folder / "tls.key").write_text("x")

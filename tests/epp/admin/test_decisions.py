@@ -51,17 +51,17 @@ def test_a_record_tells_how_it_ended() -> None:
     assert under_way.as_dict()["outcome"] is None
     assert under_way.ttft is None
     response = Response(status=200, first_token_at=10.5, usage=Usage(100, 20, 64), complete=True)
-    told = record("r", response=response, ended_at=12.0).as_dict()
-    assert (told["pool"], told["namespace"]) == ("p", "ns")
-    assert told["decision_ms"] == 2.0
-    assert told["outcome"] == {
+    reported = record("r", response=response, ended_at=12.0).as_dict()
+    assert (reported["pool"], reported["namespace"]) == ("p", "ns")
+    assert reported["decision_ms"] == 2.0
+    assert reported["outcome"] == {
         "status": 200,
         "complete": True,
         "ttft_ms": 500.0,
         "duration_ms": 2000.0,
         "usage": {"prompt": 100, "completion": 20, "cached": 64},
     }
-    assert SECRET not in str(told)
+    assert SECRET not in str(reported)
 
 
 def test_what_is_kept_of_a_request_holds_no_bytes_of_it() -> None:

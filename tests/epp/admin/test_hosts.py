@@ -25,9 +25,9 @@ def test_addresses_loopback_and_the_names_given_are_ours(host: str) -> None:
     ],
 )
 def test_any_other_name_is_refused_with_what_is_expected(host: str) -> None:
-    told = KNOWN.refusal([host])
-    assert told.startswith(f"Host: got {host!r}; expected an IP address, ")
-    assert "metrics.example.org, picker, or a name given with --metrics-allowed-host" in told
+    reported = KNOWN.refusal([host])
+    assert reported.startswith(f"Host: got {host!r}; expected an IP address, ")
+    assert "metrics.example.org, picker, or a name given with --metrics-allowed-host" in reported
 
 
 def test_no_host_is_no_browser_and_two_are_nobody() -> None:

@@ -51,7 +51,7 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
         assert "<" not in link
 
 
-def test_kv_events_are_told_in_words() -> None:
+def test_kv_events_are_reported_in_words() -> None:
     entry: dict[str, object] = {"name": "a", "address": "a", "load": None, "load_age_seconds": None, "in_flight": 0}
     entry |= {"share": None, "predicted_hit_rate": None, "plugins": {}}
     states = [

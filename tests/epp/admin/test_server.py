@@ -25,7 +25,7 @@ class APool:
     namespace: str = "default"
 
 
-class House:
+class Rig:
     """An admin server on a free port, and what it shows."""
 
     def __init__(self, reviewer: Reviewer | None = None) -> None:
@@ -61,129 +61,129 @@ class House:
 
 
 async def test_metrics_come_in_the_format_asked_for() -> None:
-    house = House()
-    async with house.server:
-        house.request("r1")
-        status, content_type, text = await house.get("/metrics")
+    rig = Rig()
+    async with rig.server:
+        rig.request("r1")
+        status, content_type, text = await rig.get("/metrics")
         assert (status, content_type) == (200, "text/plain")
         assert 'warmpath_requests_total{model="m",status="200"} 1.0' in text
-        status, content_type, text = await house.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+        status, content_type, text = await rig.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
         assert (status, content_type) == (200, "application/openmetrics-text")
         assert text.endswith("# EOF\n")
 
 
 async def test_ready_tells_why_not() -> None:
-    house = House()
-    async with house.server:
-        assert await house.json("/ready") == {"ready": True, "reasons": []}
-        house.reasons = ["pool p is not synced", "draining"]
-        assert (await house.json("/ready", 503))["reasons"] == ["pool p is not synced", "draining"]
-        assert (await house.get("/healthz"))[0] == 200
+    rig = Rig()
+    async with rig.server:
+        assert await rig.json("/ready") == {"ready": True, "reasons": []}
+        rig.reasons = ["pool p is not synced", "draining"]
+        assert (await rig.json("/ready", 503))["reasons"] == ["pool p is not synced", "draining"]
+        assert (await rig.get("/healthz"))[0] == 200
 
 
 async def test_endpoints_and_decisions_are_shown() -> None:
-    house = House()
-    async with house.server:
+    rig = Rig()
+    async with rig.server:
         for n in range(5):
-            house.request(f"r/{n}")
-        pool = (await house.json("/endpoints"))["pools"][0]
+            rig.request(f"r/{n}")
+        pool = (await rig.json("/endpoints"))["pools"][0]
         assert [(e["name"], e["share"]) for e in pool["endpoints"]] == [("default/pod-1", 1.0), ("default/pod-2", 0.0)]
-        shown = (await house.json("/decisions?limit=2"))["decisions"]
+        shown = (await rig.json("/decisions?limit=2"))["decisions"]
         assert [one["request_id"] for one in shown] == ["r/4", "r/3"]
         assert shown[0]["profiles"][0]["endpoints"][0]["bill_ms"] == {"queue": 2.0, "work": 10.0}
-        assert (await house.json("/decisions/r%2F3"))["request_id"] == "r/3"
-        assert (await house.json("/decisions/r/3"))["outcome"]["status"] == 200
-        missing = (await house.json("/decisions/none", 404))["error"]
+        assert (await rig.json("/decisions/r%2F3"))["request_id"] == "r/3"
+        assert (await rig.json("/decisions/r/3"))["outcome"]["status"] == 200
+        missing = (await rig.json("/decisions/none", 404))["error"]
         assert (missing["type"], missing["param"]) == ("not_found_error", "request_id")
 
 
 async def test_the_page_shows_them_and_loads_nothing() -> None:
-    house = House()
-    async with house.server:
-        house.request("r1")
-        status, content_type, text = await house.get("/")
+    rig = Rig()
+    async with rig.server:
+        rig.request("r1")
+        status, content_type, text = await rig.get("/")
         assert (status, content_type) == (200, "text/html")
         assert "default/pod-2" in text
         assert "default: 1 of 2, 12.0 ms" in text
         assert SECRET not in text
         assert "://" not in text
-        status, content_type, text = await house.get("/config")
+        status, content_type, text = await rig.get("/config")
         assert (status, content_type, text) == (200, "text/plain", "pipeline: <default>\n")
 
 
 @pytest.mark.parametrize("limit", ["0", "-1", "x", "", "1.5", str(MOST + 1), "9" * 5000, "%C2%B2", "1e3"])
 async def test_a_wrong_limit_is_refused_by_name(limit: str) -> None:
-    house = House()
-    async with house.server:
-        error = (await house.json(f"/decisions?limit={limit}", 400))["error"]
+    rig = Rig()
+    async with rig.server:
+        error = (await rig.json(f"/decisions?limit={limit}", 400))["error"]
         assert error["param"] == "limit"
         assert len(error["message"]) < 200
 
 
 async def test_a_profile_is_made_off_the_loop_and_within_bounds() -> None:
-    house = House()
-    async with house.server:
-        status, content_type, text = await house.get("/debug/profile?seconds=1")
+    rig = Rig()
+    async with rig.server:
+        status, content_type, text = await rig.get("/debug/profile?seconds=1")
         assert (status, content_type) == (200, "text/plain")
         assert "MainThread;" in text
-        assert (await house.json("/debug/profile?seconds=61", 400))["error"]["param"] == "seconds"
-        with house.server._profiler._turn:
-            assert (await house.json("/debug/profile", 429))["error"]["type"] == "rate_limit_error"
-    without = AdminServer(house.metrics, [], house.decisions, list, str, AdminSettings(port=0))
+        assert (await rig.json("/debug/profile?seconds=61", 400))["error"]["param"] == "seconds"
+        with rig.server._profiler._turn:
+            assert (await rig.json("/debug/profile", 429))["error"]["type"] == "rate_limit_error"
+    without = AdminServer(rig.metrics, [], rig.decisions, list, str, AdminSettings(port=0))
     async with without, aiohttp.request("GET", f"http://127.0.0.1:{without.port}/debug/profile") as answer:
         assert answer.status == 404
 
 
 async def test_unknown_paths_and_methods_get_json_errors() -> None:
-    house = House()
-    async with house.server:
-        assert (await house.json("/nothing", 404))["error"]["type"] == "invalid_request_error"
-        status, _, text = await house.get("/metrics", "POST")
+    rig = Rig()
+    async with rig.server:
+        assert (await rig.json("/nothing", 404))["error"]["type"] == "invalid_request_error"
+        status, _, text = await rig.get("/metrics", "POST")
         assert status == 405
         assert "POST /metrics" in text
 
 
 async def test_a_port_in_use_is_one_clear_sentence() -> None:
-    house, other = House(), House()
-    async with house.server:
-        other.server.port = house.server.port
-        with pytest.raises(ConfigError, match=rf"^--metrics-port: 127.0.0.1:{house.server.port} is in use by another"):
+    rig, other = Rig(), Rig()
+    async with rig.server:
+        other.server.port = rig.server.port
+        with pytest.raises(ConfigError, match=rf"^--metrics-port: 127.0.0.1:{rig.server.port} is in use by another"):
             await other.server.__aenter__()
 
 
-async def test_leaving_closes_the_door_though_a_client_stays() -> None:
-    house = House()
-    async with house.server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", house.server.port)
+async def test_leaving_closes_the_port_though_a_client_stays() -> None:
+    rig = Rig()
+    async with rig.server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b"200" in await reader.readline()
     assert (await reader.read()).endswith(b"ok\n")  # and then the end
     with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", house.server.port)
+        await asyncio.open_connection("127.0.0.1", rig.server.port)
     writer.close()
 
 
 # --- under load -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_name_that_is_not_ours_is_told_which_are() -> None:
-    house = House()
-    async with house.server:
+async def test_a_name_that_is_not_ours_is_reported_which_are() -> None:
+    rig = Rig()
+    async with rig.server:
         for path in ("/", "/metrics", "/endpoints", "/decisions", "/decisions/r1", "/config", "/debug/profile", "/no"):
-            status, _, text = await house.get(path, Host="evil.example.org")
+            status, _, text = await rig.get(path, Host="evil.example.org")
             assert status == 421, path
             error = json.loads(text)["error"]
             assert error["param"] == "Host"
             assert "evil.example.org" in error["message"]
-        assert (await house.get("/healthz", Host="evil.example.org"))[0] == 200
-        assert (await house.get("/metrics", Host="localhost:1"))[0] == 200
-    house = House(Gatekeeper())
-    async with house.server:  # whoever has a token may call us what they like
-        assert (await house.get("/metrics", Host="picker.ns.svc", Authorization="Bearer reader"))[0] == 200
+        assert (await rig.get("/healthz", Host="evil.example.org"))[0] == 200
+        assert (await rig.get("/metrics", Host="localhost:1"))[0] == 200
+    rig = Rig(Gatekeeper())
+    async with rig.server:  # whoever has a token may call us what they like
+        assert (await rig.get("/metrics", Host="picker.ns.svc", Authorization="Bearer reader"))[0] == 200
 
 
 async def test_readers_of_metrics_share_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    house, made = House(), 0
+    rig, made = Rig(), 0
     render = exposition.render
 
     async def counted(*arguments: Any) -> tuple[bytes, str]:
@@ -192,18 +192,18 @@ async def test_readers_of_metrics_share_a_page(monkeypatch: pytest.MonkeyPatch) 
         return await render(*arguments)
 
     monkeypatch.setattr(exposition, "render", counted)
-    async with house.server:
-        pages = await asyncio.gather(*(house.get("/metrics") for _ in range(30)))
+    async with rig.server:
+        pages = await asyncio.gather(*(rig.get("/metrics") for _ in range(30)))
         assert {status for status, _, _ in pages} == {200}
         assert made < 10  # connections come one after the other
-        house.request("r1")
-        assert 'status="200"' in (await house.get("/metrics"))[2]  # begun after it was asked for
+        rig.request("r1")
+        assert 'status="200"' in (await rig.get("/metrics"))[2]  # begun after it was asked for
 
 
 async def test_others_run_while_a_thousand_decisions_are_shown() -> None:
-    house, ran, done = House(), 0, asyncio.Event()
+    rig, ran, done = Rig(), 0, asyncio.Event()
     for n in range(MOST):
-        house.request(f"r{n}")
+        rig.request(f"r{n}")
 
     async def other() -> None:
         nonlocal ran
@@ -211,9 +211,9 @@ async def test_others_run_while_a_thousand_decisions_are_shown() -> None:
             ran += 1
             await asyncio.sleep(0)
 
-    async with house.server, asyncio.TaskGroup() as tasks:
+    async with rig.server, asyncio.TaskGroup() as tasks:
         tasks.create_task(other())
-        shown = await house.json(f"/decisions?limit={MOST}")
+        shown = await rig.json(f"/decisions?limit={MOST}")
         done.set()
     assert len(shown["decisions"]) == MOST
     assert shown["left_out"] == 0
@@ -222,11 +222,11 @@ async def test_others_run_while_a_thousand_decisions_are_shown() -> None:
 
 async def test_decisions_are_shown_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 5000)
-    house = House()
-    async with house.server:
+    rig = Rig()
+    async with rig.server:
         for n in range(50):
-            house.request(f"r{n}")
-        _, _, text = await house.get("/decisions?limit=50")
+            rig.request(f"r{n}")
+        _, _, text = await rig.get("/decisions?limit=50")
         shown = json.loads(text)
         assert len(text) < 5100
         assert 0 < len(shown["decisions"]) < 50
@@ -236,34 +236,34 @@ async def test_decisions_are_shown_within_bounds(monkeypatch: pytest.MonkeyPatch
 
 async def test_who_waits_too_long_for_a_page_is_sent_away_and_probes_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE_S", 0.05)
-    house = House()
-    async with house.server:
-        async with house.server._turns.turn():
+    rig = Rig()
+    async with rig.server:
+        async with rig.server._turns.turn():
             for path in ("/", "/metrics", "/endpoints", "/decisions", "/decisions/r", "/config"):
-                url = f"http://127.0.0.1:{house.server.port}{path}"
+                url = f"http://127.0.0.1:{rig.server.port}{path}"
                 async with aiohttp.request("GET", url) as answer:
                     assert (answer.status, answer.headers.get("Retry-After")) == (503, "5"), path
                     assert (await answer.json())["error"]["type"] == "service_unavailable_error"
             for path in ("/ready", "/healthz"):
-                assert (await house.get(path))[0] == 200
+                assert (await rig.get(path))[0] == 200
         labels = {"reason": "admin-busy"}
-        assert house.metrics.registry.get_sample_value("warmpath_degraded_total", labels) == 6
+        assert rig.metrics.registry.get_sample_value("warmpath_degraded_total", labels) == 6
 
 
-async def test_a_bug_of_ours_is_told_in_json_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    house = House()
-    house.reasons = cast(list[str], [object()])
-    async with house.server:
-        assert (await house.json("/ready", 500))["error"]["message"] == "internal error"
+async def test_a_bug_of_ours_is_reported_in_json_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.reasons = cast(list[str], [object()])
+    async with rig.server:
+        assert (await rig.json("/ready", 500))["error"]["message"] == "internal error"
     assert "GET /ready failed" in caplog.text
 
 
 async def test_nothing_is_changed_by_any_method() -> None:
-    house = House()
-    async with house.server:
+    rig = Rig()
+    async with rig.server:
         for path in ("/", "/metrics", "/endpoints", "/decisions", "/config", "/debug/profile"):
             for method in ("POST", "PUT", "PATCH", "DELETE"):
-                assert (await house.get(path, method))[0] == 405, (method, path)
+                assert (await rig.get(path, method))[0] == 405, (method, path)
 
 
 # --- with tokens ----------------------------------------------------------------------------------------------------
@@ -286,30 +286,30 @@ class Gatekeeper:
 
 
 async def test_every_page_but_those_of_probes_wants_a_token() -> None:
-    house, gatekeeper = House(guarded := Gatekeeper()), guarded
+    rig, gatekeeper = Rig(guarded := Gatekeeper()), guarded
     paths = {
         route.resource.canonical.replace("{request_id}", "r1")
-        for route in house.server._runner.app.router.routes()
+        for route in rig.server._runner.app.router.routes()
         if route.resource is not None
     }
     assert {"/", "/metrics", "/endpoints", "/decisions", "/decisions/r1", "/config", "/debug/profile"} <= paths
-    async with house.server:
-        house.request("r1")
+    async with rig.server:
+        rig.request("r1")
         for path in sorted(paths):
             open_ = path in ("/ready", "/healthz")
-            assert (await house.get(path))[0] == (200 if open_ else 401), path
-            assert (await house.get(path, "HEAD"))[0] == (200 if open_ else 401), path
+            assert (await rig.get(path))[0] == (200 if open_ else 401), path
+            assert (await rig.get(path, "HEAD"))[0] == (200 if open_ else 401), path
         assert gatekeeper.asked == []
 
 
-async def test_what_a_reader_is_told() -> None:
-    house = House(gatekeeper := Gatekeeper())
+async def test_what_a_reader_is_reported() -> None:
+    rig = Rig(gatekeeper := Gatekeeper())
 
     async def status(path: str, token: str) -> int:
-        return (await house.get(path, Authorization=f"Bearer {token}"))[0]
+        return (await rig.get(path, Authorization=f"Bearer {token}"))[0]
 
-    async with house.server:
-        house.request("r1")
+    async with rig.server:
+        rig.request("r1")
         assert await status("/metrics", "reader") == 200
         assert await status("/decisions/r1", "reader") == 200
         assert await status("/decisions/r%2F2", "reader") == 404
@@ -318,7 +318,7 @@ async def test_what_a_reader_is_told() -> None:
         assert await status("/metrics", "nobody") == 401
         assert await status("/metrics", "late") == 503
         assert await status("/nothing", "nobody") == 404
-        refused = json.loads((await house.get("/metrics"))[2])["error"]
+        refused = json.loads((await rig.get("/metrics"))[2])["error"]
         assert (refused["type"], refused["param"]) == ("authentication_error", None)
-        async with aiohttp.request("GET", f"http://127.0.0.1:{house.server.port}/metrics") as answer:
+        async with aiohttp.request("GET", f"http://127.0.0.1:{rig.server.port}/metrics") as answer:
             assert answer.headers["WWW-Authenticate"] == 'Bearer realm="warmpath"'

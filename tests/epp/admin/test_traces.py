@@ -19,29 +19,29 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
 
 
-class Heard:
+class Received:
     """The observer behind."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def decided(self, decision: Decision, complete_at: float) -> None:
-        self.told.append("decided")
+        self.reported.append("decided")
 
     def finished(self, decision: Decision, response: Response) -> None:
-        self.told.append("finished")
+        self.reported.append("finished")
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
-        self.told.append("failed")
+        self.reported.append("failed")
 
 
-class House:
+class Rig:
     def __init__(self) -> None:
         self.lost = 0
         self.tracing = Tracing(self._lose)
-        self.heard = Heard()
+        self.received = Received()
         self.now = 100.0
-        self.traces = Traces(self.heard, self.tracing, lambda: self.now, lambda: 1_000_000.0 + self.now)
+        self.traces = Traces(self.received, self.tracing, lambda: self.now, lambda: 1_000_000.0 + self.now)
 
     def _lose(self) -> None:
         self.lost += 1
@@ -62,14 +62,14 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         yield collector
 
 
-def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_told(collector: Collector) -> None:
-    house = House()
-    decision = house.decide(traceparent=SAMPLED)
-    house.now += 2
+def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_reported(collector: Collector) -> None:
+    rig = Rig()
+    decision = rig.decide(traceparent=SAMPLED)
+    rig.now += 2
     usage = Usage(prompt=10, completion=-1, cached=4)
-    house.traces.finished(decision, Response(status=200, served="10.0.0.2:8000", usage=usage))
-    house.tracing.flush()
-    assert house.heard.told == ["decided", "finished"]
+    rig.traces.finished(decision, Response(status=200, served="10.0.0.2:8000", usage=usage))
+    rig.tracing.flush()
+    assert rig.received.reported == ["decided", "finished"]
     (span,), (inner,) = collector.named("gateway.request"), collector.named("gateway.request_orchestration")
     assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
     assert (inner.trace_id, inner.parent_span_id) == (span.trace_id, span.span_id)
@@ -92,69 +92,69 @@ def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_told(colle
 
 
 def test_what_fails_is_an_error(collector: Collector) -> None:
-    house = House()
-    house.traces.failed(RawRequest("POST", "/", {"traceparent": SAMPLED}), NoEndpoint("nobody"))
-    house.traces.finished(house.decide(traceparent=SAMPLED), Response())
-    house.tracing.flush()
+    rig = Rig()
+    rig.traces.failed(RawRequest("POST", "/", {"traceparent": SAMPLED}), NoEndpoint("nobody"))
+    rig.traces.finished(rig.decide(traceparent=SAMPLED), Response())
+    rig.tracing.flush()
     assert [span.status.code for span in collector.named("gateway.request")] == [2, 2]
     assert collector.spans[0].status.message == "rejected-no-endpoints"
-    assert house.heard.told == ["failed", "decided", "finished"]
+    assert rig.received.reported == ["failed", "decided", "finished"]
 
 
 def test_who_does_not_sample_is_not_sampled_and_its_trace_goes_on(collector: Collector) -> None:
-    house = House()
-    decision = house.decide(traceparent=f"00-{TRACE}-{PARENT}-00")
-    house.traces.finished(decision, Response(status=200))
-    house.tracing.flush()
+    rig = Rig()
+    decision = rig.decide(traceparent=f"00-{TRACE}-{PARENT}-00")
+    rig.traces.finished(decision, Response(status=200))
+    rig.tracing.flush()
     assert collector.spans == []
     assert decision.headers["traceparent"].startswith(f"00-{TRACE}-")
     assert decision.headers["traceparent"].endswith("-00")
 
 
 def test_of_traces_that_begin_here_a_share_is_kept(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = House()
+    rig = Rig()
     for _ in range(500):
-        house.traces.finished(house.decide(), Response(status=200))
-    house.tracing.flush()
+        rig.traces.finished(rig.decide(), Response(status=200))
+    rig.tracing.flush()
     assert 0 < len(collector.named("gateway.request")) < 250
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_on")
-    house, before = House(), len(collector.spans)
-    house.traces.finished(house.decide(), Response(status=200))
-    house.tracing.flush()
+    rig, before = Rig(), len(collector.spans)
+    rig.traces.finished(rig.decide(), Response(status=200))
+    rig.tracing.flush()
     assert len(collector.spans) == before + 2
 
 
 def test_whatever_a_client_calls_a_trace_is_taken(collector: Collector) -> None:
-    house = House()
+    rig = Rig()
 
     @given(st.text(), st.text())
     def taken(traceparent: str, tracestate: str) -> None:
         for parent in (traceparent, SAMPLED):
-            decision = house.decide(traceparent=parent, tracestate=tracestate)
-            house.traces.finished(decision, Response(status=200))
+            decision = rig.decide(traceparent=parent, tracestate=tracestate)
+            rig.traces.finished(decision, Response(status=200))
 
     taken()
-    house.tracing.flush()
-    assert not house.traces._open
+    rig.tracing.flush()
+    assert not rig.traces._open
     assert len(collector.named("gateway.request")) >= 100
 
 
-def test_a_collector_that_is_away_costs_spans_and_is_told(
+def test_a_collector_that_is_away_costs_spans_and_is_reported(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    house = House()
-    house.traces.finished(house.decide(traceparent=SAMPLED), Response(status=200))
-    house.tracing.flush()
-    assert house.lost == 1
+    rig = Rig()
+    rig.traces.finished(rig.decide(traceparent=SAMPLED), Response(status=200))
+    rig.tracing.flush()
+    assert rig.lost == 1
 
 
 def test_on_the_console_a_span_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
-    house = House()
-    house.traces.finished(house.decide(traceparent=SAMPLED), Response(status=200))
-    house.tracing.flush()
+    rig = Rig()
+    rig.traces.finished(rig.decide(traceparent=SAMPLED), Response(status=200))
+    rig.tracing.flush()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("{") and TRACE in line for line in lines)
@@ -163,10 +163,10 @@ def test_on_the_console_a_span_is_one_line(capsys: pytest.CaptureFixture[str], m
 def test_another_exporter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
     with pytest.raises(ConfigError, match="--tracing: OTEL_TRACES_EXPORTER is 'zipkin'; expected console or otlp"):
-        House()
+        Rig()
 
 
 def test_without_the_sdk_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigError, match="its extra `tracing`"):
-        House()
+        Rig()

@@ -55,8 +55,8 @@ def test_what_plugins_say_of_an_endpoint_is_shown() -> None:
 
 def test_how_an_endpoints_kv_events_stand_is_shown() -> None:
     metrics = Metrics()
-    told = [("default/pod-1", "live", 0.0251234, 0.9), ("default/pod-2", "connecting", None, 1.0)]
-    metrics.add_kv_events("p", lambda: KvEventFigures(told, {}))
+    reported = [("default/pod-1", "live", 0.0251234, 0.9), ("default/pod-2", "connecting", None, 1.0)]
+    metrics.add_kv_events("p", lambda: KvEventFigures(reported, {}))
     metrics.add_kv_events("q", lambda: None)
     first, second, third = view(APool("p", (endpoint(1), endpoint(2), endpoint(3))), metrics, 10.0)["endpoints"]
     assert first["kv_events"] == {"state": "live", "lag_seconds": 0.0251, "trust": 0.9}

@@ -86,7 +86,7 @@ def parameters_read_nowhere(cls: type[Any], path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("type_", sorted(builtin.CLASSES))
-def test_a_parameter_that_nothing_reads_is_told_to_have_no_effect(type_: str) -> None:
+def test_a_parameter_that_nothing_reads_is_reported_to_have_no_effect(type_: str) -> None:
     assert set(parameters_read_nowhere(find_class(type_, ""))) - {"kvEventsConfig.engineType"} <= set(
         builtin.IDLE.get(type_, ())
     )
@@ -124,9 +124,9 @@ def test_every_hint_names_a_type_that_loads(type_: str) -> None:
         type_.rpartition("-")[0] + "-plugin",
         f"old-{type_}",
     ):
-        if wrong == type_ or "did you mean" not in (told := refusal(wrong)):
+        if wrong == type_ or "did you mean" not in (reported := refusal(wrong)):
             continue
-        hinted = told.split("did you mean '")[1].split("'")[0]
+        hinted = reported.split("did you mean '")[1].split("'")[0]
         assert hinted not in builtin.MISSING
         assert (
             hinted in builtin.BUILT_IN

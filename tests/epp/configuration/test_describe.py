@@ -57,9 +57,11 @@ dataLayer: {sources: [{pluginRef: metrics-data-source}]}
 """
 
 
-def test_every_setting_without_effect_is_told_with_why() -> None:
-    told = [line.split(maxsplit=2)[2] for line in describe(loaded(IDLE)).splitlines() if line.startswith("no effect")]
-    assert [line.split(": ")[0] for line in told] == [
+def test_every_setting_without_effect_is_reported_with_why() -> None:
+    reported = [
+        line.split(maxsplit=2)[2] for line in describe(loaded(IDLE)).splitlines() if line.startswith("no effect")
+    ]
+    assert [line.split(": ")[0] for line in reported] == [
         "featureGates[1]",
         "featureGates[2]",
         "parser",
@@ -79,10 +81,10 @@ def test_every_setting_without_effect_is_told_with_why() -> None:
         "plugins[5].parameters.inFlightLoadProducerName",
         "plugins[6].parameters.sessionIdConfig.evictionSweepSeconds",
     ]
-    assert "featureGates[1]: endpoints' metrics are read in one way" in told
+    assert "featureGates[1]: endpoints' metrics are read in one way" in reported
 
 
-def test_what_asks_for_what_happens_anyway_is_not_told() -> None:
+def test_what_asks_for_what_happens_anyway_is_not_reported() -> None:
     text = CONFIG.replace("plugins:", "featureGates: [dataLayer, flowControl=false]\nplugins:", 1)
     assert "no effect" not in describe(loaded(text + "dataLayer: {injectDefaults: true}"))
 

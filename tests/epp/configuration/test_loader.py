@@ -289,8 +289,8 @@ def test_refused_at_start(plugins: str, profiles: str, rest: str, line: str) -> 
 
 
 def test_a_reference_by_type_to_a_plugin_with_a_name_of_its_own() -> None:
-    told = refusal(HEAD + "plugins: [{type: queue-scorer, name: q}]\n" + PROFILE.format("queue-scorer"))
-    assert told.endswith("no plugin is called 'queue-scorer'; the one of that type is called 'q'")
+    reported = refusal(HEAD + "plugins: [{type: queue-scorer, name: q}]\n" + PROFILE.format("queue-scorer"))
+    assert reported.endswith("no plugin is called 'queue-scorer'; the one of that type is called 'q'")
 
 
 def test_no_plugins() -> None:
@@ -385,14 +385,14 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
         ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),
     ],
 )
-def test_what_follows_from_an_error_is_not_told(plugins: str, rest: str, only: str) -> None:
-    told = [line for line in refusal(HEAD + f"plugins:\n{plugins}\n{rest}").splitlines() if ".typ:" not in line]
-    assert [line.split(": ")[0] for line in told] == [only]
+def test_what_follows_from_an_error_is_not_reported(plugins: str, rest: str, only: str) -> None:
+    reported = [line for line in refusal(HEAD + f"plugins:\n{plugins}\n{rest}").splitlines() if ".typ:" not in line]
+    assert [line.split(": ")[0] for line in reported] == [only]
 
 
-def test_a_document_of_another_kind_is_told_that_and_no_more() -> None:
-    (told,) = refusal("apiVersion: llm-d.ai/v1\nkind: ConfigMap\ndata: {a: b}").splitlines()
-    assert told.endswith(
+def test_a_document_of_another_kind_is_reported_that_and_no_more() -> None:
+    (reported,) = refusal("apiVersion: llm-d.ai/v1\nkind: ConfigMap\ndata: {a: b}").splitlines()
+    assert reported.endswith(
         "got 'ConfigMap'; the configuration is a text under its `data`: give that in a file of its own"
     )
 

@@ -142,13 +142,13 @@ def test_names_that_changed_in_v1_belong_to_their_version(before: str, now: str)
         ("plugins: []\nplugins: []", "line 4, column 1: the key 'plugins' is here twice; expected it once"),
     ],
 )
-def test_mistakes_are_told_with_what_to_do(body: str, line: str) -> None:
+def test_mistakes_are_reported_with_what_to_do(body: str, line: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse(f"apiVersion: {V1}\nkind: EndpointPickerConfig\n{body}")
     assert line in str(refused.value)
 
 
-def test_a_second_document_and_an_empty_file_are_told() -> None:
+def test_a_second_document_and_an_empty_file_are_reported() -> None:
     with pytest.raises(ConfigError, match="2 YAML documents; expected one"):
         parse("a: 1\n---\nb: 2\n")
     with pytest.raises(ConfigError, match="got nothing: the file is empty"):

@@ -186,7 +186,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert decode(timedelta, text, "") == timedelta(seconds=seconds)
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     given = {"inner": {"ratio": "x"}, "several": [{"name": 1}, {"nam": "a"}], "numbres": []}
     with pytest.raises(ConfigErrors) as refused:
         decode(Outer, given, "at")
@@ -244,7 +244,7 @@ def test_state_is_no_parameter() -> None:
         decode(Warm, {"seen": 5}, "p")
 
 
-def test_what_a_constructor_refuses_is_told_at_its_parameter() -> None:
+def test_what_a_constructor_refuses_is_reported_at_its_parameter() -> None:
     with pytest.raises(ConfigError) as refused:
         decode(Warm, {"count": 0}, "p")
     assert str(refused.value) == "p.count: expected 1 or more, got 0"

@@ -18,7 +18,7 @@ ADDRESSES = ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000"
 BODY = b'{"model": "m", "prompt": "hello"}'
 
 
-class House:
+class Rig:
     def __init__(self) -> None:
         self.pool = Pool("p", "ns", random=Random(1))
         self.pool.replace(pod(f"e{n}", address=address) for n, address in enumerate(ADDRESSES))
@@ -58,33 +58,33 @@ class House:
     ],
 )
 async def test_a_request_goes_where_its_header_says(selection: str | None, chosen: set[str]) -> None:
-    assert await House().chosen(selection) == chosen
+    assert await Rig().chosen(selection) == chosen
 
 
 async def test_the_header_goes_before_the_gateways_subset() -> None:
-    assert await House().chosen("10.0.0.2", ("10.0.0.1:8000",)) == {"10.0.0.2:8000"}
-    assert await House().chosen(None, ("10.0.0.1:8000",)) == {"10.0.0.1:8000"}
+    assert await Rig().chosen("10.0.0.2", ("10.0.0.1:8000",)) == {"10.0.0.2:8000"}
+    assert await Rig().chosen(None, ("10.0.0.1:8000",)) == {"10.0.0.1:8000"}
 
 
 async def test_who_names_nobody_of_the_pool_gets_nobody() -> None:
     with pytest.raises(NoEndpoint, match=r"10\.9\.9\.9"):
-        await House().chosen("10.9.9.9")
+        await Rig().chosen("10.9.9.9")
 
 
 async def test_the_answer_says_where_it_was_sent_and_who_served() -> None:
-    house = House()
+    rig = Rig()
     headers = {protocol.TEST_SELECTION: "10.0.0.2"}
-    async with house.steered.route(RawRequest("POST", "/v1/completions", headers, BODY)) as routed:
+    async with rig.steered.route(RawRequest("POST", "/v1/completions", headers, BODY)) as routed:
         assert (routed.body, routed.renamed, dict(routed.headers)) == (None, None, {})
-        told = dict(routed.answered(500, "10.0.0.1:8000"))
+        reported = dict(routed.answered(500, "10.0.0.1:8000"))
         routed.answer_chunk(b"x", end=True)
-    assert told == {
+    assert reported == {
         "x-conformance-test-served-endpoint": "10.0.0.1:8000",
         "x-conformance-test-selected-endpoint": "10.0.0.2:8000",
         "x-conformance-test-epp-pool": "ns/p",
         "x-went-into-resp-headers": "true",
     }
-    assert house.diary.lines[-1] == "finished e0 500"  # a retry landed there
-    async with house.steered.route(RawRequest("POST", "/v1/completions", headers, BODY)) as routed:
-        told = dict(routed.answered(200, ""))
-    assert told["x-conformance-test-served-endpoint"] == "fail: missing destination endpoint served metadata"
+    assert rig.diary.lines[-1] == "finished e0 500"  # a retry landed there
+    async with rig.steered.route(RawRequest("POST", "/v1/completions", headers, BODY)) as routed:
+        reported = dict(routed.answered(200, ""))
+    assert reported["x-conformance-test-served-endpoint"] == "fail: missing destination endpoint served metadata"

@@ -23,7 +23,7 @@ def listed(*addresses: str) -> pb.Value:
 
 
 @pytest.mark.parametrize(
-    ("told", "subset"),
+    ("reported", "subset"),
     [
         (listed("10.0.0.1:8000", "10.0.0.2:8001"), ("10.0.0.1:8000", "10.0.0.2:8001")),
         (listed("10.0.0.1"), ("10.0.0.1",)),
@@ -42,8 +42,8 @@ def listed(*addresses: str) -> pb.Value:
         (pb.Value(), ()),
     ],
 )
-def test_subset(told: pb.Value, subset: tuple[str, ...]) -> None:
-    assert subset_of(told) == subset
+def test_subset(reported: pb.Value, subset: tuple[str, ...]) -> None:
+    assert subset_of(reported) == subset
 
 
 @pytest.mark.parametrize(

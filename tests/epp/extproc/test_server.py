@@ -308,7 +308,7 @@ async def test_a_message_beyond_the_bound_fails_its_stream_only() -> None:
         assert await good.said() == "answer headers"
 
 
-async def test_a_gateway_that_takes_no_list_of_endpoints_is_told_of() -> None:
+async def test_a_gateway_that_takes_no_list_of_endpoints_is_reported_of() -> None:
     route, metrics = Route(TO), RecordedMetrics()
     async with ext_proc_server(route, settings(), metrics) as served, Gateway(served.ports[0]) as gateway:
 
@@ -632,7 +632,7 @@ async def _open_and_reset(port: int, times: int, streams: int) -> dict[int, int]
     peer.initiate_connection()
     writer.write(peer.data_to_send())
     peer.receive_data(await reader.read(4096))
-    told = {int(code): value for code, value in peer.remote_settings.items()}
+    reported = {int(code): value for code, value in peer.remote_settings.items()}
     for _ in range(times):
         for _ in range(streams):
             number = peer.get_next_available_stream_id()
@@ -641,7 +641,7 @@ async def _open_and_reset(port: int, times: int, streams: int) -> dict[int, int]
         writer.write(peer.data_to_send())
         await asyncio.sleep(0.05)
     writer.close()
-    return told
+    return reported
 
 
 async def test_streams_that_are_reset_at_once_harm_no_other_connection() -> None:
@@ -660,13 +660,13 @@ async def test_streams_that_are_reset_at_once_harm_no_other_connection() -> None
 async def test_connections_beyond_the_bound_are_closed_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
     async with asyncio.timeout(20), ext_proc_server(Route(TO), settings()) as served, AsyncExitStack() as stack:
-        heard = []
+        received = []
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
             stack.callback(writer.close)
             writer.write(PREFACE)
-            heard.append(bool(await reader.read(9)))
-        assert heard == [True, True, True, False, False]
+            received.append(bool(await reader.read(9)))
+        assert received == [True, True, True, False, False]
         assert await ask(served.health_ports[0], "") == STATUS.SERVING
 
 

@@ -90,7 +90,7 @@ def test_the_request_handed_on() -> None:
 
 
 @pytest.mark.parametrize(("config", "sees"), [(LEAN, False), (modes(4, 4), True), (modes(4, 1), True), (None, True)])
-def test_it_is_told_whether_the_answer_will_be_seen(config: object, sees: bool) -> None:
+def test_it_is_reported_whether_the_answer_will_be_seen(config: object, sees: bool) -> None:
     play = Play(Script("", []))
     play.send(request_headers(config=config, end=True))  # type: ignore[arg-type]
     assert play.requests[0].sees_answer is sees

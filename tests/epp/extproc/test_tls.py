@@ -54,15 +54,15 @@ async def test_a_renewed_certificate_is_used_and_a_bad_one_refused(tmp_path: Pat
     assert dict(metrics.rows("warmpath_degraded_total")) == {("certificate-refused",): 1}
 
 
-def test_what_cannot_be_used_is_told(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*tls\.key: No such file"):
         read_pair(tmp_path)
     key, certificate = make_pair()
-    for pair, told in (
+    for pair, reported in (
         ((b"x", certificate), "expected a PEM private key without a password"),
         ((key, b"x"), "expected PEM certificates"),
         ((make_pair()[0], certificate), "tls.key is not the key of the certificate in tls.crt"),
     ):
         write(tmp_path, pair)
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=reported):
             read_pair(tmp_path)

@@ -173,7 +173,7 @@ async def test_llm_ds_own_group_wins_by_name(fake: FakeApiServer) -> None:
         await until(lambda: found.priority("vip") == 1 and found.rewrite("m") == "old")
 
 
-async def test_a_bad_pod_is_left_out_and_told_once(fake: FakeApiServer) -> None:
+async def test_a_bad_pod_is_left_out_and_reported_once(fake: FakeApiServer) -> None:
     await fake.put(POOL, "p", pool(8000))
     await fake.put("pods", "a", pod("10.0.0.1"))
     await fake.put("pods", "b", pod("10.0.0.2", annotations={"llm-d.ai/active-ports": "http"}))
@@ -221,7 +221,7 @@ async def test_an_address_of_two_pods_is_the_youngers(fake: FakeApiServer) -> No
         assert [each.name for each in found.endpoints] == ["ns/a"]
 
 
-async def test_while_the_server_is_away_pools_stay_and_it_is_told_once(fake: FakeApiServer) -> None:
+async def test_while_the_server_is_away_pools_stay_and_it_is_reported_once(fake: FakeApiServer) -> None:
     await fake.put(POOL, "p", pool(8000))
     await fake.put("pods", "a", pod("10.0.0.1"))
     metrics = RecordedMetrics()
@@ -242,7 +242,7 @@ async def test_while_the_server_is_away_pools_stay_and_it_is_told_once(fake: Fak
         await until(lambda: len(metrics.degradations) == 2)
 
 
-async def test_what_we_may_not_see_is_told_and_does_not_hold_up_the_pool(fake: FakeApiServer) -> None:
+async def test_what_we_may_not_see_is_reported_and_does_not_hold_up_the_pool(fake: FakeApiServer) -> None:
     await fake.put(POOL, "p", pool(8000))
     fake.answers |= {OBJECTIVE: 403, REWRITE: 403}
     metrics = RecordedMetrics()

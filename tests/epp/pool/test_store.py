@@ -35,9 +35,9 @@ def test_an_unchanged_server_keeps_its_endpoint_and_its_load() -> None:
 
 def test_listeners_hear_of_removals_then_additions_with_the_new_tuple_in_place() -> None:
     pool = pool_of("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")
-    heard: list[tuple[str, str, int]] = []
-    pool.on_removed.append(lambda e: heard.append(("removed", e.name, len(pool.endpoints))))
-    pool.on_added.append(lambda e: heard.append(("added", e.name, len(pool.endpoints))))
+    received: list[tuple[str, str, int]] = []
+    pool.on_removed.append(lambda e: received.append(("removed", e.name, len(pool.endpoints))))
+    pool.on_added.append(lambda e: received.append(("added", e.name, len(pool.endpoints))))
     pool.replace(
         [
             endpoint("e0", "10.0.0.1:8000"),
@@ -47,7 +47,7 @@ def test_listeners_hear_of_removals_then_additions_with_the_new_tuple_in_place()
         ]
     )
     changed = [("removed", "e1"), ("removed", "e2"), ("added", "e1"), ("added", "e2"), ("added", "e3")]
-    assert heard == [(what, name, 4) for what, name in changed]
+    assert received == [(what, name, 4) for what, name in changed]
 
 
 @pytest.mark.parametrize("second", [("e0", "10.0.0.9:1"), ("e9", "10.0.0.1:8000")])

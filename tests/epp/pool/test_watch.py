@@ -23,7 +23,7 @@ class Thing(msgspec.Struct):
     status: Ip
 
 
-class Heard:
+class Received:
     """A listener that remembers."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 @asynccontextmanager
-async def watched(heard: Heard) -> AsyncIterator[Watch[str]]:
-    watch = Watch(ApiServer(), PODS, "ns", read, heard, random.Random(1))
+async def watched(received: Received) -> AsyncIterator[Watch[str]]:
+    watch = Watch(ApiServer(), PODS, "ns", read, received, random.Random(1))
     watch.start()
     try:
         yield watch
@@ -76,8 +76,8 @@ async def watched(heard: Heard) -> AsyncIterator[Watch[str]]:
 
 async def test_it_has_what_was_there_and_follows_what_comes(fake: FakeApiServer) -> None:
     await fake.put("pods", "a", pod("1"))
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: watch.synced)
         assert watch.objects() == {"a": "1"}
         await fake.put("pods", "b", pod("2"))
@@ -85,14 +85,14 @@ async def test_it_has_what_was_there_and_follows_what_comes(fake: FakeApiServer)
         await until(lambda: watch.objects() == {"a": "3", "b": "2"})
         await fake.delete("pods", "a")
         await until(lambda: watch.objects() == {"b": "2"})
-    assert (heard.troubles, heard.refusals) == ([], [])
+    assert (received.troubles, received.refusals) == ([], [])
 
 
 async def test_a_list_in_pages_is_one_list(fake: FakeApiServer) -> None:
     fake.page_size = 2
     for name in "abcde":
         await fake.put("pods", name, pod(name))
-    async with watched(Heard()) as watch:
+    async with watched(Received()) as watch:
         await until(lambda: watch.synced)
         assert watch.objects() == {name: name for name in "abcde"}
     assert fake.lists == ["pods"] * 3
@@ -100,7 +100,7 @@ async def test_a_list_in_pages_is_one_list(fake: FakeApiServer) -> None:
 
 async def test_a_change_of_what_we_do_not_read_is_no_change(fake: FakeApiServer) -> None:
     await fake.put("pods", "a", pod("1"))
-    async with watched(Heard()) as watch:
+    async with watched(Received()) as watch:
         await until(lambda: watch.synced)
         revision = watch.revision
         await fake.put("pods", "a", pod("1", ready=False))
@@ -110,7 +110,7 @@ async def test_a_change_of_what_we_do_not_read_is_no_change(fake: FakeApiServer)
 
 
 async def test_a_watch_that_ends_goes_on_where_it_was(fake: FakeApiServer) -> None:
-    async with watched(Heard()) as watch:
+    async with watched(Received()) as watch:
         await fake.put("pods", "a", pod("1"))
         await until(lambda: "a" in watch.objects())
         await fake.bookmark("pods")
@@ -127,20 +127,20 @@ async def test_a_watch_that_ends_goes_on_where_it_was(fake: FakeApiServer) -> No
 
 
 async def test_a_broken_connection_is_made_again_and_nothing_is_missed(fake: FakeApiServer) -> None:
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: len(fake.watched_from) == 1)
         await fake.drop(broken=True)
         await fake.put("pods", "a", pod("1"))
         await until(lambda: watch.objects() == {"a": "1"})
-    assert (heard.troubles, fake.lists) == ([], ["pods"])
+    assert (received.troubles, fake.lists) == ([], ["pods"])
 
 
 async def test_a_version_too_old_means_a_new_list(fake: FakeApiServer) -> None:
-    heard = Heard()
+    received = Received()
     await fake.put("pods", "a", pod("1"))
     await fake.put("pods", "b", pod("2"))
-    async with watched(heard) as watch:
+    async with watched(received) as watch:
         await until(lambda: watch.synced and len(fake.watched_from) == 1)
         fake.answers["pods"] = 503
         await fake.drop()
@@ -151,13 +151,13 @@ async def test_a_version_too_old_means_a_new_list(fake: FakeApiServer) -> None:
         del fake.answers["pods"]
         await until(lambda: watch.objects() == {"b": "2", "c": "3"})
     assert len(fake.lists) == 2
-    assert {reason for reason, _ in heard.troubles} <= {"", "kubernetes-away"}
+    assert {reason for reason, _ in received.troubles} <= {"", "kubernetes-away"}
 
 
 async def test_a_kind_that_is_not_installed_is_none_of_it_until_it_is(fake: FakeApiServer) -> None:
     fake.installed.clear()
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: watch.answered)
         assert (watch.synced, watch.objects()) == (False, {})
         await fake.put("pods", "a", pod("1"))
@@ -165,51 +165,51 @@ async def test_a_kind_that_is_not_installed_is_none_of_it_until_it_is(fake: Fake
         fake.installed.clear()
         await fake.drop()
         await until(lambda: watch.objects() == {})
-    assert heard.troubles == []
+    assert received.troubles == []
 
 
-async def test_a_refusal_is_told_once_and_taken_back(fake: FakeApiServer) -> None:
+async def test_a_refusal_is_reported_once_and_taken_back(fake: FakeApiServer) -> None:
     fake.answers["pods"] = 403
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: watch.answered)
         await until(lambda: watch._failures > 3)
         assert not watch.synced
-        assert heard.troubles == [("kubernetes-forbidden", "403 pods: no")]
+        assert received.troubles == [("kubernetes-forbidden", "403 pods: no")]
         del fake.answers["pods"]
-        await until(lambda: len(heard.troubles) == 2)
+        await until(lambda: len(received.troubles) == 2)
         assert watch.synced
-    assert heard.troubles[1] == ("", "")
+    assert received.troubles[1] == ("", "")
 
 
 async def test_what_we_ask_wrongly_is_said(fake: FakeApiServer) -> None:
     fake.answers["pods"] = 400
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: watch.answered)
-    assert heard.troubles == [("kubernetes-refused", "pods in namespace 'ns': 400 pods: no")]
+    assert received.troubles == [("kubernetes-refused", "pods in namespace 'ns': 400 pods: no")]
 
 
 async def test_while_the_server_is_away_all_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BREATH", 0.005)
     monkeypatch.setattr(module, "_AWAY_PAUSE", 0.02)
-    fake, heard = FakeApiServer(), Heard()
+    fake, received = FakeApiServer(), Received()
     await fake.put("pods", "a", pod("1"))
     async with fake.running():
         port = int(fake.host.rpartition(":")[2])
         use(fake.host, tmp_path, monkeypatch)
-        watch = Watch(ApiServer(), PODS, "ns", read, heard, random.Random(1))
+        watch = Watch(ApiServer(), PODS, "ns", read, received, random.Random(1))
         watch.start()
         await until(lambda: watch.synced)
     await until(lambda: watch._failures > 3)
     assert watch.objects() == {"a": "1"}
-    assert [reason for reason, _ in heard.troubles] == ["kubernetes-away"]
+    assert [reason for reason, _ in received.troubles] == ["kubernetes-away"]
     async with fake.running(port):
         await fake.put("pods", "b", pod("2"))
         await until(lambda: watch.objects() == {"a": "1", "b": "2"})
         watch.stop()
         await asyncio.to_thread(watch.join, 5)
-    assert [reason for reason, _ in heard.troubles] == ["kubernetes-away", ""]
+    assert [reason for reason, _ in received.troubles] == ["kubernetes-away", ""]
 
 
 class Pauses:
@@ -240,7 +240,7 @@ class Refusing:
 
 
 def pauses(count: int, *statuses: int) -> list[float]:
-    watch = Watch(Refusing(*statuses), PODS, "ns", read, Heard(), random.Random(1))
+    watch = Watch(Refusing(*statuses), PODS, "ns", read, Received(), random.Random(1))
     watch._stopped = pauses = Pauses(count)  # type: ignore[assignment]
     watch._run()
     return pauses.seen
@@ -260,22 +260,22 @@ def test_a_server_that_says_no_is_left_in_peace_but_not_as_soon_as_it_is_back() 
 
 
 async def test_an_object_we_cannot_read_leaves_what_we_had(fake: FakeApiServer) -> None:
-    heard = Heard()
+    received = Received()
     await fake.put("pods", "new", {"status": 7})
     await fake.put("pods", "a", pod("1"))
-    async with watched(heard) as watch:
+    async with watched(received) as watch:
         await until(lambda: watch.synced)
-        assert len(heard.refusals) == 1
+        assert len(received.refusals) == 1
         await fake.put("pods", "a", pod("bad"))
         await fake.put("pods", "b", pod("2"))
         await until(lambda: "b" in watch.objects())
         await fake.put("services", "elsewhere", {})
         fake.compact()
         await fake.drop()
-        await until(lambda: len(fake.lists) == 2 and len(heard.refusals) == 4)
+        await until(lambda: len(fake.lists) == 2 and len(received.refusals) == 4)
         assert watch.objects() == {"a": "1", "b": "2"}
-    assert heard.refusals[0].startswith("pods ns/new: ")
-    assert heard.refusals[1] == "pods ns/a: bad"
+    assert received.refusals[0].startswith("pods ns/new: ")
+    assert received.refusals[1] == "pods ns/a: bad"
 
 
 NONSENSE = ("{", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": []}', '{"a": ' + "[" * 9_000)
@@ -283,33 +283,33 @@ NONSENSE = ("{", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": []}', '
 
 @pytest.mark.parametrize("line", NONSENSE, ids=range(len(NONSENSE)))
 async def test_nonsense_from_the_server_counts_as_away(fake: FakeApiServer, line: str) -> None:
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: len(fake.watched_from) == 1)
         await fake.raw("pods", line)
-        await until(lambda: bool(heard.troubles))
+        await until(lambda: bool(received.troubles))
         fake.compact()
         await fake.put("pods", "a", pod("1"))
         await until(lambda: watch.objects() == {"a": "1"})
-    assert heard.troubles[0][0] == "kubernetes-away"
-    assert "not the JSON" in heard.troubles[0][1]
+    assert received.troubles[0][0] == "kubernetes-away"
+    assert "not the JSON" in received.troubles[0][1]
 
 
 async def test_an_event_we_do_not_know_is_passed_over(fake: FakeApiServer) -> None:
-    heard = Heard()
-    async with watched(heard) as watch:
+    received = Received()
+    async with watched(received) as watch:
         await until(lambda: len(fake.watched_from) == 1)
         await fake.raw("pods", '{"type": "NEWS", "object": {"metadata": {"name": "a"}}}')
         await fake.put("pods", "b", pod("2"))
         await until(lambda: watch.objects() == {"b": "2"})
-    assert heard.troubles == []
+    assert received.troubles == []
 
 
-async def test_a_bug_of_ours_is_told_and_outlived(fake: FakeApiServer) -> None:
-    heard = Heard()
+async def test_a_bug_of_ours_is_reported_and_outlived(fake: FakeApiServer) -> None:
+    received = Received()
     await fake.put("pods", "a", pod("bug"))
-    async with watched(heard) as watch:
-        await until(lambda: bool(heard.troubles))
-        assert heard.troubles == [("kubernetes-watch-failed", "RuntimeError('bug')")]
+    async with watched(received) as watch:
+        await until(lambda: bool(received.troubles))
+        assert received.troubles == [("kubernetes-watch-failed", "RuntimeError('bug')")]
         await fake.put("pods", "a", pod("1"))
         await until(lambda: watch.objects() == {"a": "1"})

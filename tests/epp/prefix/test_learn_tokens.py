@@ -12,8 +12,8 @@ class Seen:
     """A learner and what it told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int, int]] = []
-        self.learner = LearnTokens(lambda model, size, tokens: self.told.append((model, size, tokens)))
+        self.reported: list[tuple[str, int, int]] = []
+        self.learner = LearnTokens(lambda model, size, tokens: self.reported.append((model, size, tokens)))
 
     def send(self, to: Endpoint, prompt: str, model: str = "m") -> Request:
         sent = request(prompt, model)
@@ -29,7 +29,7 @@ def test_an_answer_tells_exactly() -> None:
     seen, pod = Seen(), endpoint()
     sent = seen.send(pod, "x" * 400)
     seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=80)))
-    assert seen.told == [("m", 400, 80)]
+    assert seen.reported == [("m", 400, 80)]
     assert seen.learner.statistics() == {"from_answers": 1, "from_counters": 0}
 
 
@@ -40,7 +40,7 @@ def test_without_answers_the_engines_counter_tells() -> None:
         seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
     scrape(pod, 1240)
     seen.send(pod, "y" * 100)
-    assert seen.told == [("m", 1200, 240)]
+    assert seen.reported == [("m", 1200, 240)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_window_that_says_nothing(tokens: int, running: int, second: str) -> N
     seen.send(pod, "x" * 400, second)
     scrape(pod, tokens, running=running)
     seen.send(pod, "x" * 400)
-    assert seen.told == []
+    assert seen.reported == []
 
 
 def test_before_the_first_scrape_nothing_is_known() -> None:
@@ -63,7 +63,7 @@ def test_before_the_first_scrape_nothing_is_known() -> None:
     seen.send(pod, "x" * 400)
     scrape(pod, 100)
     seen.send(pod, "x" * 400)
-    assert seen.told == []
+    assert seen.reported == []
 
 
 def test_an_endpoint_that_left_is_forgotten_and_its_requests_still_end() -> None:
@@ -71,7 +71,7 @@ def test_an_endpoint_that_left_is_forgotten_and_its_requests_still_end() -> None
     sent = seen.send(pod, "x" * 400)
     seen.learner.on_removed(pod)
     seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=100)))
-    assert seen.told == [("m", 400, 100)]
+    assert seen.reported == [("m", 400, 100)]
 
 
 def test_what_was_not_parsed_teaches_nothing() -> None:
@@ -82,7 +82,7 @@ def test_what_was_not_parsed_teaches_nothing() -> None:
     seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=9)))
     scrape(pod, 50)
     seen.learner.on_finished(seen.send(pod, "x"), pod, Response())
-    assert seen.told == []
+    assert seen.reported == []
 
 
 @pytest.mark.parametrize("response", [Response(status=500), Response(status=400), Response(served="10.0.0.9:80")])
@@ -93,7 +93,7 @@ def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> Non
     seen.learner.on_finished(seen.send(pod, "x" * 4000), pod, response)
     scrape(pod, 1080)
     seen.learner.on_finished(seen.send(pod, "y" * 400), pod, Response(status=200))
-    assert seen.told == []
+    assert seen.reported == []
     scrape(pod, 1160)
     seen.send(pod, "z" * 400)
-    assert seen.told == [("m", 400, 80)], "and the next window does again"
+    assert seen.reported == [("m", 400, 80)], "and the next window does again"

@@ -69,7 +69,7 @@ class Rig:
 
     def say(self, endpoint: Endpoint, *events: object) -> None:
         kv_state = self.cache.kv_index.state_of(endpoint)
-        kv_state.heard(self.now, 0.0)
+        kv_state.received(self.now, 0.0)
         kv_state.engine(0).apply(decode(batch(*events)))
 
     async def ask(self, prompt: bytes, **fields: str) -> Request:
@@ -224,7 +224,7 @@ async def test_a_source_that_breaks_or_is_not_there_harms_nobody() -> None:
     ("state", "reason"),
     [("off", "events-off"), ("connecting", "events-never"), ("replaying", "events-stale"), ("lost", "events-stale")],
 )
-async def test_an_endpoint_that_is_not_heard_is_matched_approximately_and_the_others_are_not(
+async def test_an_endpoint_that_is_not_received_is_matched_approximately_and_the_others_are_not(
     state: str, reason: str
 ) -> None:
     rig = Rig()
@@ -239,7 +239,7 @@ async def test_an_endpoint_that_is_not_heard_is_matched_approximately_and_the_ot
     assert rig.reasons == {"approximate-block-size": 1, f"approximate-{reason}": 1}
 
 
-async def test_a_prompt_is_not_read_where_nobody_is_heard() -> None:
+async def test_a_prompt_is_not_read_where_nobody_is_live() -> None:
     rig = Rig()
     for endpoint in rig.endpoints:
         rig.cache.kv_index.state_of(endpoint).state = "connecting"
@@ -498,7 +498,7 @@ async def test_lmcaches_tiers_are_part_of_a_match() -> None:
         rig.cache.tiers._coordinator.close()
 
 
-async def test_tiers_count_also_where_events_are_not_heard() -> None:
+async def test_tiers_count_also_where_events_are_not_received() -> None:
     async with StandIn().running() as stand_in:
         rig = Rig(2, lmcache=Lmcache(stand_in.url, "sha256_cbor"))
         a, b = rig.endpoints

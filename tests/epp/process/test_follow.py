@@ -14,30 +14,30 @@ from tests.support.process.waiting import until
 @asynccontextmanager
 async def following(look: Callable[[], int], seen: int) -> AsyncIterator[list[int]]:
     """What is told, as it is."""
-    told: list[int] = []
+    reported: list[int] = []
 
     async def follow() -> None:
         async for change in changes(look, seen, 0.0):
-            told.append(change)
+            reported.append(change)
 
     async with asyncio.TaskGroup() as group:
         task = group.create_task(follow())
-        yield told
+        yield reported
         task.cancel()
 
 
-async def test_a_change_is_told_once_and_only_when_it_has_stood() -> None:
+async def test_a_change_is_reported_once_and_only_when_it_has_stood() -> None:
     # 1 is what was seen already; 2 lasts one look only, 3 two and more.
     looks = iter((1, 1, 2, 3, 3, 3, 4, 3, 1, 1))
-    async with following(lambda: next(looks, 1), 1) as told:
-        await until(lambda: told == [3, 1])
-    assert told == [3, 1]
+    async with following(lambda: next(looks, 1), 1) as reported:
+        await until(lambda: reported == [3, 1])
+    assert reported == [3, 1]
 
 
 async def test_a_change_before_the_first_look_counts() -> None:
-    async with following(lambda: 2, 1) as told:
-        await until(lambda: told == [2])
-    assert told == [2]
+    async with following(lambda: 2, 1) as reported:
+        await until(lambda: reported == [2])
+    assert reported == [2]
 
 
 async def test_what_looking_raises_ends_it() -> None:

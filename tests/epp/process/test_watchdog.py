@@ -18,15 +18,15 @@ def in_module(name: str) -> None:
 
 
 @pytest.mark.parametrize(("module", "ended"), [("my_scorers", [LIMIT]), ("bdb", [])])
-async def test_a_loop_that_stands_still_is_told_of_once_and_a_debugger_may(module: str, ended: list[float]) -> None:
-    told: list[float] = []
+async def test_a_loop_that_stands_still_is_reported_of_once_and_a_debugger_may(module: str, ended: list[float]) -> None:
+    reported: list[float] = []
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(watch(LIMIT, told.append))
+        task = tasks.create_task(watch(LIMIT, reported.append))
         await asyncio.sleep(HOLD)
-        assert told == []
+        assert reported == []
         in_module(module)
         await asyncio.sleep(0)
-        assert told == ended
+        assert reported == ended
         task.cancel()
 
 

@@ -29,7 +29,7 @@ class World:
         self.now = 100.0
         self.endpoints = pods(names)
         self.shares = FailureShares()
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self._count = 0
         if strategy:
             pipeline = load_strategy(strategy, clock=lambda: self.now, random=Random(1))
@@ -41,11 +41,11 @@ class World:
 
     def _degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
         assert (reason, lasting) == ("endpoint-failing", True)
-        self.told.append(detail)
+        self.reported.append(detail)
 
     def _recovered(self, reason: str) -> None:
         assert reason == "endpoint-failing"
-        self.told.append("recovered")
+        self.reported.append("recovered")
 
     def answer(self, endpoint: Endpoint, *responses: Response, waited: float = 0.0) -> None:
         """The endpoint is sent a request for each of these, and this comes of it."""
@@ -121,7 +121,7 @@ def test_what_is_the_endpoints_own_fault(response: Response, failed: bool) -> No
     world.answer(a, OK, *[response] * 30)
     assert response.failed is failed
     assert world.look(a).suspended is failed
-    assert world.told == (["a"] if failed else [])
+    assert world.reported == (["a"] if failed else [])
 
 
 def test_a_single_failure_costs_nothing_and_several_do() -> None:
@@ -220,7 +220,7 @@ def test_trials_come_one_at_a_time_and_three_good_ones_end_it() -> None:
         assert world.look(a).trial, "the next comes at once"
         world.answer(a, OK)
     assert world.look(a) == FailureShare()
-    assert world.told == ["a", "recovered"]
+    assert world.reported == ["a", "recovered"]
 
 
 def test_a_trial_that_fails_is_followed_by_a_pause_and_a_bad_request_is_none() -> None:
@@ -274,7 +274,7 @@ def test_an_endpoint_that_left_is_forgotten_with_its_requests() -> None:
     world.shares.on_removed(a)
     for request in open_:
         world.shares.on_finished(request, a, ERROR)
-    assert world.told == ["a", "recovered"]
+    assert world.reported == ["a", "recovered"]
     assert not world.shares._records
     assert not world.shares._failing
 
@@ -308,7 +308,7 @@ def test_one_of_three_that_answers_errors_at_once_gets_little_and_its_share_when
     world.run(10, 30, lambda endpoint: 200)
     well = world.run(10, 30, lambda endpoint: 200)
     assert well["a"] / well.total() > 0.25
-    assert world.told == ["a", "recovered"]
+    assert world.reported == ["a", "recovered"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

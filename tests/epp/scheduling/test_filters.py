@@ -150,7 +150,7 @@ def test_utilization_keeps_what_is_within_the_cap(metric: str, limit: float, nam
     assert kept(capped, endpoints, request) == list(names)
 
 
-def test_utilization_takes_every_condition_and_falls_back_only_when_told() -> None:
+def test_utilization_takes_every_condition_and_falls_back_only_when_reported() -> None:
     endpoints = [pod("a", running=5), pod("b", waiting=5)]
     conditions = [Condition("running-requests", 1), Condition("waiting-queue", 1)]
     assert kept(UtilizationFilter(conditions, fallback_on_empty=True), endpoints) == ["a", "b"]

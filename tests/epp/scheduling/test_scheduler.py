@@ -146,7 +146,7 @@ def test_moving_to_a_fallback_keeps_each_endpoint_once() -> None:
     assert decision.endpoints == [b, a, c]
 
 
-def test_a_removed_endpoint_is_told_and_its_requests_still_end() -> None:
+def test_a_removed_endpoint_is_reported_and_its_requests_still_end() -> None:
     a, b = pods("ab")
     diary = Diary()
     s = scheduler(others=[diary])

@@ -121,7 +121,7 @@ def traffic(seed: int, rate: float, count: int, tokens: int = 3000) -> list[Arri
 
 def factors(cost: ExpectedTtft) -> list[float]:
     figures = cost.endpoint_statistics().values()
-    return [1 / told["speed"] for told in figures]
+    return [1 / reported["speed"] for reported in figures]
 
 
 def priors(times: float, **others: Any) -> ExpectedTtft:
@@ -187,22 +187,22 @@ def test_a_pod_that_tells_its_first_token_too_early_does_not_take_the_pools_traf
 @pytest.mark.parametrize("times", [1 / 3, 3.0])
 def test_priors_wrong_by_three_times_cost_little(times: float) -> None:
     for pods_, most, known in (([H100_8B] * 4, 1.03, {}), (MIXED, 1.05, TWICE)):
-        learned, told = (
+        learned, reported = (
             VirtualPool(priors(times), pods_),
             VirtualPool(priors(1, learn_speeds=False, speeds=known), pods_),
         )
-        for pool in (learned, told):
+        for pool in (learned, reported):
             for seed in range(3):
                 start = pool.now
                 pool.play([Arrival(start + at, *rest) for at, *rest in traffic(seed, 15, 700)])
-        assert learned.mean_ttft / told.mean_ttft < most
+        assert learned.mean_ttft / reported.mean_ttft < most
 
 
 def test_where_first_tokens_are_not_seen_nothing_is_learned_and_it_says_so() -> None:
     cost = priors(3)
     VirtualPool(cost, MIXED, seen=False).play(traffic(4, 14, 300))
     assert cost.statistics()["speed_observations"] == 0
-    assert all(told == {"speed": 1.0, "speed_observations": 0} for told in cost.endpoint_statistics().values())
+    assert all(reported == {"speed": 1.0, "speed_observations": 0} for reported in cost.endpoint_statistics().values())
 
 
 def test_speeds_that_mean_nothing_are_refused() -> None:

@@ -61,8 +61,8 @@ def test_an_engine_that_is_as_the_replay_says_has_no_error() -> None:
         times = [first + step * n for n in range(ask.output)]
         answers.append(Answered(each.sent, ask.tokens, each.cached, times))
     slow = [Answered(each.sent, each.prompt, each.cached, [at + 5 for at in each.times]) for each in answers]
-    told = compared(trace, [answers, slow, answers], kind, FITTED, 1)
-    assert told[1:] == [
+    reported = compared(trace, [answers, slow, answers], kind, FITTED, 1)
+    assert reported[1:] == [
         "  TTFT: median error 0.0%, nine in ten within 0.0%, bias +0.0%; the engine itself 0.0% from round to round",
         "  TPOT: median error 0.0%, nine in ten within 0.0%, bias +0.0%; the engine itself 0.0% from round to round",
     ]

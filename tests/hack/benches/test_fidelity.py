@@ -16,9 +16,11 @@ def made(*ttfts: float, cached: int = 0) -> Felt:
 def test_order_and_ratios_are_compared() -> None:
     real = {BASE: made(2.0), "ours": made(1.0), "theirs": made(1.5)}
     said = {BASE: made(4.0), "ours": made(2.0), "theirs": made(1.6)}
-    told = verdict(real, said)
-    assert f"order ours < theirs < {BASE}, replayed theirs < ours < {BASE}: 2 of 3 pairs it tells apart agree" in told
-    assert "off by 23% (median), 47% at most" in told
+    reported = verdict(real, said)
+    assert (
+        f"order ours < theirs < {BASE}, replayed theirs < ours < {BASE}: 2 of 3 pairs it tells apart agree" in reported
+    )
+    assert "off by 23% (median), 47% at most" in reported
 
 
 def test_a_tie_is_no_order() -> None:

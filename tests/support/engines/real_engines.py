@@ -1,4 +1,4 @@
-"""Helpers for tests over a fleet of real engines: what to wait for, what to fill, what to break and mend."""
+"""Helpers for tests over a fleet of real engines: what to wait for, what to fill, what to break and restore."""
 
 import asyncio
 import os
@@ -17,13 +17,13 @@ from tests.support.process.waiting import until
 from tooling.laptop.chain import write_endpoints
 from tooling.laptop.engines import knowing_tiers
 
-PATIENCE = 180.0
+LIMIT = 180.0
 """Seconds that anything may take where a dozen processes of real engines share a machine with others."""
 
 
 async def eventually(look: Callable[[], Any], true: Callable[[Any], bool], every: float = 0.05) -> Any:
     """What `look` (async) returns as soon as it is `true` of it."""
-    return await eventually_within(look, true, PATIENCE, every)
+    return await eventually_within(look, true, LIMIT, every)
 
 
 def kv_aware(fleet: Laptop) -> str:
@@ -43,10 +43,10 @@ async def following(fleet: Laptop, text: str) -> None:
     if "coordinator:" in text:
         await eventually(lambda: statistic(fleet, "tier_reached"), bool)
     if "precise-prefix-cache-producer" in text:
-        await heard(fleet, len(fleet.chain.pods))
+        await received(fleet, len(fleet.chain.pods))
 
 
-async def mended(fleet: Laptop) -> None:
+async def restored(fleet: Laptop) -> None:
     """Return when all pods and services run and know each other, whatever was broken; what is dead is started."""
     processes, layout = fleet.chain.processes, fleet.chain.layout
     names = [*(service.name for service in layout.services), *layout.programs]
@@ -67,17 +67,17 @@ async def idle(fleet: Laptop) -> None:
     """
 
     async def requests() -> Any:
-        told = await fleet.endpoints()
-        loads = [each["load"] for each in told if each["load"]]
-        return sum(each["in_flight"] for each in told) + sum(load["waiting"] + load["running"] for load in loads)
+        reported = await fleet.endpoints()
+        loads = [each["load"] for each in reported if each["load"]]
+        return sum(each["in_flight"] for each in reported) + sum(load["waiting"] + load["running"] for load in loads)
 
     await eventually(requests, lambda count: count == 0)
 
 
 async def missing(fleet: Laptop) -> list[str]:
     """Pods that are no endpoints with a load, and LMCache servers without their engine."""
-    told = {each["name"].rpartition("/")[2] for each in await fleet.endpoints() if each["load"]}
-    found = [pod.name for pod in fleet.chain.pods if pod.name not in told]
+    reported = {each["name"].rpartition("/")[2] for each in await fleet.endpoints() if each["load"]}
+    found = [pod.name for pod in fleet.chain.pods if pod.name not in reported]
     for service in fleet.chain.layout.services:
         if service.name.startswith("lmcache-"):
             status = await fleet.chain.get(f"http://{fleet.service(service.name)}/status")
@@ -151,8 +151,8 @@ async def saturated(fleet: Laptop, pod: str) -> AsyncIterator[None]:
     await eventually(load, lambda seen: not seen["waiting"] + seen["running"])
 
 
-async def heard(fleet: Laptop, count: int) -> None:
-    """Return when the KV events of so many pods are heard."""
+async def received(fleet: Laptop, count: int) -> None:
+    """Return when the KV events of so many pods are received."""
     live = lambda: fleet.metric("warmpath_endpoint_kv_events", pool="sim", state="live")  # noqa: E731
     await eventually(live, lambda seen: seen == count)
 
@@ -161,9 +161,9 @@ async def killed(fleet: Laptop, name: str) -> None:
     """Kill a pod or a service as the kernel would, and return when it is gone; a pod is no endpoint any more then."""
     os.kill(fleet.chain.processes.pid(name), signal.SIGKILL)
     if any(pod.name == name for pod in fleet.chain.pods):
-        await until(lambda: name in fleet.chain.gone, PATIENCE)
-        told = lambda: fleet.endpoints()  # noqa: E731
-        await eventually(told, lambda found: all(each["name"].rpartition("/")[2] != name for each in found))
+        await until(lambda: name in fleet.chain.gone, LIMIT)
+        reported = lambda: fleet.endpoints()  # noqa: E731
+        await eventually(reported, lambda found: all(each["name"].rpartition("/")[2] != name for each in found))
     else:
         await fleet.chain.processes.stop(name)
 

@@ -32,17 +32,17 @@ class Turn:
     text: str
 
     @classmethod
-    def of(cls, told: ChatCompletion, decision: Mapping[str, Any]) -> "Turn":
+    def of(cls, reported: ChatCompletion, decision: Mapping[str, Any]) -> "Turn":
         """From an answer and what the picker says it decided for it."""
-        assert told.usage is not None
-        details = told.usage.prompt_tokens_details
+        assert reported.usage is not None
+        details = reported.usage.prompt_tokens_details
         return cls(
             endpoint=decision["endpoint"].rpartition("/")[2],
-            prompt=told.usage.prompt_tokens,
+            prompt=reported.usage.prompt_tokens,
             cached=(details.cached_tokens or 0) if details else 0,
             predicted=decision["predicted_cached_tokens"],
             estimated=decision["tokens"],
-            text=told.choices[0].message.content or "",
+            text=reported.choices[0].message.content or "",
         )
 
     @property
@@ -79,7 +79,7 @@ class Talk:
 async def ask(fleet: Laptop, client: openai.AsyncOpenAI, messages: list[Any], *, answer: int = 8, **more: Any) -> Turn:
     """One request through the gateway, with what the picker decided for it."""
     request_id = f"talk-{next(_numbers)}"
-    told = await client.chat.completions.create(
+    reported = await client.chat.completions.create(
         model=fleet.chain.shape.engine.model,
         messages=messages,
         max_tokens=answer,
@@ -89,4 +89,4 @@ async def ask(fleet: Laptop, client: openai.AsyncOpenAI, messages: list[Any], *,
         **more,
     )
     decision = await fleet.chain.get(f"{fleet.chain.replicas[0].admin}/decisions/{request_id}")
-    return Turn.of(told, decision)
+    return Turn.of(reported, decision)

@@ -180,7 +180,9 @@ async def results(bend: type[Bend], cases: frozenset[str] = LIGHT) -> list[Resul
 
     async with bent(bend) as port:
         at = f"127.0.0.1:{port}"
-        async with reach(ConformanceOptions(at, endpoints=ENDPOINTS, health=at, patience=1.5, quiet=0.1)) as target:
+        async with reach(
+            ConformanceOptions(at, endpoints=ENDPOINTS, health=at, reply_timeout=1.5, quiet=0.1)
+        ) as target:
             return await asyncio.gather(*(result(case, target) for case in CASES if case.id in cases))
 
 

@@ -107,12 +107,12 @@ def _mutations(response: pb.CommonResponse, message: pb.ProcessingResponse) -> I
     sets = {o.header.key.decode(): o.header.raw_value.decode() for o in response.header_mutation.set_headers}
     assert all(o.append_action == o.OVERWRITE_IF_EXISTS_OR_ADD for o in response.header_mutation.set_headers)
     destination = sets.pop(protocol.DESTINATION, None)
-    told = {
+    reported = {
         (outer.key.decode(), inner.key.decode()): inner.value.string_value.decode()
         for outer in message.dynamic_metadata.fields
         for inner in outer.value.struct_value.fields
     }
-    assert told == ({(protocol.LB_NAMESPACE, protocol.DESTINATION): destination} if destination else {})
+    assert reported == ({(protocol.LB_NAMESPACE, protocol.DESTINATION): destination} if destination else {})
     if destination:
         assert response.clear_route_cache
         yield f"to {destination}"

@@ -29,30 +29,30 @@ class Scope(RoutedRequest):
     def __init__(self, raw: RawRequest, route: "Route") -> None:
         self.raw = raw
         self.body = route.body
-        self._told = (route.destination, route.headers, route.renamed, route.answer_headers, route.watch)
+        self._deliver = (route.destination, route.headers, route.renamed, route.answer_headers, route.watch)
         self.seen: list[Answered | AnswerChunk] = []
         self.left = asyncio.Event()
         self.error: BaseException | None = None
 
     @property
     def destination(self) -> str:
-        return self._told[0]
+        return self._deliver[0]
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._told[1]
+        return self._deliver[1]
 
     @property
     def renamed(self) -> tuple[str, str] | None:
-        return self._told[2]
+        return self._deliver[2]
 
     def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
-        self._told[4]()
+        self._deliver[4]()
         self.seen.append(Answered(status, served, content_type))
-        return self._told[3]
+        return self._deliver[3]
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        self._told[4]()
+        self._deliver[4]()
         self.seen.append(AnswerChunk(chunk, end))
 
 

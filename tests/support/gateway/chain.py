@@ -17,7 +17,7 @@ from tooling.laptop.engines import Engine, LaptopPod, Simulated
 from tooling.laptop.ports import is_free
 from tooling.laptop.watch import watch
 
-PATIENCE = 30.0
+LIMIT = 30.0
 """Seconds that anything may take on a machine that has other things to do."""
 
 MANIFESTS = """
@@ -121,7 +121,7 @@ class Laptop:
     manifests: Path
     config: Path
     """The EndpointPickerConfig all replicas follow."""
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -178,7 +178,7 @@ class Laptop:
 
 
 async def eventually(
-    look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = PATIENCE, every: float = 0.05
+    look: Callable[[], Any], true: Callable[[Any], bool], seconds: float = LIMIT, every: float = 0.05
 ) -> Any:
     """What `look` (async) returns as soon as it is `true` of it. A server that does not answer is asked again."""
     seen: Any = None
@@ -225,7 +225,7 @@ async def laptop(
         (manifests / "raw.yaml").write_text(f"endpoints: [{entry}]\n")
         async with running_chain(shape, directory) as chain, asyncio.TaskGroup() as tasks:
             made = Laptop(chain, raw, manifests, config)
-            watching = tasks.create_task(watch(chain, made.told.append))
+            watching = tasks.create_task(watch(chain, made.reported.append))
             try:
                 yield made
             finally:

@@ -172,8 +172,8 @@ def render(rig: Rig, gateway: str) -> Rendering:
     (rig.folder / "gateway.yaml").write_text(text)
     (rig.folder / "endpoints.yaml").write_text(json.dumps({"endpoints": entries}))
     pickers = {
-        f"default/{pool}": [address_of(rig.host, each.ports[0]) for each in doors]
-        for pool, doors in rig.servers.items()
+        f"default/{pool}": [address_of(rig.host, each.ports[0]) for each in servers]
+        for pool, servers in rig.servers.items()
     }
     return translate(load([rig.folder]), pickers, rig.options)
 

@@ -30,7 +30,7 @@ def settings_of(arguments: Sequence[str], folder: Path, monkeypatch: pytest.Monk
         name = Path(argument.rpartition("=")[2])
         if name.parent == folder / "config" and name.suffix == ".yaml":
             name.write_text("")
-    told = CliRunner().invoke(warmpath, with_command(arguments), env={"NAMESPACE": None, "WARMPATH_HOST": None})
-    assert told.exit_code == 0, f"{arguments}: {told.output}"
+    reported = CliRunner().invoke(warmpath, with_command(arguments), env={"NAMESPACE": None, "WARMPATH_HOST": None})
+    assert reported.exit_code == 0, f"{arguments}: {reported.output}"
     [settings] = seen
     return settings

@@ -63,11 +63,11 @@ async def test_a_certificate_that_nobody_can_verify_is_taken(credentials: grpc.S
 async def test_tls_is_asked_for_where_it_is_spoken_and_only_there(credentials: grpc.ServerCredentials) -> None:
     async with secured(credentials) as port:
         with pytest.raises(Unreachable, match=r"in plain text.*with --tls"):
-            async with reach(ConformanceOptions(f"127.0.0.1:{port}", patience=1.5)):
+            async with reach(ConformanceOptions(f"127.0.0.1:{port}", reply_timeout=1.5)):
                 pass
     async with bent(Bend) as port:
         with pytest.raises(Unreachable, match=r"over TLS.*without --tls"):
-            async with reach(ConformanceOptions(f"127.0.0.1:{port}", tls=True, patience=1.5)):
+            async with reach(ConformanceOptions(f"127.0.0.1:{port}", tls=True, reply_timeout=1.5)):
                 pass
 
 

@@ -45,7 +45,7 @@ async def test_a_case_that_never_ends_is_ended() -> None:
 
     endless = Case("9.1", "none", "waits", "MUST", "here", "by waiting", waits)
     async with bent(Bend) as port, reach(ConformanceOptions(f"127.0.0.1:{port}")) as target:
-        target.options = ConformanceOptions("", patience=0.01)
+        target.options = ConformanceOptions("", reply_timeout=0.01)
         assert await outcome(endless, target) == Result(
             endless, "fail", "expected an end of the case; got none within 0.06 s"
         )

@@ -12,7 +12,7 @@ CHAT = wire.chat("m")
 
 
 def options(port: int) -> ConformanceOptions:
-    return ConformanceOptions(f"127.0.0.1:{port}", patience=2, quiet=0.05, headers={"x-team": "a"})
+    return ConformanceOptions(f"127.0.0.1:{port}", reply_timeout=2, quiet=0.05, headers={"x-team": "a"})
 
 
 async def test_a_whole_exchange() -> None:

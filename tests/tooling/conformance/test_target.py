@@ -45,5 +45,5 @@ async def test_what_the_user_did_not_say_is_skipped() -> None:
 @pytest.mark.parametrize("tls", [False, True])
 async def test_a_target_that_is_not_there(tls: bool) -> None:
     with pytest.raises(Unreachable, match=r"nothing at 127\.0\.0\.1:1 speaks gRPC .*\?"):
-        async with reach(ConformanceOptions("127.0.0.1:1", tls=tls, patience=0.3)):
+        async with reach(ConformanceOptions("127.0.0.1:1", tls=tls, reply_timeout=0.3)):
             pass

@@ -41,10 +41,10 @@ async def test_a_problem_ends_it_with_1_and_names_the_flag() -> None:
     async with pod() as one, pod(kv_events=None) as two:
         status, printed = await doctor("--endpoint", one.url, "--endpoint", two.url, "--json")
     said = json.loads(printed)
-    assert (status, said["well"], said["examined"]) == (1, False, [one.address, two.address])
+    assert (status, said["ok"], said["examined"]) == (1, False, [one.address, two.address])
     (finding,) = said["findings"]
     assert (finding["subject"], finding["check"]) == (two.address, "kv-events")
-    assert finding["mend"].startswith("--kv-events-config")
+    assert finding["fix"].startswith("--kv-events-config")
 
 
 async def test_hints_alone_end_it_with_0() -> None:
@@ -66,7 +66,7 @@ async def test_files_say_what_a_pool_is(tmp_path: Path) -> None:
     assert (examined, findings) == (["default/pod-a"], [])
 
 
-async def test_files_of_another_tokenizer_are_told(tmp_path: Path) -> None:
+async def test_files_of_another_tokenizer_are_reported(tmp_path: Path) -> None:
     files = f"sim={make('llama', tmp_path / 'm')}"
     async with pod() as one:
         _, findings = await diagnose(DoctorOptions(endpoint=[one.url], tokenizer=[files]))
@@ -76,13 +76,13 @@ async def test_files_of_another_tokenizer_are_told(tmp_path: Path) -> None:
         ] == []
 
 
-async def test_servers_that_are_not_there_are_told() -> None:
+async def test_servers_that_are_not_there_are_reported() -> None:
     _, findings = await diagnose(DoctorOptions(lmcache=["127.0.0.1:1"], coordinator="http://127.0.0.1:1"))
     assert [finding.check for finding in findings] == ["lmcache-unreachable", "coordinator-unreachable"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ((), "examine what? expected --endpoint"),
         (("--endpoint", "nonsense"), "expected http://HOST:PORT, got 'nonsense'"),
@@ -91,9 +91,9 @@ async def test_servers_that_are_not_there_are_told() -> None:
         (("--endpoint", "127.0.0.1:1", "--tokenizer", "m=/nowhere"), "--tokenizer m: /nowhere: expected a directory"),
     ],
 )
-async def test_what_cannot_be_examined_is_refused(arguments: tuple[str, ...], told: str) -> None:
+async def test_what_cannot_be_examined_is_refused(arguments: tuple[str, ...], reported: str) -> None:
     status, printed = await doctor(*arguments)
-    assert (status, told in printed) == (2, True), printed
+    assert (status, reported in printed) == (2, True), printed
 
 
 async def test_kubernetes_needs_credentials(tmp_path: Path) -> None:

@@ -25,11 +25,11 @@ def pod(**settings: Any) -> SimulatedPod:
 
 
 async def examined(
-    address: str, model: str | None = None, patience: float = 5.0
+    address: str, model: str | None = None, event_timeout: float = 5.0
 ) -> tuple[ProbedEndpoint, list[Finding]]:
     found = ProbedEndpoint("pod-a", f"http://{address}", address)
     async with HttpClient(5.0) as ask:
-        return found, await examine(found, ask, model=model, seed=7, patience=patience)
+        return found, await examine(found, ask, model=model, seed=7, event_timeout=event_timeout)
 
 
 def checks(findings: list[Finding]) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ async def test_another_model() -> None:
     async with pod(model="llama") as simulated:
         _, findings = await examined(simulated.address, "qwen")
     assert checks(findings) == [("model", "problem")]
-    assert (findings[0].found, findings[0].mend) == ("it serves llama; asked for qwen", "--served-model-name qwen")
+    assert (findings[0].found, findings[0].fix) == ("it serves llama; asked for qwen", "--served-model-name qwen")
 
 
 async def test_an_adapter_is_a_model_too() -> None:
@@ -76,8 +76,8 @@ async def test_no_kv_events() -> None:
     async with pod(kv_events=None) as simulated:
         _, findings = await examined(simulated.address)
     assert checks(findings) == [("kv-events", "problem")]
-    assert '"enable_kv_cache_events": true' in findings[0].mend
-    assert '"endpoint": "tcp://*:5557"' in findings[0].mend
+    assert '"enable_kv_cache_events": true' in findings[0].fix
+    assert '"endpoint": "tcp://*:5557"' in findings[0].fix
 
 
 async def fault(url: str, **faults: Any) -> None:
@@ -88,7 +88,7 @@ async def fault(url: str, **faults: Any) -> None:
 async def test_kv_events_that_do_not_come() -> None:
     async with pod() as simulated:
         await fault(simulated.url, mute=True)
-        _, findings = await examined(simulated.address, patience=0.05)
+        _, findings = await examined(simulated.address, event_timeout=0.05)
     assert checks(findings) == [("kv-events-silent", "problem")]
 
 
@@ -148,7 +148,7 @@ async def test_answers_that_do_not_tell_cached_tokens() -> None:
     async with pod() as simulated, changed(simulated, "/v1/completions", silent) as address:
         _, findings = await examined(address)
     assert checks(findings) == [("prompt-token-details", "hint")]
-    assert findings[0].mend == "--enable-prompt-tokens-details"
+    assert findings[0].fix == "--enable-prompt-tokens-details"
 
 
 async def test_a_prompt_that_is_never_cached() -> None:
@@ -159,7 +159,7 @@ async def test_a_prompt_that_is_never_cached() -> None:
     async with pod() as simulated, changed(simulated, "/v1/completions", uncached) as address:
         _, findings = await examined(address)
     assert checks(findings) == [("prefix-caching", "problem")]
-    assert findings[0].mend == "--enable-prefix-caching"
+    assert findings[0].fix == "--enable-prefix-caching"
 
 
 async def test_prefix_caching_that_metrics_call_off() -> None:
@@ -184,7 +184,7 @@ async def test_a_publisher_that_connects_instead_of_listening() -> None:
     async with pod() as simulated, changed(simulated, "/kv_event_sources", connects) as address:
         _, findings = await examined(address)
     assert checks(findings) == [("kv-events-endpoint", "problem")]
-    assert "binds with *, :: or ipc:// only" in findings[0].mend
+    assert "binds with *, :: or ipc:// only" in findings[0].fix
 
 
 async def test_a_publisher_that_connects_to_another_host() -> None:
@@ -205,7 +205,7 @@ async def test_a_port_that_is_closed_though_the_publisher_listens() -> None:
 
     async with pod() as simulated, changed(simulated, "/kv_event_sources", closed) as address:
         _, findings = await examined(address)
-    assert (findings[0].check, findings[0].mend) == ("kv-events-endpoint", "open the port to the picker")
+    assert (findings[0].check, findings[0].fix) == ("kv-events-endpoint", "open the port to the picker")
 
 
 async def test_events_with_another_block_size_than_the_metrics() -> None:
@@ -221,7 +221,7 @@ async def test_no_tokenize() -> None:
     async with pod() as simulated, changed(simulated, "/tokenize", lambda _: "nonsense") as address:
         _, findings = await examined(address)
     assert checks(findings) == [("tokenize", "hint")]
-    assert "--tokenizer" in findings[0].mend
+    assert "--tokenizer" in findings[0].fix
 
 
 def test_a_probe_is_new_for_each_seed() -> None:
@@ -249,5 +249,5 @@ async def test_another_engine_is_named_and_left_alone() -> None:
     assert found.reachable
     assert checks(findings) == [("metrics", "hint")]
     assert "those of sglang" in findings[0].found
-    assert findings[0].mend == "its pod's label llm-d.ai/engine-type: sglang"
+    assert findings[0].fix == "its pod's label llm-d.ai/engine-type: sglang"
     assert asked == ["/metrics"]

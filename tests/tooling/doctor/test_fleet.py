@@ -30,7 +30,7 @@ def test_equal_pods_are_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "mend"),
+    ("change", "check", "fix"),
     [
         ({"block_size": 32}, "block-size", "--block-size 16"),
         ({"algorithm": "sha256"}, "hash-algorithm", "--prefix-caching-hash-algo sha256_cbor"),
@@ -39,10 +39,10 @@ def test_equal_pods_are_well() -> None:
         ({"tokens": {"chat": [1, 2, 4], "text": [4]}}, "tokenizer", "the same --tokenizer and --chat-template"),
     ],
 )
-def test_the_odd_one_is_named_with_the_flag_of_the_others(change: dict[str, Any], check: str, mend: str) -> None:
+def test_the_odd_one_is_named_with_the_flag_of_the_others(change: dict[str, Any], check: str, fix: str) -> None:
     (finding,) = compare(pods({}, change, {}), shares=True)
     assert (finding.subject, finding.check, finding.level) == ("pod-1", check, "problem")
-    assert finding.mend.startswith(mend)
+    assert finding.fix.startswith(fix)
     assert "pod-0" in finding.found
 
 
@@ -67,7 +67,7 @@ def test_adapters_may_differ() -> None:
 
 def test_xxhash_has_no_seed_in_common_by_itself() -> None:
     (finding,) = compare(pods({"algorithm": "xxhash"}, {"algorithm": "xxhash", "hashes": {BLOCK: 8}}), shares=True)
-    assert "xxhash draws a seed" in finding.mend
+    assert "xxhash draws a seed" in finding.fix
 
 
 def test_what_is_not_known_is_not_compared() -> None:
@@ -77,10 +77,10 @@ def test_what_is_not_known_is_not_compared() -> None:
     )
 
 
-def test_files_that_give_other_tokens_are_told() -> None:
+def test_files_that_give_other_tokens_are_reported() -> None:
     (pod,) = pods({})
     assert against_files(pod, {"chat": [1, 2, 3], "text": [4], "other": [1]}) == []
     (finding,) = against_files(pod, {"text": [4], "chat": [1, 2]})
     assert (finding.check, finding.level) == ("tokenizer", "problem")
     assert finding.found == "of a chat it makes 3 tokens, the files 2; they differ from token 2 on"
-    assert "--tokenizer-args" in finding.mend
+    assert "--tokenizer-args" in finding.fix

@@ -33,7 +33,7 @@ async def test_a_get_and_a_post() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "told", "status"),
+    ("response", "reported", "status"),
     [
         (web.Response(status=404, text="nobody here"), "status 404: nobody here", 404),
         (web.Response(status=302, headers={"location": "/elsewhere"}), "status 302", 302),
@@ -42,9 +42,9 @@ async def test_a_get_and_a_post() -> None:
         (web.Response(body=b" " * (MOST + 1)), f"more than {MOST} bytes", 200),
     ],
 )
-async def test_other_answers_are_trouble(response: web.Response, told: str, status: int) -> None:
+async def test_other_answers_are_trouble(response: web.Response, reported: str, status: int) -> None:
     async with server(response) as url, HttpClient(5.0) as ask:
-        with pytest.raises(Trouble, match=told) as trouble:
+        with pytest.raises(Trouble, match=reported) as trouble:
             await ask.json(url)
         assert trouble.value.status == status
 

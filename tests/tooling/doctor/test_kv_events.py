@@ -10,7 +10,7 @@ FREE = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0")
 STORED = {"type": "BlockStored", "block_hashes": [7], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}
 
 
-async def test_blocks_that_are_stored_are_heard() -> None:
+async def test_blocks_that_are_stored_are_received() -> None:
     async with Publisher("127.0.0.1", FREE, lambda: 0.0) as publisher:
 
         async def provoke(attempt: int) -> None:
@@ -19,9 +19,9 @@ async def test_blocks_that_are_stored_are_heard() -> None:
             publisher.publish([{**STORED, "medium": "CPU"}])
             publisher.publish([{**STORED, "medium": "GPU"}])
 
-        heard = await hear([publisher.sources()["0"]["endpoint"]], provoke, 5.0)
-    assert heard is not None
-    assert [event.token_ids for event in heard] == [[1, 2]]
+        received = await hear([publisher.sources()["0"]["endpoint"]], provoke, 5.0)
+    assert received is not None
+    assert [event.token_ids for event in received] == [[1, 2]]
 
 
 async def test_a_publisher_that_says_nothing_is_tried_twice() -> None:

@@ -42,7 +42,7 @@ def pod(algorithm: str = "sha256_cbor") -> ProbedEndpoint:
 
 
 def found(config: Any, status: Any, *pods: ProbedEndpoint) -> list[tuple[str, str, str]]:
-    return [(each.check, each.level, each.mend) for each in findings_of(URL, config, status, pods or [pod()])]
+    return [(each.check, each.level, each.fix) for each in findings_of(URL, config, status, pods or [pod()])]
 
 
 def test_a_server_that_is_well() -> None:
@@ -50,7 +50,7 @@ def test_a_server_that_is_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "check", "level", "mend"),
+    ("said", "state", "check", "level", "fix"),
     [
         (config(chunk=256), status(), "lmcache-chunk", "problem", "--chunk-size 32"),
         (config(chunk=48), status(), "lmcache-chunk", "problem", "--chunk-size 32"),
@@ -66,14 +66,14 @@ def test_a_server_that_is_well() -> None:
         (config(), status(registered_gpu_ids=[]), "lmcache-engines", "hint", "LMCacheMPConnector"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_flag(said: Any, state: Any, check: str, level: str, mend: str) -> None:
-    told = found(said, state)
+def test_what_is_wrong_is_reported_with_its_flag(said: Any, state: Any, check: str, level: str, fix: str) -> None:
+    reported = found(said, state)
     if not check:
-        assert told == []
+        assert reported == []
         return
-    ((found_check, found_level, found_mend),) = told
+    ((found_check, found_level, found_fix),) = reported
     assert (found_check, found_level) == (check, level)
-    assert mend in found_mend
+    assert fix in found_fix
 
 
 def test_without_an_engine_the_pods_say_what_a_block_is() -> None:
@@ -106,7 +106,7 @@ def test_stores_are_added_up_over_adapters() -> None:
         (Stores(), None, ""),
     ],
 )
-def test_chunks_that_never_arrive_are_told(before: Stores | None, after: Stores | None, level: str) -> None:
+def test_chunks_that_never_arrive_are_reported(before: Stores | None, after: Stores | None, level: str) -> None:
     assert [finding.level for finding in stuck(URL, before, after)] == ([level] if level else [])
 
 
@@ -159,7 +159,9 @@ async def test_a_coordinator_is_asked_whom_it_knows() -> None:
     ("looked_up", "waiting", "checks"),
     [(2, 2, ["l2-stuck"]), (8, 8, ["l2-stuck"]), (3, 2, []), (2, 0, []), (0, 0, []), (2, None, [])],
 )
-async def test_prompts_that_all_wait_for_l2_are_told(looked_up: int, waiting: int | None, checks: list[str]) -> None:
+async def test_prompts_that_all_wait_for_l2_are_reported(
+    looked_up: int, waiting: int | None, checks: list[str]
+) -> None:
     page = f'lmcache_mp_l2_prefetch_lookup_requests_total{{otel_scope_name="lmcache.l2"}} {looked_up}.0\n'
     state = status(storage_manager={"prefetch_controller": {"lookup_phase_count": waiting}})
     pages = {"/config": config(), "/status": state, "/metrics": page.encode()}

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from epp.prefix.lmcache.chunk_keys import chunks_of
 from tooling.doctor.http import HttpClient
-from tooling.doctor.names import Chunk, examine_names, told
+from tooling.doctor.names import Chunk, examine_names, findings_of_chunk
 
 PROMPT = list(range(100, 164))
 OTHER = list(range(500, 564))
@@ -64,14 +64,14 @@ async def checks(directory: Directory, *firsts: Sequence[int], seconds: float = 
 
 @pytest.mark.parametrize("algorithm", ["sha256_cbor", "blake3"])
 def test_the_name_that_its_algorithm_gives_is_well(algorithm: str) -> None:
-    assert told("http://s", algorithm, Chunk(PROMPT, int(name(PROMPT, algorithm), 16))) == []
+    assert findings_of_chunk("http://s", algorithm, Chunk(PROMPT, int(name(PROMPT, algorithm), 16))) == []
 
 
-def test_another_name_is_told_with_what_mends_it() -> None:
-    (finding,) = told("http://s", "sha256_cbor", Chunk(PROMPT, int(name(PROMPT, "blake3"), 16)))
+def test_another_name_is_reported_with_what_fixes_it() -> None:
+    (finding,) = findings_of_chunk("http://s", "sha256_cbor", Chunk(PROMPT, int(name(PROMPT, "blake3"), 16)))
     assert (finding.subject, finding.check, finding.level) == ("http://s", "lmcache-names", "problem")
-    assert "PYTHONHASHSEED" in finding.mend
-    assert "--hash-algorithm blake3" in finding.mend
+    assert "PYTHONHASHSEED" in finding.fix
+    assert "--hash-algorithm blake3" in finding.fix
 
 
 async def test_the_chunk_that_a_prompt_begins_with_is_found_among_others() -> None:
@@ -99,11 +99,11 @@ async def test_only_the_newest_chunks_are_read() -> None:
         ("sha256", [("ff" * 32, PROMPT)]),  # told by its configuration already
     ],
 )
-async def test_what_cannot_be_told_is_not_told(algorithm: str, chunks: Any) -> None:
+async def test_what_cannot_be_reported_is_not_reported(algorithm: str, chunks: Any) -> None:
     assert await checks(Directory(algorithm, chunks), PROMPT[:32], seconds=0.2) == []
 
 
-async def test_without_a_prompt_and_without_answers_nothing_is_told() -> None:
+async def test_without_a_prompt_and_without_answers_nothing_is_reported() -> None:
     assert await checks(Directory("sha256_cbor", [("ff" * 32, PROMPT)])) == []
     async with HttpClient(1.0) as ask:
         assert await examine_names("http://127.0.0.1:1", "http://127.0.0.1:1", "a", ask, [PROMPT], 1.0) == []

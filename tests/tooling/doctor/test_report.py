@@ -21,21 +21,21 @@ def test_a_table_has_a_row_for_each_finding_and_for_who_has_none() -> None:
     assert text.count("pod-a") == 1
     assert "[red]" in text
     assert "--kv-events-config X" in text
-    assert "well" in text.split("pod-b")[1]
+    assert " ok " in text.split("pod-b")[1]
     assert "2 examined: 1 problem, 1 hint" in text
 
 
 def test_json_has_all_of_it() -> None:
     said = json.loads(as_json(["pod-a"], FINDINGS))
-    assert (said["well"], said["examined"], said["summary"]) == (False, ["pod-a"], "1 examined: 1 problem, 1 hint")
+    assert (said["ok"], said["examined"], said["summary"]) == (False, ["pod-a"], "1 examined: 1 problem, 1 hint")
     assert said["findings"][0] == {
         "subject": "pod-a",
         "check": "kv-events",
         "level": "problem",
         "found": "it publishes none [red]",
-        "mend": "--kv-events-config X",
+        "fix": "--kv-events-config X",
     }
-    assert json.loads(as_json(["pod-a"], FINDINGS[1:]))["well"] is True
+    assert json.loads(as_json(["pod-a"], FINDINGS[1:]))["ok"] is True
 
 
 def test_what_an_engine_answers_does_not_steer_the_terminal() -> None:

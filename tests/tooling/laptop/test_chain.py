@@ -50,26 +50,26 @@ async def test_a_chain_answers_and_leaves_nothing_behind(tmp_path: Path, family:
     assert (entry["name"], entry["port"]) == ("pod-a", chain.pods[0].port)
 
 
-async def test_a_pod_that_does_not_start_is_told_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
-    told = await refusal(replace(SMALL, engine=Simulated(flags=("--blocks", "none"))), tmp_path)
-    assert told.startswith("pod-a ended with status 2: ")
-    assert "'none' is not a valid integer" in told
+async def test_a_pod_that_does_not_start_is_reported_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
+    reported = await refusal(replace(SMALL, engine=Simulated(flags=("--blocks", "none"))), tmp_path)
+    assert reported.startswith("pod-a ended with status 2: ")
+    assert "'none' is not a valid integer" in reported
     assert family.alive() == {}
 
 
-async def test_a_replica_that_does_not_start_is_told(tmp_path: Path) -> None:
+async def test_a_replica_that_does_not_start_is_reported(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: max-score-piker}]\n")
-    told = await refusal(replace(SMALL, picking=("--config", str(wrong))), tmp_path)
-    assert told.startswith("epp-1 ended with status 1: ")
-    assert "max-score-piker" in told
+    reported = await refusal(replace(SMALL, picking=("--config", str(wrong))), tmp_path)
+    assert reported.startswith("epp-1 ended with status 1: ")
+    assert "max-score-piker" in reported
 
 
-async def test_a_port_in_use_is_told_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", free_ports(1)[0])) as server:
         port = server.getsockname()[1]
-        told = await refusal(replace(SMALL, port=port), tmp_path)
-    assert told == f"port {port} is in use by another program; choose another with --port"
+        reported = await refusal(replace(SMALL, port=port), tmp_path)
+    assert reported == f"port {port} is in use by another program; choose another with --port"
     assert list(tmp_path.glob("*.log")) == []
 
 
@@ -78,11 +78,11 @@ async def test_a_port_needs_one_listener(tmp_path: Path) -> None:
     two = "[{name: a, port: 8081, protocol: HTTP}, {name: b, port: 8082, protocol: HTTP}]"
     text = THREE_POOLS.replace("[{name: http, port: 8080, protocol: HTTP}]", two)
     (tmp_path / "manifests" / "all.yaml").write_text(text)
-    told = await refusal(replace(SMALL, manifests=tmp_path / "manifests"), tmp_path)
-    assert told == "--port needs manifests with one listener; these have 2"
+    reported = await refusal(replace(SMALL, manifests=tmp_path / "manifests"), tmp_path)
+    assert reported == "--port needs manifests with one listener; these have 2"
 
 
-async def test_wrong_manifests_are_told_by_the_gateway(tmp_path: Path) -> None:
+async def test_wrong_manifests_are_reported_by_the_gateway(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("kind: Gatway\n")
     with pytest.raises(ConfigError, match=r"wrong\.yaml.*Gatway is not supported.*did you mean 'Gateway'"):

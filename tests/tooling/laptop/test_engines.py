@@ -110,7 +110,7 @@ def test_everything_listens_on_loopback(python: Path) -> None:
     assert layout.programs["pod-a"].environment["VLLM_HOST_IP"] == "127.0.0.1"  # what `tcp://*:0` becomes
 
 
-def test_kv_aware_is_told_where_lmcache_is(python: Path) -> None:
+def test_kv_aware_is_reported_where_lmcache_is(python: Path) -> None:
     layout = Vllm(python, size="tiny", tiers=Tiers()).lay_out(["pod-a"])
     config = knowing_tiers(strategy_text("kv-aware"), layout)
     pipeline = load_text(config, clock=lambda: 0.0, random=Random(), where="")
@@ -123,7 +123,7 @@ def test_kv_aware_is_told_where_lmcache_is(python: Path) -> None:
             knowing_tiers(wrong, layout)
 
 
-def test_the_picker_is_told_where_the_tokenizer_is(python: Path) -> None:
+def test_the_picker_is_reported_where_the_tokenizer_is(python: Path) -> None:
     flag, value = Vllm(python, size="tiny").picker_flags
     assert (flag, value) == ("--tokenizer", f"tiny={cached_model('tiny')}")
     assert not Simulated().picker_flags
@@ -136,7 +136,7 @@ def test_without_l2_no_redis_is_needed(python: Path, monkeypatch: pytest.MonkeyP
     assert "--l2-adapter" not in layout.services[-1].command
 
 
-def test_a_missing_redis_is_told_with_what_to_do(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_redis_is_reported_with_what_to_do(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(EngineError, match=r"redis-server was not found: install it"):
         Vllm(python, size="tiny", tiers=Tiers()).lay_out(["pod-a"])
@@ -147,7 +147,7 @@ def test_an_unknown_model_is_refused_with_those_there_are(python: Path) -> None:
         Vllm(python, size="huge").lay_out(["pod-a"])
 
 
-def test_a_model_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no torch here >&2\nexit 1\n")

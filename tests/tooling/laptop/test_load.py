@@ -17,7 +17,7 @@ async def test_a_conversation_is_played_turn_by_turn_and_its_prefix_is_found_aga
     assert outcome.throughput == pytest.approx(outcome.completion_tokens / outcome.seconds)
 
 
-async def test_a_refused_request_is_told_and_ends_its_session() -> None:
+async def test_a_refused_request_is_reported_and_ends_its_session() -> None:
     session = Session("only", 0.0, "", (Turn("one", 4), Turn("two", 4)))
     async with SimulatedPod() as pod:
         outcome = await play([session], pod.url, "not-there")

@@ -47,17 +47,17 @@ async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-async def test_one_that_ends_by_itself_is_told_once_with_its_last_words(tmp_path: Path) -> None:
+async def test_one_that_ends_by_itself_is_reported_once_with_its_last_words(tmp_path: Path) -> None:
     async with Processes(tmp_path) as processes:
         await processes.start("weak", python("print('first'); raise SystemExit('the port is in use')"))
         await processes.start("shot", python("import time; time.sleep(60)"))
         os.kill(processes.pid("shot"), signal.SIGKILL)
-        told: list[tuple[str, str]] = []
+        reported: list[tuple[str, str]] = []
         async with asyncio.timeout(10):
-            while len(told) < 2:
-                told += processes.ended()
+            while len(reported) < 2:
+                reported += processes.ended()
                 await asyncio.sleep(0.01)
-        assert dict(told) == {
+        assert dict(reported) == {
             "weak": "weak ended with status 1: first / the port is in use",
             "shot": "shot was killed by SIGKILL: it said nothing",
         }

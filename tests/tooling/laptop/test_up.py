@@ -255,7 +255,7 @@ def test_the_comparison_has_a_ratio_for_each_figure() -> None:
     assert [cell.strip() for cell in rows["prefix hit rate"].split("│")[2:5]] == ["0 %", "80 %", "–"]
 
 
-async def test_an_engine_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_is_not_installed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tooling.laptop.engines.ENGINE_PYTHON", tmp_path / "bin" / "python")
     monkeypatch.setattr("tooling.laptop.engines.find_spec", lambda name: None)
     with pytest.raises(UpError, match="vLLM is not installed: run `hack/install engine`"):

@@ -78,17 +78,17 @@ async def test_without_a_replica_there_is_no_going_on(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("error", [GatewayError("it is wrong"), ConfigError("", "it is wrong")])
-async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake, error: Exception) -> None:
-    told: list[str] = []
-    task = asyncio.ensure_future(watch(chain(fake), told.append))
+async def test_a_change_is_applied_once_and_a_refusal_is_reported_once(fake: Fake, error: Exception) -> None:
+    reported: list[str] = []
+    task = asyncio.ensure_future(watch(chain(fake), reported.append))
     await asyncio.sleep(0)
     fake.endpoints_file.write_text("endpoints: []\n# one\n")
-    await until(lambda: told == ["the gateway follows the changed files"])
+    await until(lambda: reported == ["the gateway follows the changed files"])
     fake.error = error
     fake.endpoints_file.write_text("endpoints: []\n# another\n")
-    await until(lambda: told[1:] == ["refused, the old files stay in force: it is wrong"])
+    await until(lambda: reported[1:] == ["refused, the old files stay in force: it is wrong"])
     fake.ends = [("pod-a", "pod-a ended")]
-    await until(lambda: len(told) == 4)
+    await until(lambda: len(reported) == 4)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -98,14 +98,14 @@ async def test_a_change_is_applied_once_and_a_refusal_is_told_once(fake: Fake, e
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "- " * 100_000, "", "endpoints: 5", "a: &a [*a]"])
 async def test_an_endpoints_file_nobody_can_read_stays_as_it_is_when_a_pod_ends(fake: Fake, content: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     fake.endpoints_file.write_text(content)
     fake.ends = [("pod-a", "pod-a ended")]
-    task = asyncio.ensure_future(watch(chain(fake), told.append))
-    await until(lambda: len(told) > 1 or task.done())
+    task = asyncio.ensure_future(watch(chain(fake), reported.append))
+    await until(lambda: len(reported) > 1 or task.done())
     assert not task.done()
     task.cancel()
-    assert f"{fake.endpoints_file.name} still has pod-a: " in told[1]
+    assert f"{fake.endpoints_file.name} still has pod-a: " in reported[1]
     assert fake.endpoints_file.read_text() == content
 
 

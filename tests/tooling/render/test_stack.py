@@ -50,8 +50,8 @@ def test_kv_aware_brings_servers_that_publish_and_a_way_to_hear_them() -> None:
     assert found["ConfigMap", "warmpath"]["data"]["config.yaml"] == strategy_text("kv-aware")
     (vllm,) = found["Deployment", "llm"]["spec"]["template"]["spec"]["containers"]
     (flag,) = [each.partition("=")[2] for each in vllm["args"] if each.startswith("--kv-events-config=")]
-    told = json.loads(flag)
-    ports = {int(told[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint")}
+    reported = json.loads(flag)
+    ports = {int(reported[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint")}
     assert ports < {each["containerPort"] for each in vllm["ports"]}
     for name, way in (("warmpath", "egress"), ("llm", "ingress")):
         rules = found["NetworkPolicy", name]["spec"][way]
@@ -173,7 +173,7 @@ def test_a_wrong_value_is_refused_with_path_value_and_expectation(text: str, err
     assert error in str(refused.value)
 
 
-def test_all_wrong_values_are_told_at_once_with_the_file(tmp_path: Path) -> None:
+def test_all_wrong_values_are_reported_at_once_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     file.write_text("{model: '', replicas: -1, strategy: x, l1Size: 1G, l2Backend: disk}")
     with pytest.raises(ConfigError) as refused:

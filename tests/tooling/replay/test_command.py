@@ -58,7 +58,7 @@ def test_all_conditions_at_once() -> None:
     assert run["failed"] + run["retried"] > 0
 
 
-def test_tiers_are_simulated_and_told() -> None:
+def test_tiers_are_simulated_and_reported() -> None:
     result = demo("--l1", "20000@50000", "--l2", 60_000, "--pods-per-node", 2, "--json", "--policy", "round-robin")
     assert result.exit_code == 0, result.output
     hits = json.loads(result.stdout)["runs"][0]["hits"]
@@ -68,7 +68,7 @@ def test_tiers_are_simulated_and_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("--load", 0.5, "--rate", 2), "rate: expected one of --load, --rate and --times"),
         (("--pods", "3*laptob"), "did you mean 'laptop'"),
@@ -90,10 +90,10 @@ def test_tiers_are_simulated_and_told() -> None:
         (("--fail", "10@2+1"), "fail: there are 8 pods, so no pod-10"),
     ],
 )
-def test_wrong_flags_are_one_sentence(arguments: tuple[object, ...], told: str) -> None:
+def test_wrong_flags_are_one_sentence(arguments: tuple[object, ...], reported: str) -> None:
     result = call("demo", *arguments)
     assert result.exit_code == 1
-    assert told in result.output
+    assert reported in result.output
     assert "Traceback" not in result.output
 
 

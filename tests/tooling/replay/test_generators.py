@@ -104,9 +104,9 @@ def test_no_prompt_has_what_was_thought() -> None:
     assert later
     for ask in later:
         (before,) = ask.after
-        told = len(asks[before].prompt)
-        assert ask.prompt[:told] == asks[before].prompt
-        assert ask.prompt[told].tokens <= asks[before].output
+        reported = len(asks[before].prompt)
+        assert ask.prompt[:reported] == asks[before].prompt
+        assert ask.prompt[reported].tokens <= asks[before].output
     assert not any(ask.answer for ask in asks)
     assert sum(ask.output for ask in asks) > 2 * sum(ask.prompt[-1].tokens for ask in asks)
 

@@ -29,29 +29,29 @@ def precise(made: Replay) -> PrecisePrefixCache:
     return next(p for p in made.replicas[0].scheduler.plugins if isinstance(p, PrecisePrefixCache))
 
 
-def heard(made: Replay, pod: VirtualPod, ask: TraceRequest) -> int:
+def received(made: Replay, pod: VirtualPod, ask: TraceRequest) -> int:
     """Blocks of a prompt that the picker was told this pod holds."""
     cache = precise(made)
-    shelf = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
+    kv_state = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
     chain = chain_of_tokens(ask.ids(), 16)[: ask.tokens // 16]
     return max(
-        (cache.kv_index.indexes["device"].depth(chain, e.tiers["device"].bit) for e in shelf.engines.values()),
+        (cache.kv_index.indexes["device"].depth(chain, e.tiers["device"].bit) for e in kv_state.engines.values()),
         default=0,
     )
 
 
 @pytest.mark.parametrize("foreign", [0.0, 1.0])
-def test_what_was_heard_is_what_the_pods_hold(foreign: float) -> None:
+def test_what_was_received_is_what_the_pods_hold(foreign: float) -> None:
     """Also of requests that passed the picker by, and though memory is short."""
     trace = steady(150, 0.1, documents=12)
     made = play(trace, name="kv-aware", conditions=Conditions(foreign=foreign, event_lag=0.0))
-    told = 0
+    reported = 0
     for pod in made.pods:
         for ask in trace.asks:
             held = pod.engine.cached_blocks(ask.chain(16), ask.tokens // 16)
-            assert heard(made, pod, ask) == held
-            told += held
-    assert told > 1000
+            assert received(made, pod, ask) == held
+            reported += held
+    assert reported > 1000
 
 
 def test_every_request_was_picked_by_events() -> None:
@@ -74,7 +74,7 @@ def test_a_pod_that_comes_back_under_the_same_name_is_known_to_be_empty() -> Non
     again = made.served[10]
     assert (again.sent, again.cached) == (5.0, 0)
     ask = trace.asks[10]
-    assert heard(made, made.pods[0], ask) == made.pods[0].engine.cached_blocks(ask.chain(16), ask.tokens // 16)
+    assert received(made, made.pods[0], ask) == made.pods[0].engine.cached_blocks(ask.chain(16), ask.tokens // 16)
 
 
 def test_events_that_are_late_cost_little_while_nothing_else_writes_to_the_pods() -> None:
@@ -109,18 +109,18 @@ STORAGE = TierParameters(tokens=30_000, speed=50_000.0)
 
 def l1_of(cache: PrecisePrefixCache, made: Replay, pod: VirtualPod, ask: TraceRequest) -> int:
     """Chunks of a prompt that the picker was told lie in this pod's L1."""
-    shelf = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
+    kv_state = cache.kv_index.state_of(made.replicas[0].endpoint_of[pod])
     chain = chain_of_tokens(ask.ids(), CHUNK)[: ask.tokens // CHUNK]
-    tiers = [engine.tiers["l1"] for engine in shelf.engines.values() if "l1" in engine.tiers]
+    tiers = [engine.tiers["l1"] for engine in kv_state.engines.values() if "l1" in engine.tiers]
     return max((cache.kv_index.indexes["l1"].depth(chain, tier.bit) for tier in tiers), default=0)
 
 
 @pytest.mark.parametrize("per_node", [1, 3])
-def test_what_was_heard_of_l1_is_what_it_holds(per_node: int) -> None:
+def test_what_was_received_of_l1_is_what_it_holds(per_node: int) -> None:
     """By every pod of the node, and though it is too small for all."""
     trace = steady(150, 0.1, documents=24)
     made = play(trace, name="kv-aware", conditions=Conditions(event_lag=0.0, pods_per_node=per_node), l1="12000")
-    told = 0
+    reported = 0
     for pod in made.pods:
         assert pod.lower is not None
         for ask in trace.asks:
@@ -129,8 +129,8 @@ def test_what_was_heard_of_l1_is_what_it_holds(per_node: int) -> None:
             assert memory is not None
             held = next((n for n, name in enumerate(chunks) if name not in memory), len(chunks))
             assert l1_of(precise(made), made, pod, ask) == held
-            told += held
-    assert told > 300
+            reported += held
+    assert reported > 300
 
 
 def test_the_directory_is_read_as_in_production() -> None:
@@ -173,15 +173,15 @@ def test_the_default_knows_nothing_of_what_lies_below_the_device(name: str, know
     trace = Trace("t", [TraceRequest(at, (Piece(1, 2048), Piece(2 + n, 30)), 4) for n, at in enumerate((0.0, 9.0))])
     conditions = Conditions(failures=(Failure(0, 2.0, 4.0),), l2=STORAGE)
     made = Replay(trace, pods("laptop"), policy(name).build, conditions, 0)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
 
     def ask() -> None:
         matches = made.replicas[0].choose(7, trace.asks[1]).request.signals[PrefixMatch]
-        told.extend((match.tokens, match.l2) for match in matches.values())
+        reported.extend((match.tokens, match.l2) for match in matches.values())
 
     made._at(8.9, ask)
     made.run()
-    assert told == [(0, 2048 if knows else 0)]
+    assert reported == [(0, 2048 if knows else 0)]
     assert made.served[1].l2 == 2048
 
 

@@ -15,7 +15,7 @@ def made() -> str:
         conditions=Conditions(replicas=2, foreign=0.1, failures=(Failure(1, 3.0, 2.0),), sees_answer=False),
     )
     wanted = wanted.__class__(**{**wanted.__dict__, "policies": with_oracle(wanted.policies)})
-    return page(wanted, compare(wanted, lambda *told: None))
+    return page(wanted, compare(wanted, lambda *reported: None))
 
 
 class Balanced(HTMLParser):
@@ -64,7 +64,7 @@ def test_it_says_under_which_conditions() -> None:
 
 def test_what_a_file_or_a_flag_names_is_only_text() -> None:
     wanted = plan(seeds=(0,))
-    results = compare(wanted, lambda *told: None)
+    results = compare(wanted, lambda *reported: None)
     text = page(wanted, replace(results, trace="<img src=x>"))
     assert "<img" not in text
     assert "warmpath replay: &lt;img src=x&gt;" in text

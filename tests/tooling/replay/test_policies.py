@@ -82,7 +82,7 @@ def test_a_policy_travels_to_another_process(module: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "reported"),
     [
         ("prefix-awere", "policy: expected a strategy, oracle, .* did you mean 'prefix-aware'"),
         ("nothing.py:Mine", "nothing.py: there is no such file"),
@@ -92,6 +92,6 @@ def test_a_policy_travels_to_another_process(module: Path) -> None:
         ("{module}", "policy: expected a strategy"),
     ],
 )
-def test_what_is_no_policy_is_told(module: Path, spec: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_no_policy_is_reported(module: Path, spec: str, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         policy(spec.format(module=module))

@@ -100,12 +100,12 @@ def test_a_trace_plays_at_its_own_rate_or_times_that(tmp_path: Path) -> None:
 
 def test_saturation_of_twice_the_pods_is_about_twice_as_high() -> None:
     trace = Source("independent", 5000).trace(0)
-    one = saturation(trace, pods("laptop"), 0, lambda *told: None)
-    two = saturation(trace, pods("2*laptop"), 0, lambda *told: None)
+    one = saturation(trace, pods("laptop"), 0, lambda *reported: None)
+    two = saturation(trace, pods("2*laptop"), 0, lambda *reported: None)
     assert two == pytest.approx(2 * one, rel=0.1)
 
 
-def test_what_cannot_be_played_is_told() -> None:
+def test_what_cannot_be_played_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"no file or workload 'chat'.*did you mean 'chats'"):
         run(plan(Source("chat")))
     with pytest.raises(ConfigError, match="laptop holds 10240 tokens; the longest request has"):

@@ -16,7 +16,7 @@ def shown(seeds: tuple[int, ...] = (0,), *, oracle: bool = True) -> str:
     if oracle:
         made = made.__class__(**{**made.__dict__, "policies": with_oracle(made.policies)})
     console = Console(width=250, record=True, file=StringIO())
-    console.print(table(made, compare(made, lambda *told: None)))
+    console.print(table(made, compare(made, lambda *reported: None)))
     return console.export_text()
 
 
@@ -33,7 +33,7 @@ def test_a_row_for_each_policy_and_regret_against_the_oracle() -> None:
 def test_hits_by_tier_where_there_are_tiers() -> None:
     assert "device" not in shown()
     made = plan(conditions=Conditions(l2=TierParameters(tokens=100_000)))
-    results = compare(made, lambda *told: None)
+    results = compare(made, lambda *reported: None)
     console = Console(width=250, record=True, file=StringIO())
     console.print(table(made, results))
     text = console.export_text()
@@ -54,7 +54,7 @@ def test_several_runs_show_their_spread() -> None:
 
 def test_the_title_says_what_was_played() -> None:
     made = plan(Source("independent", 300), kinds="2*laptop,laptop@0.5", rate=Rate("load", 0.5))
-    results = compare(made, lambda *told: None)
+    results = compare(made, lambda *reported: None)
     text = title(made, results)
     assert text.startswith("independent: 300 requests, ")
     assert "(50 % of " in text
@@ -65,7 +65,7 @@ def test_the_title_says_what_was_played() -> None:
 
 def test_names_of_policies_and_traces_are_shown_as_they_are() -> None:
     made = plan()
-    results = compare(made, lambda *told: None)
+    results = compare(made, lambda *reported: None)
     runs = tuple(replace(run, policy=f"[/x]\x9b{run.policy}") for run in results.runs)
     console = Console(width=250, record=True, file=StringIO())
     console.print(table(made, replace(results, trace="[bold]\x1b[2J", runs=runs)))

@@ -99,7 +99,7 @@ def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("{", "trace.jsonl:2: no line of a Mooncake trace"),
         ('{"a": ' + "[" * 100_000, "trace.jsonl:2: no line of a Mooncake trace"),
@@ -108,8 +108,8 @@ def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
         ('{"timestamp": 1}', "trace.jsonl:2: no line of a Mooncake trace: .*input_length"),
     ],
 )
-def test_what_is_no_trace_is_told_with_its_line(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_no_trace_is_reported_with_its_line(tmp_path: Path, text: str, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         read_mooncake(written(tmp_path, line(), text))
 
 

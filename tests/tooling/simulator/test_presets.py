@@ -68,7 +68,7 @@ def test_pods_by_name_number_and_speed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("h100-8", "no kind of pod is called 'h100-8'; did you mean 'h100-8b'"),
         ("", "no kind of pod is called ''; expected a FILE.yaml or one of h100-8b, "),
@@ -79,8 +79,8 @@ def test_pods_by_name_number_and_speed() -> None:
         ("h100-8b@-1", "expected a speed of more than 0"),
     ],
 )
-def test_what_is_no_pod_is_told(text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_no_pod_is_reported(text: str, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         pods(text)
 
 
@@ -106,7 +106,7 @@ def test_a_kind_comes_from_a_file_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "reported"),
     [
         ("price: 0.5", "price: -1", r"mine.yaml: price: -1.0, expected 0 or more"),
         ("blocks: 640", "blocks: 0", r"mine.yaml: parameters.blocks: 0, expected at least 1"),
@@ -118,11 +118,11 @@ def test_a_kind_comes_from_a_file_too(tmp_path: Path) -> None:
         (GOOD, "a: [", r"mine.yaml: line 2, column 1: not valid YAML"),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path: Path, before: str, after: str, told: str) -> None:
+def test_a_wrong_file_is_reported(tmp_path: Path, before: str, after: str, reported: str) -> None:
     file = tmp_path / "mine.yaml"
     assert before in GOOD
     file.write_text(GOOD.replace(before, after))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         pods(str(file))
 
 
@@ -141,7 +141,7 @@ def test_a_file_tells_of_the_tiers_below_its_pods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("added", "told"),
+    ("added", "reported"),
     [
         ("l1: {tokens: 100}", r"mine.yaml: l1.tokens: 100, expected at least one chunk of 256"),
         ("l1: {speed: 100}", r"mine.yaml: l1.tokens: missing"),
@@ -151,15 +151,15 @@ def test_a_file_tells_of_the_tiers_below_its_pods(tmp_path: Path) -> None:
         ("l3: {}", r"mine.yaml: l3: unknown; expected one of price, parameters, l1, l2"),
     ],
 )
-def test_wrong_tiers_in_a_file_are_told(tmp_path: Path, added: str, told: str) -> None:
+def test_wrong_tiers_in_a_file_are_reported(tmp_path: Path, added: str, reported: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(GOOD + added + "\n")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         pods(str(file))
 
 
 @pytest.mark.parametrize("text", ["", "many", "1000@", "1000@fast", "1e6", "-5", "100", "1000@0", "@5", "1000@inf"])
-def test_what_is_no_tier_is_told(text: str) -> None:
+def test_what_is_no_tier_is_reported(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^l2: expected TOKENS or TOKENS@TOKENS_PER_SECOND, as in 4000000@300000"):
         tier(text, "l2", 1.0)
 
@@ -181,6 +181,6 @@ def test_blocks_that_make_no_chunk_are_refused() -> None:
         lowers([odd], tier("9000", "l2", 1.0), 1)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.yaml: cannot be read: No such file"):
         pods(f"2*{tmp_path / 'none.yaml'}")

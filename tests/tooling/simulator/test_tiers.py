@@ -35,18 +35,18 @@ def test_of_a_prompt_that_is_larger_the_beginning_stays() -> None:
 def test_it_is_bounded_and_what_it_tells_adds_up(room: int, uses: list[tuple[int, int, int]]) -> None:
     tier = Tier(room * CHUNK)
     tier.watch()
-    told: set[int] = set()
+    reported: set[int] = set()
     for document, start, length in uses:
         chunks = tuple(range(20 * document, 20 * document + 20))
         tier.keep(chunks, start, start + length, "whose")
         for about, names, stored, removed in tier.changes():
             assert about == "whose"
-            assert told.isdisjoint(names[at] for at in stored)
-            told |= {names[at] for at in stored}
-            assert told.issuperset(removed)
-            told -= set(removed)
-        assert len(tier) == len(told) <= room
-        assert all(name in tier for name in told)
+            assert reported.isdisjoint(names[at] for at in stored)
+            reported |= {names[at] for at in stored}
+            assert reported.issuperset(removed)
+            reported -= set(removed)
+        assert len(tier) == len(reported) <= room
+        assert all(name in tier for name in reported)
     assert tier.changes() == []
 
 
@@ -93,7 +93,7 @@ def test_behind_a_chunk_that_nobody_has_nothing_counts() -> None:
     assert lower.best(PROMPT, 0, linear(10 * CHUNK, 1.0)).end == CHUNK
 
 
-def test_nobody_is_told_who_did_not_ask() -> None:
+def test_nobody_is_reported_who_did_not_ask() -> None:
     tier = Tier(CHUNK)
     tier.keep(PROMPT, 0, 1)
     assert tier.changes() == []
@@ -103,13 +103,13 @@ def test_nobody_is_told_who_did_not_ask() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"tokens": 255}, "tokens: 255, expected at least one chunk of 256"),
         ({"tokens": 1000, "speed": 0.0}, "speed: 0.0, expected more than 0"),
         ({"tokens": 1000, "speed": float("inf")}, "speed: inf, expected more than 0"),
     ],
 )
-def test_tiers_that_cannot_be_are_refused(wrong: dict[str, float], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_tiers_that_cannot_be_are_refused(wrong: dict[str, float], reported: str) -> None:
+    with pytest.raises(ValueError, match=reported):
         TierParameters(**wrong)  # type: ignore[arg-type]

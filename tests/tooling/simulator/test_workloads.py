@@ -17,7 +17,7 @@ def prompt_tokens(session: Session) -> int:
 
 def test_a_turn_contains_the_answers_so_far() -> None:
     (session,) = workloads.chats(1, sessions=1, turns=3, seconds=1.0)
-    first, second, third = (session.messages(["one"] * told) for told in range(3))
+    first, second, third = (session.messages(["one"] * reported) for reported in range(3))
     assert [message["role"] for message in third] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert second[:2] == first
     assert third[:4] == second

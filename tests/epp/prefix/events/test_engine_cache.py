@@ -197,7 +197,7 @@ def test_what_waits_for_a_beginning_is_bounded_whatever_it_is(attack: Attack) ->
     assert (kv_index.waiting, kv_index.bytes) == (0, KvEventIndex(1).bytes)
 
 
-def test_sixty_thousand_stores_of_one_block_are_told_as_what_they_are() -> None:
+def test_sixty_thousand_stores_of_one_block_are_reported_as_what_they_are() -> None:
     engine = Engine(10_000)
     for _ in range(60_000):
         engine.cache.apply(early(1, 2))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.plugin import Endpoint
-from epp.prefix.events.held_blocks import NOBODY, Budget, HeldBlocks
+from epp.prefix.events.held_blocks import NO_ROW, Budget, HeldBlocks
 from epp.prefix.index import PrefixIndex
 
 A = Endpoint("a", "10.0.0.1:8000")
@@ -24,7 +24,7 @@ def chain(*path: int) -> list[int]:
 
 
 def put(held: HeldBlocks, names: list[int], at: int = 0) -> None:
-    held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NOBODY)
+    held.store(names[at:], names[at:], held.rows[names[at - 1]] if at else NO_ROW)
 
 
 def depth(held: HeldBlocks, names: list[int]) -> int:
@@ -66,8 +66,8 @@ def test_a_chain_evicted_from_its_beginning_leaves_nothing() -> None:
 
 def test_one_key_under_two_names_counts_once() -> None:
     held = holdings()
-    held.store([1, 2], [101, 102], NOBODY)
-    held.store([3, 4], [101, 102], NOBODY)
+    held.store([1, 2], [101, 102], NO_ROW)
+    held.store([3, 4], [101, 102], NO_ROW)
     held.check()
     for name in (3, 4, 1, 2):
         held.remove([name])
@@ -162,7 +162,7 @@ def any_history(draw: random.Random) -> None:
             if start and names[start - 1] not in held.rows:
                 continue
             end = draw.randint(start + 1, 6)
-            held.store(names[start:end], names[start:end], held.rows[names[start - 1]] if start else NOBODY)
+            held.store(names[start:end], names[start:end], held.rows[names[start - 1]] if start else NO_ROW)
             copies.update(names[start:end])
         else:
             some = draw.choices(names, k=draw.randint(1, 8))
@@ -188,11 +188,11 @@ def any_history(draw: random.Random) -> None:
 def test_a_name_with_many_blocks_behind_it_is_shown_and_hidden_bit_by_bit() -> None:
     held = holdings(200_000)
     tree = [[1, *range(1000 * i, 1000 * i + 999)] for i in range(1, 100)]
-    held.store([1], [1], NOBODY)
+    held.store([1], [1], NO_ROW)
     for chat in tree:
         put(held, chat, 1)
     unfinished: list[HeldBlocks] = held._unfinished
-    for change in (lambda: held.remove([1]), lambda: held.store([1], [1], NOBODY), held.clear):
+    for change in (lambda: held.remove([1]), lambda: held.store([1], [1], NO_ROW), held.clear):
         before, turns = held.index.holdings, 0
         change()
         assert abs(held.index.holdings - before) <= 4096

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, endpoint_of, told
+from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, endpoint_of, sources_on
 
 
 def page(**ranks: tuple[str | None, str | None]) -> bytes:
@@ -15,17 +15,17 @@ def page(**ranks: tuple[str | None, str | None]) -> bytes:
 
 def test_each_rank_at_the_endpoints_own_host() -> None:
     told_ = page(_0=("tcp://*:5557", "tcp://0.0.0.0:5657"), _1=("tcp://10.0.0.7:5558", None))
-    assert told(told_, "10.0.0.7:8000") == [
+    assert sources_on(told_, "10.0.0.7:8000") == [
         Source(0, "tcp://10.0.0.7:5557", "tcp://10.0.0.7:5657"),
         Source(1, "tcp://10.0.0.7:5558"),
     ]
-    assert told(page(_0=("tcp://[::]:1", "tcp://:::2")), "[fd00::1]:8000") == [
+    assert sources_on(page(_0=("tcp://[::]:1", "tcp://:::2")), "[fd00::1]:8000") == [
         Source(0, "tcp://[fd00::1]:1", "tcp://[fd00::1]:2")
     ]
 
 
 def test_who_publishes_nothing_says_so() -> None:
-    assert told(b"{}", "10.0.0.7:8000") == []
+    assert sources_on(b"{}", "10.0.0.7:8000") == []
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_who_publishes_nothing_says_so() -> None:
     ["tcp://10.0.0.8:5557", "tcp://metadata.internal:80", "tcp://*:0", "tcp://*:70000", "ipc:///run/x", "http://*:1"],
 )
 def test_another_host_is_not_believed(publisher: str) -> None:
-    assert told(page(_0=(publisher, None)), "10.0.0.7:8000") == []
+    assert sources_on(page(_0=(publisher, None)), "10.0.0.7:8000") == []
 
 
 def test_a_file_is_a_way_only_on_this_machine() -> None:
-    assert told(page(_0=("ipc:///run/kv", "tcp://127.0.0.1:9")), "127.0.0.1:8000") == [
+    assert sources_on(page(_0=("ipc:///run/kv", "tcp://127.0.0.1:9")), "127.0.0.1:8000") == [
         Source(0, "ipc:///run/kv", "tcp://127.0.0.1:9")
     ]
 
@@ -45,11 +45,13 @@ def test_a_file_is_a_way_only_on_this_machine() -> None:
 @pytest.mark.parametrize("wrong", [b"", b"[]", b"<html>", b'{"0": 7}', b'{"0": {"endpoint": 7}}', b"\xff"])
 def test_what_is_no_such_page_is_refused(wrong: bytes) -> None:
     with pytest.raises(ValueError, match="no list of KV event sources"):
-        told(wrong, "10.0.0.7:8000")
+        sources_on(wrong, "10.0.0.7:8000")
 
 
 def test_ranks_that_are_none_are_left_out() -> None:
-    assert told(b'{"all": {"endpoint": "tcp://*:5557"}, "-1": {"endpoint": "tcp://*:5557"}}', "10.0.0.7:8000") == []
+    assert (
+        sources_on(b'{"all": {"endpoint": "tcp://*:5557"}, "-1": {"endpoint": "tcp://*:5557"}}', "10.0.0.7:8000") == []
+    )
 
 
 def test_by_convention() -> None:

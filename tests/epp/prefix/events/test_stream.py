@@ -112,7 +112,7 @@ def test_what_a_replay_brought_already_is_not_counted_twice() -> None:
     assert line.knows(PROMPTS[0], PROMPTS[2])
 
 
-def test_a_gap_without_anybody_to_ask_leaves_only_what_is_heard_now() -> None:
+def test_a_gap_without_anybody_to_ask_leaves_only_what_is_live_now() -> None:
     for line in (Line(replays=False), Line()):
         line.connect()
         line.say(stored(PROMPTS[0]))

@@ -177,7 +177,7 @@ async def test_a_publisher_that_moves_is_asked_where_it_is(monkeypatch: pytest.M
             assert server.asked > asked
 
 
-async def test_all_ranks_are_heard_and_missed() -> None:
+async def test_all_ranks_are_received_and_missed() -> None:
     async with publisher() as first, publisher(rank=1) as second:
         async with rig(sources={**first.sources(), **second.sources()}) as (listener, _):
             await until(lambda: listener.state == "live")
@@ -257,7 +257,7 @@ async def test_an_endpoint_without_events_is_off() -> None:
     ],
     ids=["more than anybody tells", "of a wrong type"],
 )
-async def test_sources_that_make_no_sense_are_told_of(sources: Mapping[str, Any]) -> None:
+async def test_sources_that_make_no_sense_are_reported_of(sources: Mapping[str, Any]) -> None:
     async with rig(sources=sources) as (listener, _):
         await until(lambda: "kv-events-failed" in listener.metrics.reasons())
         assert listener.state == "connecting"
@@ -368,7 +368,7 @@ async def test_a_flood_leaves_turns_of_the_loop_to_others(monkeypatch: pytest.Mo
             assert await most_in_a_turn(listener.kv_index, 2 * 60 * 100) <= 100
 
 
-async def test_what_is_too_large_is_told_of_and_approximate_until_all_is_known_again() -> None:
+async def test_what_is_too_large_is_reported_of_and_approximate_until_all_is_known_again() -> None:
     async with publisher() as engine:
         async with rig(KvEvents(max_message_bytes=1 << 16), engine.sources()) as (listener, _):
             await until(lambda: listener.state == "live")

@@ -104,7 +104,7 @@ def test_instances_keep_their_bits_until_it_is_cleared(directory: Directory) -> 
     assert (len(directory), directory.held([1])) == (0, [])
 
 
-def test_too_many_instances_are_not_told_apart(directory: Directory) -> None:
+def test_too_many_instances_are_not_reported_apart(directory: Directory) -> None:
     bits = [directory.bit(str(number)) for number in range(5000)]
     assert bits[-1] == 0
     assert len(set(bits[:4096])) == 4096

@@ -100,7 +100,7 @@ async def test_what_went_is_forgotten_when_all_is_read_again() -> None:
         assert await loads(tiers, A) == (0, 0)
 
 
-async def test_memory_is_bounded_and_what_is_left_out_is_told() -> None:
+async def test_memory_is_bounded_and_what_is_left_out_is_reported() -> None:
     async with tiers_of(max_chunks=5) as (stand_in, tiers):
         stand_in.store(range(16 * 20), "l2")
         for _ in range(3):
@@ -109,11 +109,11 @@ async def test_memory_is_bounded_and_what_is_left_out_is_told() -> None:
         assert tiers.statistics()["tier_chunks_left_out"] == 15
 
 
-async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_told_once() -> None:
-    told: list[str] = []
+async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_reported_once() -> None:
+    reported: list[str] = []
     async with tiers_of() as (stand_in, tiers):
         stand_in.store(IDS, "a")
-        async with beside(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}"))):
+        async with beside(tiers.run(lambda reason, detail: reported.append(f"{reason}: {detail}"))):
             await until(lambda: tiers.reached)
             stand_in.broken = "nonsense"
             await until(lambda: not tiers.reached)
@@ -122,8 +122,8 @@ async def test_while_the_coordinator_is_away_nothing_is_held_and_it_is_told_once
             stand_in.broken = None
             await until(lambda: tiers.reached and len(stand_in.offsets) > seen)
             assert await loads(tiers, A) == (96, 0)
-    assert len(told) == 1
-    assert told[0].startswith("tiers-away: LMCache's coordinator at http://127.0.0.1:")
+    assert len(reported) == 1
+    assert reported[0].startswith("tiers-away: LMCache's coordinator at http://127.0.0.1:")
 
 
 async def test_what_lies_in_l2_is_prefetched_where_others_wait() -> None:
@@ -146,17 +146,17 @@ async def test_what_lies_in_l2_is_prefetched_where_others_wait() -> None:
     }
 
 
-async def test_a_prefetch_for_nobody_knows_which_model_is_told() -> None:
-    told: list[str] = []
+async def test_a_prefetch_for_nobody_knows_which_model_is_reported() -> None:
+    reported: list[str] = []
     async with tiers_of(prefetch=True) as (stand_in, tiers):
         stand_in.store(IDS, "l2", model="the/model")
         stand_in.store(IDS, "l2", model="another/model")
-        async with beside(tiers.run(lambda reason, detail: told.append(f"{reason}: {detail}"))):
+        async with beside(tiers.run(lambda reason, detail: reported.append(f"{reason}: {detail}"))):
             await until(lambda: tiers.reached)
             tiers.picked(B, 96, IDS, "")
-            await until(lambda: bool(told))
+            await until(lambda: bool(reported))
     assert stand_in.prefetches == []
-    assert told == [
+    assert reported == [
         "tier-request-failed: more than one model is in LMCache's directory: `model` has to say which is ours"
     ]
 

@@ -72,6 +72,6 @@ def test_a_schema_without_a_type_is_an_object_s() -> None:
         {"messages": [USER], "tools": [{"type": "web_search", "name": "web_search"}]},
     ],
 )
-def test_what_is_left_out_is_told(body: dict[str, Any]) -> None:
+def test_what_is_left_out_is_reported(body: dict[str, Any]) -> None:
     with pytest.raises(Unsupported):
         chat(body)

@@ -86,7 +86,7 @@ def test_variables_come_from_several_fields_and_empty_ones_do_not_count() -> Non
         ("other", b""),
     ],
 )
-def test_what_is_not_rendered_is_told(api: Api, body: Any) -> None:
+def test_what_is_not_rendered_is_reported(api: Api, body: Any) -> None:
     with pytest.raises(Unsupported):
         prompt_of(asked(body, api))
 

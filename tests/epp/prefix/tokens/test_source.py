@@ -188,7 +188,7 @@ async def test_long_prompts_for_a_pod_are_read_in_a_thread(tokens: Made, monkeyp
         assert [name.startswith("tokens") for name in threads[2:]] == [True, True]
 
 
-async def test_a_pod_that_is_away_or_silent_is_told(tokens: Made) -> None:
+async def test_a_pod_that_is_away_or_silent_is_reported(tokens: Made) -> None:
     reader = tokens(remote=Remote(lambda: [Endpoint("pod", "127.0.0.1:1")]), deadline=60.0)
     assert await reason(reader, asked(CHAT, model="x")) == "failed"
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -197,7 +197,7 @@ async def test_a_pod_that_is_away_or_silent_is_told(tokens: Made) -> None:
         assert await reason(reader, asked(CHAT, model="x")) == "late"
 
 
-def test_files_that_are_no_good_are_told_with_their_model(tmp_path: Path) -> None:
+def test_files_that_are_no_good_are_reported_with_their_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--tokenizer m: .*nowhere: expected a directory"):
         load_tokenizers({"m": TokenizerFiles(str(tmp_path / "nowhere"))}, TokenCache(1000))
 
@@ -218,7 +218,7 @@ def test_a_model_of_the_hub_is_looked_for_in_its_cache_where_there_is_no_hub(
     assert load_tokenizers({"m": TokenizerFiles("hf:org/name")}, TokenCache(1000))["m"].cut
 
 
-def test_flags_say_where_tokenizers_are_and_what_their_engines_were_told() -> None:
+def test_flags_say_where_tokenizers_are_and_what_their_engines_were_reported() -> None:
     arguments = ['m=--chat-template=/t.jinja --default-chat-template-kwargs \'{"a": "x=1"}\'']
     assert tokenizer_files(["m=/models/m", "*=hf:org/name@main"], arguments) == {
         "m": TokenizerFiles("/models/m", chat_template="/t.jinja", chat_template_kwargs={"a": "x=1"}),
@@ -229,7 +229,7 @@ def test_flags_say_where_tokenizers_are_and_what_their_engines_were_told() -> No
 
 
 @pytest.mark.parametrize(
-    ("tokenizers", "arguments", "told"),
+    ("tokenizers", "arguments", "reported"),
     [
         (["/models/m"], [], "--tokenizer: expected MODEL=DIRECTORY"),
         (["m="], [], "--tokenizer: expected MODEL=DIRECTORY"),
@@ -244,7 +244,7 @@ def test_flags_say_where_tokenizers_are_and_what_their_engines_were_told() -> No
         (["m=a"], ["m=--default-chat-template-kwargs [1]"], "expected a JSON object, got '[1]'"),
     ],
 )
-def test_flags_that_are_no_good_are_refused(tokenizers: list[str], arguments: list[str], told: str) -> None:
+def test_flags_that_are_no_good_are_refused(tokenizers: list[str], arguments: list[str], reported: str) -> None:
     with pytest.raises(ConfigError) as refused:
         tokenizer_files(tokenizers, arguments)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)

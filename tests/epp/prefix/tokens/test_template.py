@@ -138,7 +138,7 @@ LOOP = "{% for m in messages %}%s{% endfor %}"
         ("string", "{% for a, b in messages %}{% for c in a.content %}{% endfor %}{% endfor %}"),
     ],
 )
-def test_the_content_a_template_wants_is_told_by_its_loops(wanted: str, source: str) -> None:
+def test_the_content_a_template_wants_is_reported_by_its_loops(wanted: str, source: str) -> None:
     assert ChatTemplate(source).content_format == wanted
 
 

@@ -221,7 +221,7 @@ def test_a_normalizer_that_joins_what_a_cut_parts_is_found_at_load(tmp_path: Pat
         assert list(loaded.ids(Text(text), 9.0)) == tokenizer.encode(text).ids
 
 
-def test_what_the_engine_was_told_by_flags_counts(tmp_path: Path) -> None:
+def test_what_the_engine_was_reported_by_flags_counts(tmp_path: Path) -> None:
     directory = make("llama", tmp_path / "m")
     (tmp_path / "other.jinja").write_text(
         "{{ greeting }}{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}"
@@ -277,7 +277,7 @@ def test_a_chat_without_a_template_is_not_rendered(tmp_path: Path) -> None:
     assert ids_of(tokenizer, "completions", {"prompt": "hello"})
 
 
-def test_a_last_message_that_cannot_be_continued_is_told(tmp_path: Path) -> None:
+def test_a_last_message_that_cannot_be_continued_is_reported(tmp_path: Path) -> None:
     directory = make("qwen", tmp_path / "m")
     body = {
         "messages": [{"role": "user", "content": "a"}],
@@ -306,7 +306,7 @@ def _break(name: str, content: str | bytes | None) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (_break("tokenizer.json", None), r"tokenizer\.json: expected a fast tokenizer"),
         (_break("tokenizer.json", "{}"), r"tokenizer\.json: expected a tokenizer of the `tokenizers` library"),
@@ -322,14 +322,14 @@ def _break(name: str, content: str | bytes | None) -> Callable[[Path], None]:
         ),
     ],
 )
-def test_files_that_are_no_good_are_refused(tmp_path: Path, change: Callable[[Path], None], told: str) -> None:
+def test_files_that_are_no_good_are_refused(tmp_path: Path, change: Callable[[Path], None], reported: str) -> None:
     directory = make("qwen", tmp_path / "m")
     change(directory)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         ModelTokenizer.load(directory, TokenCache(10_000))
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere: expected a directory with tokenizer\.json"):
         ModelTokenizer.load(tmp_path / "nowhere", TokenCache(10_000))
     with pytest.raises(ConfigError, match=r"no\.jinja: expected a text file: No such file"):

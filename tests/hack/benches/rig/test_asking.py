@@ -99,18 +99,18 @@ def test_another_name_is_another_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "reported"),
     [({"withheld": 1}, "1 token ids came from .*; expected 2"), ({"status": 503}, "HTTP 503: not now")],
 )
-async def test_half_an_answer_is_none(api: Api, fault: dict[str, int], told: str) -> None:
+async def test_half_an_answer_is_none(api: Api, fault: dict[str, int], reported: str) -> None:
     for name, value in fault.items():
         setattr(api, name, value)
     async with client() as http:
-        with pytest.raises(BenchError, match=told):
+        with pytest.raises(BenchError, match=reported):
             await play(Trace("t", [TraceRequest(0.0, (Piece(1, 4),), 2)]), EngineClient(http, api.url, "m"), "salt")
 
 
-async def test_nobody_there_is_told() -> None:
+async def test_nobody_there_is_reported() -> None:
     async with client() as http:
         with pytest.raises(BenchError, match=r"no answer from http://127\.0\.0\.1:1: "):
             await EngineClient(http, "http://127.0.0.1:1", "m").ask([1], 1)

@@ -23,22 +23,22 @@ async def test_the_exchange_of_a_pick(lean: bool) -> None:
             async def say(message: pb.ProcessingRequest) -> None:
                 await call.write(message.SerializeToString())
 
-            async def heard() -> pb.ProcessingResponse:
+            async def received() -> pb.ProcessingResponse:
                 return pb.ProcessingResponse.FromString(await call.read())
 
             await say(pb.ProcessingRequest(request_headers=pb.HttpHeaders()))
             await say(pb.ProcessingRequest(request_body=pb.HttpBody(body=body)))
             await say(pb.ProcessingRequest(request_body=pb.HttpBody(end_of_stream=True)))
-            assert DESTINATION.encode() in (await heard()).SerializeToString()
+            assert DESTINATION.encode() in (await received()).SerializeToString()
             echoed = b""
             while len(echoed) < len(body):
-                echoed += (await heard()).request_body.response.body_mutation.streamed_response.body
+                echoed += (await received()).request_body.response.body_mutation.streamed_response.body
             assert echoed == body
             await say(pb.ProcessingRequest(response_headers=pb.HttpHeaders()))
-            assert (await heard()).WhichOneof("response") == "response_headers"
+            assert (await received()).WhichOneof("response") == "response_headers"
             if not lean:
                 await say(pb.ProcessingRequest(response_body=pb.HttpBody(body=b"answer", end_of_stream=True)))
-                piece = (await heard()).response_body.response.body_mutation.streamed_response
+                piece = (await received()).response_body.response.body_mutation.streamed_response
                 assert (piece.body, piece.end_of_stream) == (b"answer", True)
             await call.done_writing()
             assert not isinstance(await call.read(), bytes)  # the end
