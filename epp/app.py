@@ -147,6 +147,8 @@ class Shared:
         self.tracing = _tracing(self.metrics) if settings.tracing else None
         self.lasting: Lasting = {}
         self.replicas = _replicas(settings, self)
+        if self.replicas is not None:
+            self.metrics.add_replicas(self.replicas.exchange.figures)
         self.tokens = TokenRatio()
         self.token_cache = TokenCache(_TOKEN_CACHE)
         self.tokenizers = load_tokenizers(
@@ -225,7 +227,7 @@ class ServedPool:
         shared.metrics.add_kv_events(pool.name, lambda: self.router.policy.scheduler.kv_events(pool.endpoints))
 
     def _announced_by(self, replicas: ReplicaGroup | None) -> Plugin | None:
-        """What tells other replicas of this pool's requests; it hears of theirs."""
+        """What tells other replicas of this pool's requests, and takes part in what they tell."""
         if replicas is None:
             return None
         pool, name = self.pool, f"{self.pool.namespace}/{self.pool.name}"
@@ -398,11 +400,10 @@ async def serve(settings: Settings) -> int:
         ),
         clock=shared.clock,
     )
-    async with (
-        _open(servers),
-        _open_to(shared.replicas),
-        admin,
-    ):  # outside of the group, which would wrap the error of a port in use
+    if shared.replicas is not None:
+        admin.show_replicas(shared.replicas.as_dict)
+    # Outside of the group, which would wrap the error of a port in use.
+    async with _open(servers), _open_to(shared.replicas), admin:
         async with asyncio.TaskGroup() as tasks:
             work = [
                 watch(settings.stall_limit),

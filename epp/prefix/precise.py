@@ -364,7 +364,7 @@ class PrecisePrefixCache(PrefixCache):
             self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
 
     def snapshot(self) -> Iterator[Any]:
-        """What is known without events. What engines said, every replica hears itself."""
+        """What is known without events. What engines say, every replica receives itself."""
         return self._approximate.snapshot()
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:

@@ -18,6 +18,7 @@ import msgspec
 
 from epp.plugin import Endpoint, Request, Response, Usage
 from epp.replicas import wire
+from epp.telemetry.series import ReplicaFigures
 
 log = logging.getLogger("warmpath")
 
@@ -86,7 +87,7 @@ class Peer:
     address: str
     state: State = "connecting"
     instance: int = 0
-    heard_at: float = 0.0
+    received_at: float = 0.0
     sequence: int = -1
     """Of its last live frame; -1: none came yet."""
     ready: bool = False
@@ -101,7 +102,6 @@ class Peer:
     frames: int = 0
     gaps: int = 0
     snapshots: int = 0
-    malformed: int = 0
     asked: bytes = b""
     """Topic of the snapshot that was asked for."""
     asked_at: float = 0.0
@@ -120,7 +120,7 @@ class Peer:
             "state": self.state,
             "instance": f"{self.instance:016x}",
             "ready": self.ready,
-            "silent_ms": None if self.sequence < 0 else round((now - self.heard_at) * 1000),
+            "silent_ms": None if self.sequence < 0 else round((now - self.received_at) * 1000),
             "lag_ms": None if self.lag is None else round(self.lag * 1000, 3),
             "agreement": None if self.agreement is None else round(self.agreement, 3),
             "in_flight": len(self.open),
@@ -145,10 +145,11 @@ class Exchange:
         self.peers: dict[str, Peer] = {}
         self.joined = False
         """It knows what its peers know, as far as one answered in time."""
-        self.dropped = 0
-        """Decisions that were too large for a frame."""
-        self.strangers = 0
-        """Decisions of endpoints or pools that are not known here."""
+        self.counts = dict.fromkeys(
+            ("sent", "received", "missing", "malformed", "too-large", "unknown-endpoint", "snapshot-sent", "snapshot"),
+            0,
+        )
+        """Frames sent and received, and what became of them."""
         self._pools: dict[str, SharedPool] = {}
         self._names: dict[str, tuple[Sequence[Endpoint], dict[str, Endpoint]]] = {}
         """Of each pool, its endpoints when they were looked at last, and these by name."""
@@ -167,6 +168,15 @@ class Exchange:
         self._fading: list[tuple[float, Adopted]] = []
         """Requests of instances that are gone for good, and when they count as ended."""
 
+    def figures(self) -> ReplicaFigures:
+        """What a scrape is answered."""
+        peers = self._others()
+        return ReplicaFigures(
+            [(peer.address, peer.state, peer.lag, peer.agreement) for peer in peers],
+            sum(len(peer.open) for peer in peers),
+            self.counts,
+        )
+
     def add_pool(self, pool: SharedPool) -> None:
         """To be called for each pool before the first request."""
         self._pools[pool.name] = pool
@@ -178,7 +188,7 @@ class Exchange:
         self._numbers += 1
         message = wire.encode(wire.decided(self._numbers, pool, request, endpoint, states))
         if len(message) > wire.MAX_FRAME // 2:
-            self.dropped += 1
+            self.counts["too-large"] += 1
             self._degraded("replicas-too-large", f"a decision of {len(message)} bytes")
             return 0
         self._own[self._numbers] = message, False
@@ -212,6 +222,7 @@ class Exchange:
     def snapshot(self, topic: bytes) -> Iterator[bytes]:
         """Frames for whoever asked by `topic`: our requests in flight, then what plugins know."""
         send = self._framed
+        self.counts["snapshot-sent"] += 1
         yield send(topic, wire.Begin(self._numbers))
         count = 0
         for number in list(self._own):
@@ -236,6 +247,7 @@ class Exchange:
 
     def _publish(self, message: bytes) -> None:
         self._sequence += 1
+        self.counts["sent"] += 1
         self._link.publish(wire.frame(wire.LIVE, self.instance, self._sequence, message))
 
     # --- peers ------------------------------------------------------------------------------------------------------
@@ -245,7 +257,7 @@ class Exchange:
         new = [address for address in dict.fromkeys(addresses) if address not in self.peers]
         gone = [address for address in self.peers if address not in addresses]
         for address in new:
-            self.peers[address] = Peer(address, heard_at=self._clock())
+            self.peers[address] = Peer(address, received_at=self._clock())
             self._link.subscribe(address, wire.LIVE)
         for address in gone:
             self._forget(self.peers.pop(address))
@@ -261,7 +273,7 @@ class Exchange:
         try:
             envelope = wire.decode(data, 1 if live else wire.TOPIC_BYTES)
         except wire.MalformedFrame as error:
-            peer.malformed += 1
+            self.counts["malformed"] += 1
             self._degraded("replicas-malformed", f"{address}: {error}")
             return
         if envelope.sender == self.instance:
@@ -271,12 +283,14 @@ class Exchange:
         if envelope.sender != peer.instance:
             self._replaced(peer, envelope.sender)
         peer.frames += 1
-        peer.heard_at = now
+        self.counts["received"] += 1
+        peer.received_at = now
         if peer.state != "live":
             self._lives(peer)
         if live:
             if peer.sequence >= 0 and envelope.sequence != peer.sequence + 1:
                 peer.gaps += 1
+                self.counts["missing"] += max(0, envelope.sequence - peer.sequence - 1)
                 peer.wanted = wire.SNAPSHOT
                 self._degraded(
                     "replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing"
@@ -289,10 +303,10 @@ class Exchange:
     def tick(self) -> None:
         """To be called every `BEAT` seconds: says that we live, and sees who does not."""
         now = self._clock()
-        heard = {peer.instance: (peer.beat[0], now - peer.beat[1]) for peer in self._others() if peer.beat[1]}
-        self._publish(wire.encode(wire.Beat(wire.VERSION, now, heard, self.joined, self.open)))
+        received = {peer.instance: (peer.beat[0], now - peer.beat[1]) for peer in self._others() if peer.beat[1]}
+        self._publish(wire.encode(wire.Beat(wire.VERSION, now, received, self.joined, self.open)))
         for peer in self._others():
-            if peer.state == "live" and now - peer.heard_at > SILENT:
+            if peer.state == "live" and now - peer.received_at > SILENT:
                 peer.state = "silent"
                 peer.lag = peer.agreement = None
                 log.warning("replica %s is silent; its %d requests in flight fade", peer.address, len(peer.open))
@@ -314,7 +328,7 @@ class Exchange:
         return [peer for peer in self.peers.values() if peer.state != "self"]
 
     def _lives(self, peer: Peer) -> None:
-        """It was not heard of, and now is: what it has in flight has to be asked for."""
+        """It was silent or new, and now speaks: what it has in flight has to be asked for."""
         if peer.state == "silent" and not any(each.state == "silent" and each is not peer for each in self._others()):
             self._recovered("replica-silent")
         log.info("replica %s is there", peer.address)
@@ -344,7 +358,7 @@ class Exchange:
 
     def _fade(self, peer: Peer, now: float) -> None:
         """End so many of its requests, oldest first, that none is left `FADE` seconds after it fell silent."""
-        left = max(BEAT, FADE - (now - peer.heard_at - SILENT))
+        left = max(BEAT, FADE - (now - peer.received_at - SILENT))
         for number in list(peer.open)[: ceil(len(peer.open) * BEAT / left)]:
             _end(peer.open.pop(number), _LOST)
 
@@ -373,7 +387,7 @@ class Exchange:
         pool = self._pools.get(sent.pool)
         endpoint = None if pool is None else self._endpoints(pool).get(sent.endpoint)
         if pool is None or endpoint is None:
-            self.strangers += 1
+            self.counts["unknown-endpoint"] += 1
             peer.open[sent.number] = None
             return
         accounts = pool.accounts()
@@ -392,7 +406,7 @@ class Exchange:
         if beat.version != wire.VERSION:
             self._degraded("replicas-version", f"{peer.address} speaks version {beat.version}, expected {wire.VERSION}")
         peer.beat, peer.ready = (beat.sent, now), beat.ready
-        if (ours := beat.heard.get(self.instance)) is not None:
+        if (ours := beat.received.get(self.instance)) is not None:
             peer.lag = max(0.0, now - ours[0] - ours[1]) / 2
         both = beat.open, self.open
         peer.agreement = min(both) / max(both) if max(both) else 1.0
@@ -454,6 +468,7 @@ class Exchange:
             if complete and peer.asked[:1] == wire.SNAPSHOT:
                 self._full = self._full or peer.ready
             peer.snapshots += 1
+            self.counts["snapshot"] += 1
             self._stop_asking(peer)
             if not complete:
                 self._degraded("replicas-gap", f"a snapshot of {peer.address} came in part")
@@ -468,10 +483,10 @@ class Exchange:
         """See whether all is known that can be."""
         others = self._others()
         asking = [peer for peer in others if peer.state == "live" and (peer.asked or peer.wanted)]
-        heard = [peer for peer in others if peer.state == "live" and peer.beat[1]]
+        live = [peer for peer in others if peer.state == "live" and peer.beat[1]]
         if self._full and not asking:
             self._is_joined("with what a replica knew")
-        elif others and len(heard) == len(others) and not asking and not any(peer.ready for peer in heard):
+        elif others and len(live) == len(others) and not asking and not any(peer.ready for peer in live):
             self._is_joined("all replicas start together")
         elif now - self._began >= JOIN:
             if others:

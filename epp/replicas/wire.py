@@ -65,8 +65,8 @@ class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=4):
 
     version: int
     sent: float
-    """By the sender's clock, in seconds: comes back in `heard`."""
-    heard: dict[int, tuple[float, float]]
+    """By the sender's clock, in seconds: comes back in `received`."""
+    received: dict[int, tuple[float, float]]
     """Instance -> `sent` of the last beat that came from it, and seconds since it came."""
     ready: bool
     """It has joined: it knows what its peers know."""

@@ -160,7 +160,7 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     a, b = pods("ab")
     diary, load = Diary(), InFlightLoad()
     s = scheduler(ActiveRequestScorer(), producers=[load, Broadcasts()], others=[diary])
-    adopted = s.adopt(ask("theirs", tokens=30), a)
+    adopted = s.adopt(ask("theirs", tokens=30), a, {})
     assert adopted.endpoint is a
     assert load.produce(ask(), [a, b])[a] == (1, 20), "10 of 30 tokens are held there"
     assert s.choose(ask("ours"), [a, b]).endpoint is b
