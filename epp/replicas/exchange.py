@@ -11,7 +11,7 @@ first, as if they had ended. If it was only stalled, its next frame says so, and
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import floor
 from typing import Any, Final, Literal, Protocol
 
 import msgspec
@@ -99,6 +99,8 @@ class Peer:
     """`sent` of its last beat, and when it came."""
     open: dict[int, Adopted | None] = field(default_factory=dict)
     """Its requests in flight; None: of an endpoint that is not known here."""
+    fading: int = 0
+    """Of them, how many there were when it fell silent."""
     frames: int = 0
     gaps: int = 0
     snapshots: int = 0
@@ -309,6 +311,7 @@ class Exchange:
             if peer.state == "live" and now - peer.received_at > SILENT:
                 peer.state = "silent"
                 peer.lag = peer.agreement = None
+                peer.fading = len(peer.open)
                 log.warning("replica %s is silent; its %d requests in flight fade", peer.address, len(peer.open))
                 self._degraded("replica-silent", peer.address, lasting=True)
             if peer.state in ("silent", "left") and peer.open:
@@ -358,8 +361,8 @@ class Exchange:
 
     def _fade(self, peer: Peer, now: float) -> None:
         """End so many of its requests, oldest first, that none is left `FADE` seconds after it fell silent."""
-        left = max(BEAT, FADE - (now - peer.received_at - SILENT))
-        for number in list(peer.open)[: ceil(len(peer.open) * BEAT / left)]:
+        left = floor(peer.fading * (1 - (now - peer.received_at - SILENT) / FADE))
+        for number in list(peer.open)[: len(peer.open) - max(0, left)]:
             _end(peer.open.pop(number), _LOST)
 
     # --- what peers say ---------------------------------------------------------------------------------------------
@@ -376,7 +379,7 @@ class Exchange:
         elif isinstance(message, wire.Beat):
             self._take_beat(peer, message, now)
         elif isinstance(message, wire.Leaving):
-            peer.state, peer.ready = "left", False
+            peer.state, peer.ready, peer.fading = "left", False, len(peer.open)
             self._stop_asking(peer)
 
     def _adopt(self, peer: Peer, sent: wire.Decided) -> None:
