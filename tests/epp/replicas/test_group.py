@@ -81,6 +81,7 @@ async def test_peers_are_found_by_name_and_one_of_them_is_oneself() -> None:
         second = await started(stack, dns=f"localhost:{first.group.port}")
         await until(lambda: any(peer["state"] == "live" for peer in second.group.as_dict()["peers"]))
         await until(lambda: second.group.joined)
+        assert second.group.exchange.open == 0
 
 
 @pytest.mark.parametrize("peer", ["nowhere", "host:", ":9004", "host:0", "host:70000", "host:http"])
@@ -113,3 +114,4 @@ async def test_the_end_of_a_replica_is_told() -> None:
             third = await started(stack, second.address)
             await until(lambda: any(peer["state"] == "live" for peer in third.group.as_dict()["peers"]))
         await until(lambda: [peer["state"] for peer in third.group.as_dict()["peers"]] == ["left"])
+        assert third.degraded == []
