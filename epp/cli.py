@@ -201,7 +201,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 )
 @click.option(
     "--replica-secret-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     help="What all replicas know and nobody else, 16 bytes at least: encrypts what they tell each other, and refuses "
     "others. Needed beyond loopback.",
 )
