@@ -425,7 +425,7 @@ class Exchange:
                 peer.wanted = kind
             if peer.state != "live" or not peer.wanted or peer.asked:
                 continue
-            if peer.asked_at and peer.snapshots and now - peer.asked_at < _AGAIN:
+            if self.joined and peer.snapshots and now - peer.asked_at < _AGAIN:
                 continue
             kind, peer.wanted = peer.wanted, b""
             if (
@@ -491,6 +491,9 @@ class Exchange:
             self._is_joined("with what a replica knew")
         elif others and len(live) == len(others) and not asking and not any(peer.ready for peer in live):
             self._is_joined("all replicas start together")
+        elif not asking and now - self._began < JOIN:
+            for peer in [peer for peer in live if peer.ready][:1]:  # it was not ready itself when it was asked
+                peer.wanted = wire.SNAPSHOT
         elif now - self._began >= JOIN:
             if others:
                 self._degraded("replica-cold-start", f"no snapshot came within {JOIN:g} s")

@@ -218,3 +218,19 @@ async def test_lag_and_agreement_are_measured() -> None:
     assert peer.agreement == 1.0
     assert peer.lag is not None
     assert peer.as_dict(network.now)["in_flight"] == 1
+
+
+async def test_a_peer_that_became_ready_is_asked_again() -> None:
+    network = Network()
+    a, b = (Member(network, f"replica-{n}:9004") for n in range(2))
+    a.exchange.found(["replica-0:9004", "replica-1:9004", "nobody:9004"])
+    b.exchange.found(["replica-0:9004", "replica-1:9004", "nobody:9004"])
+    network.run(0.5)
+    assert not a.exchange.joined
+    assert not b.exchange.joined
+    sent = await a.ask()
+    a.exchange.joined = True
+    network.run(2.0)
+    assert b.exchange.joined
+    assert b.degraded == []
+    assert b.holds(a.chain(sent)) == a.holds(a.chain(sent)) != []
