@@ -77,8 +77,8 @@ async def examine(
 ) -> list[Finding]:
     """All that can be seen at one endpoint alone. Fills in what it learns of `pod`.
 
-    `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `event_timeout`: seconds to wait
-    for KV events.
+    `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `event_timeout`: seconds to
+    wait for KV events.
     """
     findings = await _metrics(pod, ask)
     if pod.engine != "vllm":
