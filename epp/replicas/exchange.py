@@ -34,6 +34,10 @@ _AGAIN: Final = 5.0
 """Seconds after which a snapshot that did not come is asked for again, and between two of one peer."""
 _MOST_OPEN: Final = 65_536
 """Requests in flight that are remembered of one peer; beyond, the oldest count as ended."""
+_WAITS: Final = 0.001
+"""Seconds for which a first token or an end waits for a decision to go with: a frame costs far more than a message."""
+_LARGE: Final = wire.MAX_FRAME // 4
+"""Bytes of messages that are sent at once."""
 _LOST: Final = Response(lost=True)
 
 State = Literal["connecting", "live", "silent", "self", "left"]
@@ -67,6 +71,9 @@ class Link(Protocol):
 
     def publish(self, frame: bytes) -> None:
         """To all that asked for its topic. Never waits: what does not fit into a queue is dropped."""
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call it after this turn of the event loop and so many seconds."""
 
     def subscribe(self, address: str, topic: bytes) -> None: ...
     def unsubscribe(self, address: str, topic: bytes) -> None: ...
@@ -165,6 +172,10 @@ class Exchange:
         self._asks = 0
         self._full = False
         """A snapshot of all has been taken from some peer."""
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._urgent = False
+        """`_outgoing` is sent at the end of this turn."""
         self._own: dict[int, tuple[bytes, bool]] = {}
         """Our requests in flight, as they were sent, and whether their first token was seen."""
         self._fading: list[tuple[float, Adopted]] = []
@@ -200,7 +211,7 @@ class Exchange:
     def first_token(self, number: int) -> None:
         if number in self._own:
             self._own[number] = self._own[number][0], True
-            self._publish(wire.encode(wire.FirstToken(number)))
+            self._publish(wire.encode(wire.FirstToken(number)), urgent=False)
 
     def finished(self, number: int, response: Response) -> None:
         if self._own.pop(number, None) is None:
@@ -208,13 +219,13 @@ class Exchange:
         usage = response.usage
         counts = None if usage is None else (usage.prompt, usage.completion, usage.cached)
         seen = response.first_token_at is not None
-        self._publish(
-            wire.encode(wire.Finished(number, response.status, response.served, response.complete, seen, counts))
-        )
+        end = wire.Finished(number, response.status, response.served, response.complete, seen, counts)
+        self._publish(wire.encode(end), urgent=False)
 
     def leave(self) -> None:
         """This replica ends; its peers need not wait for it."""
         self._publish(wire.encode(wire.Leaving()))
+        self.flush()
 
     @property
     def open(self) -> int:
@@ -225,12 +236,14 @@ class Exchange:
         """Frames for whoever asked by `topic`: our requests in flight, then what plugins know."""
         send = self._framed
         self.counts["snapshot-sent"] += 1
+        self.flush()  # what follows is said of a time after it
         yield send(topic, wire.Begin(self._numbers))
         count = 0
         for number in list(self._own):
             if (own := self._own.get(number)) is not None:  # it has not ended since the frame before
                 count += 1
                 yield send(topic, wire.Open(msgspec.Raw(own[0]), own[1]))
+        self.flush()
         yield send(topic, wire.Opened(count))
         count = 0
         if topic[:1] == wire.SNAPSHOT:
@@ -245,12 +258,28 @@ class Exchange:
         yield send(topic, wire.End(count))
 
     def _framed(self, topic: bytes, message: wire.AnyMessage) -> bytes:
-        return wire.frame(topic, self.instance, 0, wire.encode(message))
+        return wire.frame(topic, self.instance, 0, [wire.encode(message)])
 
-    def _publish(self, message: bytes) -> None:
+    def _publish(self, message: bytes, *, urgent: bool = True) -> None:
+        """Send it at the end of this turn of the event loop, or (not urgent) with the next that is, but soon."""
+        self._outgoing.append(message)
+        self._outgoing_bytes += len(message)
+        if self._outgoing_bytes > _LARGE:
+            self.flush()
+        elif urgent and not self._urgent:
+            self._urgent = True
+            self._link.later(0.0, self.flush)
+        elif len(self._outgoing) == 1:
+            self._link.later(_WAITS, self.flush)
+
+    def flush(self) -> None:
+        """Send what waits to be sent."""
+        if not self._outgoing:
+            return
+        messages, self._outgoing, self._outgoing_bytes, self._urgent = self._outgoing, [], 0, False
         self._sequence += 1
         self.counts["sent"] += 1
-        self._link.publish(wire.frame(wire.LIVE, self.instance, self._sequence, message))
+        self._link.publish(wire.frame(wire.LIVE, self.instance, self._sequence, messages))
 
     # --- peers ------------------------------------------------------------------------------------------------------
 
@@ -298,9 +327,11 @@ class Exchange:
                     "replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing"
                 )
             peer.sequence = envelope.sequence
-            self._take(peer, envelope.message, now)
+            for message in envelope.messages:
+                self._take(peer, message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
-            self._take_snapshot(peer, envelope.message)
+            for message in envelope.messages:
+                self._take_snapshot(peer, message)
 
     def tick(self) -> None:
         """To be called every `BEAT` seconds: says that we live, and sees who does not."""

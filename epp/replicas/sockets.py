@@ -108,6 +108,14 @@ class Sockets:
         """Returns at once; a peer whose queue is full does not get it."""
         self._publisher.send(frame, zmq.NOBLOCK, copy=True)
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call it after this turn of the event loop and so many seconds."""
+        assert self._loop is not None
+        if seconds:
+            self._loop.call_later(seconds, call)
+        else:
+            self._loop.call_soon(call)
+
     def subscribe(self, address: str, topic: bytes) -> None:
         if address not in self._peers:
             self.connect(address)

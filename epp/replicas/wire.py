@@ -1,10 +1,11 @@
 """The messages between replicas, in msgpack: one for each decision, first token and end.
 
-A frame is a topic and an `Envelope`. All frames of a replica leave by one socket and arrive in the order they left;
-what a queue had no space for is missing, and seen by the sequence. Topics are what subscribers ask for: `LIVE` goes to
-all, a snapshot to the one that asked for it.
+A frame is a topic and an `Envelope` of what was decided in one turn of the event loop, with ends that waited for it.
+All frames of a replica leave by one socket and arrive in the order they left; what a queue had no space for is seen by
+the sequence. Topics are what subscribers ask for: `LIVE` goes to all, a snapshot to the one that asked for it.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -123,13 +124,13 @@ class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     sender: int
     sequence: int
-    message: AnyMessage
+    messages: list[AnyMessage]
 
 
 class _Encoded(msgspec.Struct, array_like=True, frozen=True, gc=False):
     sender: int
     sequence: int
-    message: msgspec.Raw
+    messages: list[msgspec.Raw]
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -178,9 +179,9 @@ def encode(message: AnyMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def frame(topic: bytes, sender: int, sequence: int, message: bytes) -> bytes:
-    """A whole frame around an encoded message."""
-    return topic + _encoder.encode(_Encoded(sender, sequence, msgspec.Raw(message)))
+def frame(topic: bytes, sender: int, sequence: int, messages: Sequence[bytes]) -> bytes:
+    """A whole frame around encoded messages, at least one."""
+    return topic + _encoder.encode(_Encoded(sender, sequence, [msgspec.Raw(message) for message in messages]))
 
 
 def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from random import Random
 from statistics import median
 
@@ -37,6 +38,10 @@ class Kept:
 
     def publish(self, frame: bytes) -> None:
         self.frames.append(frame)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """There is no event loop to wait for."""
+        call()
 
     def subscribe(self, address: str, topic: bytes) -> None:
         """There is no wire."""

@@ -8,7 +8,7 @@ def recorded(network: Network, source: str) -> list[wire.AnyMessage]:
     messages: list[wire.AnyMessage] = []
 
     def lose(frame: bytes) -> bool:
-        message = wire.decode(frame, 1).message
+        [message] = wire.decode(frame, 1).messages
         if not isinstance(message, wire.Beat):
             messages.append(message)
         return False

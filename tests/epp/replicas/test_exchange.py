@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 from epp.replicas import wire
 from epp.replicas.exchange import FADE, JOIN, SILENT
 from tests.support.scheduling.replicas import Member, Network, together
@@ -234,3 +236,26 @@ async def test_a_peer_that_became_ready_is_asked_again() -> None:
     assert b.exchange.joined
     assert b.degraded == []
     assert b.holds(a.chain(sent)) == a.holds(a.chain(sent)) != []
+
+
+async def test_an_end_goes_with_the_next_decision_and_a_turn_s_decisions_go_together() -> None:
+    network, (a, b) = together(2)
+    waiting: list[tuple[float, Callable[[], None]]] = []
+    a.later = lambda seconds, call: waiting.append((seconds, call))  # type: ignore[method-assign]
+    before = a.exchange.counts["sent"]
+    first = await a.ask()
+    a.answer(first)
+    second = await a.ask(b"x" * 4096)
+    assert [seconds for seconds, _ in waiting] == [0.0]
+    assert a.exchange.counts["sent"] == before
+    for _, call in waiting:
+        call()
+    network.deliver()
+    assert a.exchange.counts["sent"] == before + 1
+    assert b.exchange.open == 1
+    waiting.clear()
+    a.answer(second)
+    assert [seconds > 0 for seconds, _ in waiting] == [True]
+    waiting[0][1]()
+    network.deliver()
+    assert b.exchange.open == 0

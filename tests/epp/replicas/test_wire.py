@@ -16,10 +16,10 @@ def sent(states: dict[str, object]) -> wire.Decided:
 
 
 def test_a_decision_arrives_as_it_was_sent() -> None:
-    frame = wire.frame(wire.LIVE, 42, 3, wire.encode(sent({"plugin": [1.5, b"\1\2"]})))
+    frame = wire.frame(wire.LIVE, 42, 3, [wire.encode(sent({"plugin": [1.5, b"\1\2"]}))])
     envelope = wire.decode(frame, 1)
     assert (envelope.sender, envelope.sequence) == (42, 3)
-    assert envelope.message == sent({"plugin": [1.5, b"\1\2"]})
+    assert envelope.messages == [sent({"plugin": [1.5, b"\1\2"]})]
 
 
 def test_what_a_request_says_is_not_sent() -> None:
@@ -36,11 +36,11 @@ def test_noise_is_refused(noise: bytes) -> None:
         envelope = wire.decode(wire.LIVE + noise, 1)
     except wire.MalformedFrame:
         return
-    assert isinstance(envelope.message, wire.AnyMessage)
+    assert all(isinstance(message, wire.AnyMessage) for message in envelope.messages)
 
 
 def test_a_cut_frame_is_refused() -> None:
-    frame = wire.frame(wire.LIVE, 42, 3, wire.encode(sent({})))
+    frame = wire.frame(wire.LIVE, 42, 3, [wire.encode(sent({}))])
     for size in range(1, len(frame)):
         with pytest.raises(wire.MalformedFrame):
             wire.decode(frame[:size], 1)

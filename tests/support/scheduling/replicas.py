@@ -89,6 +89,10 @@ class Member:
             frame,
         )
 
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """There is no event loop to wait for."""
+        call()
+
     def subscribe(self, address: str, topic: bytes) -> None:
         self._topics.add((address, topic))
         peer = self.network.replicas.get(address)
