@@ -31,7 +31,7 @@ from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import Certificate as GatewayCertificate
 from epp.parsing.parser import NoObjectives, Parser
-from epp.plugin import Services
+from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
 from epp.pool.scrape import Scraper
@@ -43,7 +43,10 @@ from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import Tokens, load_tokenizers, tokenizer_files
 from epp.process.memory import keep_freed, rarely_collect
 from epp.process.watchdog import watch
+from epp.replicas.exchange import SharedPool
+from epp.replicas.group import ReplicaGroup, ReplicaSettings
 from epp.route import Admission, Policy, RequestObserver, Router
+from epp.scheduling.scheduler import Scheduler
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
@@ -108,6 +111,14 @@ class Settings:
     """`MODEL=DIRECTORY` each; of other models' prompts, the pods are asked for the tokens."""
     tokenizer_args: Sequence[str] = ()
     """`MODEL=FLAGS` each: the engine's own that change what a prompt becomes."""
+    replica_port: int | None = None
+    """Where other replicas connect to; None: the usual port where there are peers, else nowhere."""
+    peer: Sequence[str] = ()
+    """Other replicas, `host:port` each."""
+    peers_dns: str | None = None
+    """`name:port`: all addresses of the name are replicas."""
+    replica_secret_file: Path | None = None
+    """What all replicas know and nobody else."""
     max_body: int = 16 << 20
     max_streams: int = 16_384
     request_timeout: float = 30.0
@@ -139,6 +150,9 @@ class Shared:
         self.certificate = _certificate(settings, self.metrics)
         self.tracing = _tracing(self.metrics) if settings.tracing else None
         self.lasting: Lasting = {}
+        self.replicas = _replicas(settings, self)
+        if self.replicas is not None:
+            self.metrics.add_replicas(self.replicas.exchange.figures)
         self.tokens = TokenRatio()
         self.token_cache = TokenCache(_TOKEN_CACHE)
         self.tokenizers = load_tokenizers(
@@ -166,6 +180,7 @@ class ServedPool:
         self.pool = pool
         self._shared = shared
         self._learner = shared.tokens.learner()
+        self._announcer = self._announced_by(shared.replicas)
         self.config: ConfigFile | None = None
         if settings.config is not None:
             self.config = ConfigFile(
@@ -222,6 +237,18 @@ class ServedPool:
         shared.metrics.add_endpoint_source(lambda: self.router.policy.scheduler.endpoint_statistics(), pool.name)
         shared.metrics.add_kv_events(pool.name, lambda: self.router.policy.scheduler.kv_events(pool.endpoints))
 
+    def _announced_by(self, replicas: ReplicaGroup | None) -> Plugin | None:
+        """What tells other replicas of this pool's requests, and takes part in what they tell."""
+        if replicas is None:
+            return None
+        pool, name = self.pool, f"{self.pool.namespace}/{self.pool.name}"
+
+        def accounts() -> Scheduler:
+            return self.router.policy.scheduler
+
+        replicas.add_pool(SharedPool(name, lambda: pool.ready, lambda: pool.endpoints, accounts))
+        return replicas.announcer(name, lambda request: accounts().to_peers(request))
+
     async def follow(self) -> None:
         """Take each good change of the configuration between two requests, for ever."""
         if self.config is not None:
@@ -257,13 +284,34 @@ class ServedPool:
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
-            others=(self._learner,),
+            others=(self._learner, *([self._announcer] if self._announcer else [])),
             shadow_random=self._shared.random,
         )
         return Policy(Admission(self.pipeline.detector), scheduler)
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")
+
+
+def _replicas(settings: Settings, shared: Shared) -> ReplicaGroup | None:
+    """This replica among others; None: it is alone."""
+    if settings.replica_port is None and not settings.peer and settings.peers_dns is None:
+        if settings.replica_secret_file is not None:
+            raise ConfigError("--replica-secret-file", "expected with --peer, --peers-dns or --replica-port only")
+        return None
+    return ReplicaGroup(
+        ReplicaSettings(
+            settings.host,
+            protocol.REPLICA_PORT if settings.replica_port is None else settings.replica_port,
+            settings.peer,
+            settings.peers_dns,
+            settings.replica_secret_file,
+        ),
+        shared.clock,
+        shared.random,
+        shared.metrics.degraded,
+        shared.metrics.recovered,
+    )
 
 
 def _gateway_certificate(settings: Settings, metrics: Metrics) -> GatewayCertificate | None:
@@ -344,9 +392,14 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
     memory = Memory(ServerSettings.max_held, settings.max_streams)
     servers = [_server(one, settings, shared, memory, first=one is served[0]) for one in served]
 
-    def unready() -> list[str]:
+    def loading() -> list[str]:
         reasons = [f"pool {one.pool.name} is not loaded" for one in served if not one.pool.ready]
-        return ["draining", *reasons] if stop.is_set() else reasons
+        if shared.replicas is not None and not shared.replicas.joined:
+            reasons.append("its peers' knowledge is not there yet")
+        return reasons
+
+    def unready() -> list[str]:
+        return ["draining", *loading()] if stop.is_set() else loading()
 
     admin = AdminServer(
         shared.metrics,
@@ -364,12 +417,16 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
         ),
         clock=shared.clock,
     )
-    async with _open(servers), admin:  # outside of the group, which would wrap the error of a port in use
+    if shared.replicas is not None:
+        admin.show_replicas(shared.replicas.as_dict)
+    # Outside of the group, which would wrap the error of a port in use.
+    async with _open(servers), _open_to(shared.replicas), admin:
         async with asyncio.TaskGroup() as tasks:
             work = [
                 watch(settings.stall_limit),
                 pools.watch(),
-                _report_health(servers, served),
+                _report_health(servers, lambda: not loading()),
+                *([shared.replicas.run()] if shared.replicas else []),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
                 *(one.lifecycle.run() for one in served),
@@ -396,6 +453,19 @@ async def _open(servers: Sequence[AnyServer]) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.gather(*(server.drain(0) for server in servers))
+
+
+@asynccontextmanager
+async def _open_to(replicas: ReplicaGroup | None) -> AsyncIterator[None]:
+    """Other replicas can connect, until the block ends."""
+    if replicas is None:
+        yield
+        return
+    try:
+        replicas.open()
+        yield
+    finally:
+        replicas.close()
 
 
 async def _drain(servers: Sequence[AnyServer], settings: Settings, stop_now: asyncio.Event) -> None:
@@ -440,10 +510,12 @@ async def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:
     return KubePools(wanted, settings.pool_namespace, shared.api, shared.metrics, shared.random)
 
 
-async def _report_health(servers: Sequence[AnyServer], served: Sequence[ServedPool]) -> None:
-    """gRPC health says SERVING while every pool is loaded; the reference picker looks as often."""
+async def _report_health(servers: Sequence[AnyServer], is_ready: Callable[[], bool]) -> None:
+    """gRPC health says SERVING while every pool is loaded, and once peers have said what they know; the reference
+    picker looks as often.
+    """
     while True:
-        ready = all(one.pool.ready for one in served)
+        ready = is_ready()
         for server in servers:
             server.set_ready(ready)
         await asyncio.sleep(0.1)

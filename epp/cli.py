@@ -196,6 +196,23 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="How long a request waits for a decision until it is refused.",
 )
 @click.option(
+    "--replica-port",
+    type=click.IntRange(0, 65535),
+    help="Where other replicas connect to, to know of this one's decisions; 0: any. [default: 9004, with peers only]",
+)
+@click.option("--peer", multiple=True, metavar="HOST:PORT", help="Another replica; this one may be named too.")
+@click.option(
+    "--peers-dns",
+    metavar="NAME:PORT",
+    help="All addresses of this name are replicas, as of a headless Service; looked up every second.",
+)
+@click.option(
+    "--replica-secret-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What all replicas know and nobody else, 16 bytes at least: encrypts what they tell each other, and refuses "
+    "others. Needed beyond loopback.",
+)
+@click.option(
     "--max-body",
     default=16,
     show_default=True,

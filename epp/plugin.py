@@ -27,7 +27,7 @@ over: it is not started again, and `run` goes on.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -219,6 +219,31 @@ class Plugin:
 
     def on_removed(self, endpoint: Endpoint) -> None:
         """The endpoint left the pool for good; forget it. Its requests still end with `on_finished`."""
+
+    def to_peers(self, request: Request) -> Any:
+        """What the same plugin of other replicas needs of a request, asked for after `on_picked`; None: nothing.
+
+        Of what msgpack knows (numbers, text, bytes, lists, maps), and no prompt text. Most plugins need nothing: the
+        request's own fields and the hooks are passed on anyway.
+        """
+        return None
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        """Another replica sent `request`, for which its `to_peers` gave `state` (None: nothing, or no such plugin).
+
+        Called before `produce` and `on_picked`; to do what `prepare` does, with `state` instead of a prompt. A plugin
+        that has `prepare` and not this is not called for the requests of other replicas.
+        """
+
+    def snapshot(self) -> Iterator[Any]:
+        """What it knows, for a replica that joins: pieces of some kilobytes, as `to_peers` has them.
+
+        Requests pass between two pieces. Those in flight are passed on beside, and so are no part of it.
+        """
+        return iter(())
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        """Take over a piece of another replica's `snapshot`; `endpoints` are the pool's by name."""
 
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         """Headers to add to the answer the client gets."""

@@ -55,6 +55,7 @@ HEALTH_SERVICE: Final = "inference-extension"
 GRPC_PORT: Final = 9002
 HEALTH_PORT: Final = 9003
 METRICS_PORT: Final = 9090
+REPLICA_PORT: Final = 9004
 
 MAX_CHUNK: Final = 62_000
 """Most bytes in one streamed body response: some Envoy-based proxies cap a chunk at 64 KB (GIE chunking constant)."""

@@ -109,6 +109,7 @@ class AdminServer:
         self._ready = ready
         self._describe = describe
         self._clock = clock
+        self._replicas: Callable[[], dict[str, Any]] | None = None
         self._tls = settings.tls
         self.host = settings.host
         self.port = settings.port
@@ -143,6 +144,10 @@ class AdminServer:
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._stack.callback(tasks.create_task(self._listener.serve(self._connection, self._tls)).cancel)
         return self
+
+    def show_replicas(self, replicas: Callable[[], dict[str, Any]]) -> None:
+        """Show what this returns beside the endpoints: this replica and its peers."""
+        self._replicas = replicas
 
     def _connection(self) -> Connection:
         assert self._runner.server is not None
@@ -263,7 +268,10 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _endpoints(self, request: web.Request) -> web.Response:
-        return _json({"pools": await views.pools_view(self._pools, self._metrics, self._clock())})
+        shown: dict[str, Any] = {"pools": await views.pools_view(self._pools, self._metrics, self._clock())}
+        if self._replicas is not None:
+            shown["replicas"] = self._replicas()
+        return _json(shown)
 
     async def _last_decisions(self, request: web.Request) -> web.Response:
         limit = _number("limit", request.query.get("limit", str(SHOWN)), MOST)

@@ -84,6 +84,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""
     sees_answer: bool = False
+    elsewhere: bool = False
+    """Another replica picked for it and said so: of it are known model, API, tokens and what plugins share, no more."""
     opaque: str = ""
     """Why a body whose path promises JSON was not read (api `other`); empty = it was, or promised nothing."""
     signals: Mapping[type[Any], Mapping["Endpoint", Any]] = NO_SIGNALS
@@ -152,6 +154,8 @@ class Response(msgspec.Struct, eq=False):
     usage: Usage | None = None
     complete: bool = False
     """The answer's end was seen."""
+    lost: bool = False
+    """Nothing is known of the answer: the replica that sent the request fell silent."""
 
     @property
     def failed(self) -> bool:

@@ -7,13 +7,13 @@ to it).
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response, Slot
-from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, seed_of
-from epp.prefix.shadow_cache import Pin, ShadowCache
+from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
+from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
 
 _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""
@@ -21,6 +21,9 @@ _SMALLEST_BLOCK: Final = 64
 """Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
 _SEGMENT_BYTES: Final = 260
 """Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
+_EMPTY: Final[Sequence[int]] = ()
+_PIECE: Final = 1024
+"""Blocks in a piece of a snapshot: 8 KB, taken in within a millisecond or two."""
 _ANSWER_TOKENS: Final = 256.0
 """Length of an answer before any was seen: about the mean of published chat traces."""
 _ANSWER_WEIGHT: Final = 0.02
@@ -172,7 +175,7 @@ class ApproximatePrefixCache(PrefixCache):
         """Whether the engine can hold the prompt of a request that ended: it has produced a token of the answer."""
         if response.status >= 300 or (response.served and response.served != endpoint.address):
             return False
-        if response.first_token_at is not None or (not response.status and not self._sees_status):
+        if response.lost or response.first_token_at is not None or (not response.status and not self._sees_status):
             return True
         return response.status >= 200
 
@@ -187,6 +190,41 @@ class ApproximatePrefixCache(PrefixCache):
         if (shadow := self.shadows.pop(endpoint, None)) is not None:
             shadow.forget()
 
+    def to_peers(self, request: Request) -> Any:
+        prompt = self._prompt(request)
+        return prompt.bytes_per_token, packed(prompt.chain)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        per_token, chain = state or (_BYTES_PER_TOKEN, b"")
+        self._prompts.set(request, _Prompt(unpacked(chain), per_token))
+
+    def snapshot(self) -> Iterator[Any]:
+        """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes
+        a token] ...], unused longest first.
+        """
+        for endpoint, shadow in list(self.shadows.items()):
+            entries: list[tuple[int, int, bytes, float]] = []
+            blocks, before = 0, _EMPTY
+            for tokens, chain, per_token in list(shadow.remembered()):
+                shared = _common(before, chain)
+                entries.append((tokens, shared, packed(chain[shared:]), per_token))
+                blocks, before = blocks + 1 + len(chain) - shared, chain
+                if blocks >= _PIECE:
+                    yield endpoint.name, entries
+                    entries, blocks, before = [], 0, _EMPTY
+            if entries:
+                yield endpoint.name, entries
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        name, entries = piece
+        if (endpoint := endpoints.get(name)) is None:
+            return
+        shadow = self.shadow(endpoint)
+        chain: list[int] = []
+        for tokens, shared, blocks, per_token in entries:
+            chain = chain[:shared] + unpacked(blocks)
+            shadow.restore(Remembered(tokens, chain, per_token))
+
     def statistics(self) -> Mapping[str, float]:
         shadows = self.shadows.values()
         return {
@@ -198,6 +236,18 @@ class ApproximatePrefixCache(PrefixCache):
             "pinned_tokens": sum(shadow.pinned for shadow in shadows),
             "idle_tokens": sum(shadow.idle for shadow in shadows),
         }
+
+
+def _common(chain: Sequence[int], other: Sequence[int]) -> int:
+    """Blocks that two chains share. A hash covers all before it, so where one is equal all before it are."""
+    low, high = 0, min(len(chain), len(other))
+    while low < high:
+        middle = (low + high) >> 1
+        if chain[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 class ApproximateCacheRoom(Producer[CacheRoom]):

@@ -18,6 +18,7 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 """
 
 import sys
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,6 +52,22 @@ def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
         h = digest(prompt[i : i + LONG], h)
         chain.append(h)
     return chain
+
+
+def packed(chain: Sequence[int]) -> bytes:
+    """Block hashes as bytes, eight each and little-endian: how replicas tell each other."""
+    hashes = array("Q", chain)
+    if sys.byteorder != "little":
+        hashes.byteswap()
+    return hashes.tobytes()
+
+
+def unpacked(data: bytes) -> list[int]:
+    """The block hashes of `packed`. Raises ValueError for another length than a multiple of eight."""
+    hashes = array("Q", data)
+    if sys.byteorder != "little":
+        hashes.byteswap()
+    return hashes.tolist()
 
 
 def bytes_at(depth: int) -> int:

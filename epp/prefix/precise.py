@@ -11,7 +11,7 @@ this one holds: it sees every pick, so it knows what it would know alone.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, Final
@@ -23,7 +23,7 @@ from epp.prefix.approximate import ApproximatePrefixCache, PrefixCache
 from epp.prefix.events.engine_cache import EndpointKvState, KvEventIndex
 from epp.prefix.events.sources import KvEvents
 from epp.prefix.events.subscriber import Subscribers
-from epp.prefix.index import PrefixIndex
+from epp.prefix.index import PrefixIndex, packed, unpacked
 from epp.prefix.lmcache.directory import Held
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
 from epp.prefix.shadow_cache import Pin, ShadowCache
@@ -35,6 +35,8 @@ _SILENCE: Final = 5.0
 clearings were seen to wait 1.6 s on an idle engine."""
 
 
+_MOST_SENT: Final = 1 << 14
+"""Blocks of a prompt that other replicas are told of: 128 KB."""
 _MOST_LINKS: Final = 1 << 16
 """Blocks of a prompt that are looked up: a million tokens in blocks of 16. Making so many links takes some 10 ms."""
 
@@ -70,8 +72,21 @@ class _Read:
         self.pins: dict[Endpoint, _Sent] = {}
         self._chains: dict[int, list[int]] = {}
 
+    @classmethod
+    def of_peer(cls, tokens: int, size: int, links: list[int]) -> "_Read":
+        """Of another replica's request, of which its chain in blocks of `size` tokens is all that is known."""
+        read = cls((), 0, "", "")
+        read.length = tokens
+        read._chains[size] = links
+        return read
+
+    def sent(self) -> tuple[int, list[int]]:
+        """Block size and chain by which the request was put on account, at the endpoint it was given to last."""
+        size = next((sent.size for sent in reversed(self.pins.values())), 0)
+        return size, self.chain(size) if size > 0 else []
+
     def chain(self, size: int) -> list[int]:
-        """Links of its full blocks of `size` tokens."""
+        """Links of its full blocks of `size` tokens. Of another replica's request they are known for one size only."""
         chain = self._chains.get(size)
         if chain is None:
             ids = self.ids if len(self.ids) <= size * _MOST_LINKS else self.ids[: size * _MOST_LINKS]
@@ -303,7 +318,7 @@ class PrecisePrefixCache(PrefixCache):
                 shadow = self._pinned[endpoint] = ShadowCache(endpoint, self._in_flight, 0, 1)
             pin = shadow.pin(read.chain(size), 0, 1.0)
         read.pins[endpoint] = _Sent(pin, predicted, size)
-        if self.tiers is not None:
+        if self.tiers is not None and not request.elsewhere:
             self.tiers.picked(endpoint, read.l2.get(endpoint, 0), read.ids, read.salt)
         if predicted >= 0:
             self._trust_in(endpoint).sent(predicted, endpoint.load)
@@ -335,6 +350,25 @@ class PrecisePrefixCache(PrefixCache):
         kv_state = self.kv_index.state_of(endpoint)
         if kv_state.awaited is None and not self._said(kv_state, read.chain(sent.size)):
             kv_state.awaited = now
+
+    def to_peers(self, request: Request) -> Any:
+        """The approximate state, block size and links; no more of them than fit into a message."""
+        read = self._reads.get(request)
+        size, links = read.sent() if read is not None else (0, [])
+        return self._approximate.to_peers(request), size, packed(links[:_MOST_SENT])
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        approximate, size, links = state or (None, 0, b"")
+        self._approximate.from_peer(request, approximate)
+        if size > 0:
+            self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
+
+    def snapshot(self) -> Iterator[Any]:
+        """What is known without events. What engines say, every replica receives itself."""
+        return self._approximate.snapshot()
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        self._approximate.restore(piece, endpoints)
 
     def _said(self, kv_state: EndpointKvState, chain: list[int]) -> bool:
         """Whether an endpoint's events speak of a whole chain already."""

@@ -18,7 +18,8 @@ are evicted before it, and itself is evicted from its end.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from epp.plugin import CacheRoom, Endpoint, Load
 from epp.prefix.index import PrefixIndex, bytes_at, depth_at
@@ -66,6 +67,14 @@ class Pin:
         self.last = last
         self.loose = loose
         self.prompt = prompt
+
+
+class Remembered(NamedTuple):
+    """A chain that an endpoint holds, or (without one) memory that no request can use again."""
+
+    tokens: int
+    chain: Sequence[int]
+    bytes_per_token: float
 
 
 class ShadowCache:
@@ -153,6 +162,31 @@ class ShadowCache:
                 self._drop_blocks(segment, 0)
             segment = segment.parent
         self._settle()
+
+    def remembered(self) -> Iterator[Remembered]:
+        """What was computed here, unused longest first: what another replica needs for `restore`, in its order.
+
+        What is pinned comes last, as far as it was computed.
+        """
+        latest: Segment | None = None
+        for segment in [*self._oldest, *(s for s in self._segments.values() if s.users and s.proven)]:
+            if not segment.blocks:
+                yield Remembered(segment.tokens, (), 1.0)
+            elif latest is None or latest.parent is not segment:  # else it is used again with the one before
+                path = [segment]
+                while path[-1].parent is not None:
+                    path.append(path[-1].parent)
+                blocks = [block for each in reversed(path) for block in each.blocks]
+                yield Remembered(0, blocks, segment.bytes_per_token)
+            latest = segment
+
+    def restore(self, held: Remembered) -> None:
+        """Another replica has seen that this is held: it counts as used just now."""
+        if held.chain:
+            self.release(self.pin(held.chain, 0, held.bytes_per_token), 0)
+        else:
+            self._let_go(held.tokens)
+            self._settle()
 
     def forget(self) -> None:
         """The endpoint is gone: give back everything, its bit too. Nothing may be called after this."""

@@ -4,8 +4,8 @@ It is learned from answers where the gateway shows them, else from the engines' 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from epp.plugin import Endpoint, Load, Plugin, Request, Response, Slot
 
@@ -44,7 +44,19 @@ class TokenRatio:
 
     def learner(self) -> Plugin:
         """A plugin that watches the requests of one pool and learns from them."""
-        return LearnTokens(self.observe)
+        return LearnTokens(self.observe, self)
+
+    def learned(self) -> list[tuple[str, float, float]]:
+        """(model, smoothed bytes, their tokens) of each, used least recently first."""
+        return [(model, *sums) for model, sums in self._seen.items()]
+
+    def restore(self, learned: Sequence[tuple[str, float, float]]) -> None:
+        """Take over what another has learned, of models of which nothing is known here. ValueError if it cannot be."""
+        for model, nbytes, tokens in learned:
+            if not (tokens > 0 and _LEAST <= nbytes / tokens <= _MOST):
+                raise ValueError(f"{nbytes} bytes are not {tokens} tokens")
+            if model not in self._seen and len(self._seen) < self._limit:
+                self._seen[model] = nbytes, tokens
 
     def observe(self, model: str, nbytes: int, tokens: int) -> None:
         """Learn from an answer: this prompt had `nbytes` bytes and `tokens` tokens. Implausible pairs are bounded."""
@@ -58,6 +70,9 @@ class TokenRatio:
         if len(self._seen) > self._limit:
             self._seen.popitem(last=False)
 
+
+_PIECE: Final = 100
+"""Models in a piece of a snapshot."""
 
 Observe = Callable[[str, int, int], None]
 """Called with (model, bytes of prompts, their tokens)."""
@@ -89,8 +104,10 @@ class LearnTokens(Plugin):
     with several models or one that failed, says nothing.
     """
 
-    def __init__(self, observe: Observe) -> None:
+    def __init__(self, observe: Observe, ratios: TokenRatio | None = None) -> None:
+        """`ratios`: what other replicas are told of, and take over."""
         self._observe = observe
+        self._ratios = ratios
         self._windows: dict[Endpoint, _Window] = {}
         self._bytes = Slot[int]()
         """Length of a request's prompt."""
@@ -117,6 +134,24 @@ class LearnTokens(Plugin):
         if response.usage is not None and response.usage.prompt > 0:
             self._from_answers += 1
             self._observe(request.model, size, response.usage.prompt)
+
+    def to_peers(self, request: Request) -> Any:
+        """Bytes of the prompt."""
+        return self._bytes.get(request)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        if state is not None:
+            self._bytes.set(request, int(state))
+
+    def snapshot(self) -> Iterator[Any]:
+        """The ratios learned: [model, bytes, tokens] ..., used least recently first."""
+        learned = self._ratios.learned() if self._ratios is not None else []
+        for start in range(0, len(learned), _PIECE):
+            yield learned[start : start + _PIECE]
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        if self._ratios is not None:
+            self._ratios.restore(piece)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self._windows.pop(endpoint, None)

@@ -36,10 +36,10 @@ too: `residence` is by the clock.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from epp.plugin import CacheRoom, Cost, Endpoint, FailureShare, Load, PrefixMatch, Request, Response, Slot
 from epp.scheduling.failures import ONE
@@ -426,6 +426,21 @@ class ExpectedTtft(Cost):
                 sent.account.watched = False
                 sent.account.first_token(sent, now)
         sent.account.end(sent, now)
+
+    def snapshot(self) -> Iterator[Any]:
+        """What was learned: mean seconds in flight, mean tokens, mean work, [endpoint, observations of speed] ..."""
+        yield self._residence, self._tokens, self._work, self._speeds.learned()
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        residence, tokens, work, speeds = piece
+        if not (residence >= _SHORTEST and tokens >= 0 and work >= 0):
+            raise ValueError(f"{residence} s in flight, {tokens} tokens, {work} s of work")
+        now = self.clock()
+        self._residence, self._tokens, self._work = float(residence), float(tokens), float(work)
+        for name, logs in speeds:
+            if (endpoint := endpoints.get(name)) is not None:
+                account = self.accounts.get(endpoint) or self._open(endpoint, now)
+                self._speeds.restore(account.speed, logs, now)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.accounts.pop(endpoint, None)

@@ -19,7 +19,7 @@ What counts, as far as the gateway reports it:
 An answer that breaks after its headers looks to us like a client that went away, so it counts as good.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp2, inf
 from typing import Any, ClassVar, Final
@@ -197,6 +197,28 @@ class FailureShares(Producer[FailureShare]):
             if record.suspended or record.share_at(now) >= _FORGOTTEN
         }
 
+    def snapshot(self) -> Iterator[Any]:
+        """Of those that failed lately: [endpoint, share, whether it is suspended] ..."""
+        now = self.clock()
+        yield [(each.name, record.share_at(now), record.suspended) for each, record in self._failing.items()]
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        now = self.clock()
+        for name, share, suspended in piece:
+            if (endpoint := endpoints.get(name)) is None or endpoint in self._failing:
+                continue
+            record = self._records.get(endpoint) or self._records.setdefault(endpoint, _Record(now))
+            self._failing[endpoint] = record
+            record.known, record.share, record.at = True, min(max(float(share), 0.0), 1.0), now
+            if suspended:
+                self._suspend(record, endpoint, now)
+
+    def _suspend(self, record: _Record, endpoint: Endpoint, now: float) -> None:
+        record.suspended, record.since, record.trying = True, now, 0
+        record.tried, record.picks = now, self._picks
+        if self._services is not None:
+            self._services.degraded(_FAILING, endpoint.name, lasting=True)
+
     def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """What came of a request, once: at its response headers, or at its end without any."""
         if (noted := self._sent.take(request)) is None:
@@ -211,7 +233,7 @@ class FailureShares(Producer[FailureShare]):
                 self._good(record, sent, now)
         elif status == 429 or (response.failed and not record.known and self.clock() - record.first < _JOINING):
             self._failed(record, endpoint, sent, _PART)
-        elif response.failed or (not status and self._is_silent(record, request, sent)):
+        elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
             self._failed(record, endpoint, sent, 1.0)
         elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
             record.trying -= 1
@@ -245,10 +267,7 @@ class FailureShares(Producer[FailureShare]):
             return
         record.bad += 1
         if not record.suspended and (record.bad >= _IN_A_ROW or record.share >= _SUSPENDED):
-            record.suspended, record.since, record.trying = True, now, 0
-            record.tried, record.picks = now, self._picks
-            if self._services is not None:
-                self._services.degraded(_FAILING, endpoint.name, lasting=True)
+            self._suspend(record, endpoint, now)
 
     def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
         """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at

@@ -4,7 +4,7 @@ Choosing and accounting are one synchronous step (`choose`), so no pick is made 
 A hook that raises never breaks the request or another plugin's accounts: it goes to `on_error`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from typing import Any
 
@@ -17,6 +17,7 @@ from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed
 from epp.scheduling.shadow import ShadowPolicy
 
 Hooks = list[tuple[str, Callable[..., Any]]]
+_Produce = tuple[str, type[Any], Callable[[Request, Sequence[Endpoint]], Mapping[Endpoint, Any]]]
 
 
 class Scheduler:
@@ -53,10 +54,16 @@ class Scheduler:
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
         """Whether `prepare` may wait."""
-        self._on_picked = _hooks(plugins, "on_picked")
-        self._on_answered = _hooks(plugins, "on_answered")
-        self._on_first_token = _hooks(plugins, "on_first_token")
-        self._on_finished = _hooks(plugins, "on_finished")
+        sharing = [plugin for plugin in plugins if _takes_part(plugin)]
+        self._peer_producers = [(name_of(p), p.produces, p.produce) for p in producers if _takes_part(p)]
+        self._to_peers = _hooks(plugins, "to_peers")
+        self._from_peer = _hooks(plugins, "from_peer")
+        self._snapshots = _hooks(plugins, "snapshot")
+        self._restores = dict(_hooks(plugins, "restore"))
+        self._on_picked = _hooks(plugins, "on_picked"), _hooks(sharing, "on_picked")
+        self._on_answered = _hooks(plugins, "on_answered"), _hooks(sharing, "on_answered")
+        self._on_first_token = _hooks(plugins, "on_first_token"), _hooks(sharing, "on_first_token")
+        self._on_finished = _hooks(plugins, "on_finished"), _hooks(sharing, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
@@ -81,7 +88,7 @@ class Scheduler:
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        request = self._with_signals(request, endpoints)
+        request = self._with_signals(request, endpoints, self._producers)
         runs: list[ProfileRun] = []
 
         def run(profile: str) -> Sequence[Endpoint]:
@@ -107,9 +114,28 @@ class Scheduler:
         self._call(self._on_picked, request, decision.endpoint)
         return decision
 
-    def adopt(self, request: Request, endpoint: Endpoint) -> Decision:
-        """A peer has sent `request` to `endpoint`: put it on our accounts as if we had. It ends with `finished`."""
-        request = self._with_signals(request, (endpoint,))
+    def to_peers(self, request: Request) -> dict[str, Any]:
+        """What plugins of other replicas need of a request that was picked here: name of the plugin -> its state."""
+        states = {}
+        for name, hook in self._to_peers:
+            try:
+                if (state := hook(request)) is not None:
+                    states[name] = state
+            except Exception as error:
+                self._on_error(name, error)
+        return states
+
+    def adopt(self, request: Request, endpoint: Endpoint, states: Mapping[str, Any]) -> Decision:
+        """Another replica has sent `request` to `endpoint`: put it on our accounts as if we had.
+
+        `states` are what its `to_peers` gave. It ends with `finished`.
+        """
+        for name, hook in self._from_peer:
+            try:
+                hook(request, states.get(name))
+            except Exception as error:
+                self._on_error(name, error)
+        request = self._with_signals(request, (endpoint,), self._peer_producers)
         decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
         self._open[decision] = False
         self._call(self._on_picked, request, endpoint)
@@ -160,9 +186,31 @@ class Scheduler:
         if self._open.pop(decision, None) is not None:
             self._call(self._on_finished, decision.request, decision.endpoint, response)
 
+    def snapshot(self) -> Iterator[tuple[str, Any]]:
+        """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""
+        for name, hook in self._snapshots:
+            try:
+                for piece in hook():
+                    yield name, piece
+            except Exception as error:
+                self._on_error(name, error)
+
+    def restore(self, name: str, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        """Take over a piece of another replica's `snapshot`; of a plugin that is not here nothing is done."""
+        hook = self._restores.get(name)
+        if hook is not None:
+            try:
+                hook(piece, endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+
     def removed(self, endpoint: Endpoint) -> None:
         """The endpoint left the pool for good. Its requests still end with `finished`."""
-        self._call(self._on_removed, endpoint)
+        for name, hook in self._on_removed:
+            try:
+                hook(endpoint)
+            except Exception as error:
+                self._on_error(name, error)
 
     def statistics(self) -> Mapping[str, Mapping[str, float]]:
         """Every plugin's figures: name of the plugin -> figure -> value. Plugins without figures are left out."""
@@ -184,11 +232,11 @@ class Scheduler:
                     return figures
         return None
 
-    def _with_signals(self, request: Request, endpoints: Sequence[Endpoint]) -> Request:
-        """The request with what the producers find; each sees what those before it found."""
+    def _with_signals(self, request: Request, endpoints: Sequence[Endpoint], producers: Sequence[_Produce]) -> Request:
+        """The request with what `producers` find; each sees what those before it found."""
         signals: dict[type[Any], Mapping[Endpoint, Any]] = {}
         request = replace(request, signals=signals)
-        for name, kind, produce in self._producers:
+        for name, kind, produce in producers:
             try:
                 signals[kind] = produce(request, endpoints)
             except Exception as error:
@@ -204,10 +252,11 @@ class Scheduler:
                 self._on_error(name, error)
         return figures
 
-    def _call(self, hooks: Hooks, *args: Any) -> None:
-        for name, hook in hooks:
+    def _call(self, hooks: tuple[Hooks, Hooks], request: Request, *args: Any) -> None:
+        """Call the hooks for a request of our own, or those for other replicas'."""
+        for name, hook in hooks[request.elsewhere]:
             try:
-                hook(*args)
+                hook(request, *args)
             except Exception as error:
                 self._on_error(name, error)
 
@@ -223,6 +272,12 @@ def _next_best(run: ProfileRun, chosen: Sequence[Endpoint], count: int) -> list[
 def _hooks(plugins: Sequence[Plugin], hook: str) -> Hooks:
     """The bound hooks of the plugins that override it; found once, since most plugins have none."""
     return [(name_of(plugin), getattr(plugin, hook)) for plugin in plugins if _overrides(plugin, Plugin, hook)]
+
+
+def _takes_part(plugin: Plugin) -> bool:
+    """It can do without a prompt, so it is called for requests of other replicas too."""
+    prepares = isinstance(plugin, Producer) and _overrides(plugin, Producer, "prepare")
+    return not prepares or _overrides(plugin, Plugin, "from_peer")
 
 
 def _overrides(plugin: Plugin, base: type[Plugin], hook: str) -> bool:

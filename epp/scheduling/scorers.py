@@ -5,6 +5,7 @@ Scores are 0..1, more is better. "Waiting", "running" and "KV usage" are scraped
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer, Slot, least
 from epp.scheduling.sessions import SessionAffinity
@@ -209,6 +210,13 @@ class NoHitLruScorer(Scorer):
         for rank, i in enumerate(sorted(range(len(endpoints)), key=last.__getitem__)):
             scores[i] = 1.0 - rank / (len(endpoints) - 1)
         return scores
+
+    def to_peers(self, request: Request) -> Any:
+        """Whether no endpoint held anything of its prompt."""
+        return self._cold.get(request) or None
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self._cold.set(request, bool(state))
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if not self._cold.get(request):

@@ -2,11 +2,15 @@
 
 import base64
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from hashlib import blake2b
+from typing import Any, Final, Literal
 
-from epp.plugin import Endpoint, Plugin, Request
+from epp.plugin import Endpoint, Plugin, Request, Slot
+
+_PIECE: Final = 500
+"""Sessions in a piece of a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,8 @@ class SessionAffinity(Plugin):
     max_sessions: int = 100_000
     _bound: dict[int, tuple["weakref.ref[Endpoint]", float]] = field(default_factory=dict, init=False, repr=False)
     """Hash of the session's id -> (endpoint, when the binding expires); least recently used first."""
+    _sessions: Slot[int] = field(default_factory=Slot, init=False, repr=False)
+    """A request's session, where another replica says it."""
 
     def __post_init__(self) -> None:
         if self.strategy not in ("encoded_endpoint_header", "session_id"):
@@ -86,14 +92,38 @@ class SessionAffinity(Plugin):
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if self.strategy != "session_id" or (session := self._session(request)) is None:
             return
+        self._bind(session, endpoint, self.session_id_config.eviction_ttl_seconds)
+
+    def _bind(self, session: int, endpoint: Endpoint, seconds: float) -> None:
         now = self.clock()
         self._bound.pop(session, None)
-        self._bound[session] = (weakref.ref(endpoint), now + self.session_id_config.eviction_ttl_seconds)
+        self._bound[session] = (weakref.ref(endpoint), now + seconds)
         # Two out for one in: what has expired goes soon, and no single request pays for a mass expiry.
         for _ in range(2):
             oldest = next(iter(self._bound))
             if len(self._bound) > self.max_sessions or self._bound[oldest][1] <= now:
                 del self._bound[oldest]
+
+    def to_peers(self, request: Request) -> Any:
+        """The session's hash."""
+        return self._session(request) if self.strategy == "session_id" else None
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        if state is not None:
+            self._sessions.set(request, int(state))
+
+    def snapshot(self) -> Iterator[Any]:
+        """The bindings: [hash, endpoint, seconds left] ..., unused longest first."""
+        now = self.clock()
+        bound = [(session, ref(), until - now) for session, (ref, until) in self._bound.items()]
+        alive = [(session, endpoint.name, left) for session, endpoint, left in bound if endpoint is not None]
+        for start in range(0, len(alive), _PIECE):
+            yield alive[start : start + _PIECE]
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        for session, name, left in piece:
+            if name in endpoints and session not in self._bound and left > 0:
+                self._bind(session, endpoints[name], left)
 
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         if self.strategy == "session_id":
@@ -105,8 +135,12 @@ class SessionAffinity(Plugin):
         return {"sessions": len(self._bound)}
 
     def _session(self, request: Request) -> int | None:
-        """A hash, so that long ids cost no memory; a collision shares an endpoint, nothing more."""
+        """A hash, so that long ids cost no memory, and the same at all replicas; a collision shares an endpoint, no
+        more.
+        """
+        if request.elsewhere:
+            return self._sessions.get(request)
         for header in self._headers:
             if value := request.headers.get(header):
-                return hash(value)
+                return int.from_bytes(blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
         return None

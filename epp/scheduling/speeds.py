@@ -9,7 +9,7 @@ endpoint that sends its first tokens too early gains a little by it, never the w
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import exp, log
 from statistics import median
@@ -76,6 +76,17 @@ class Speeds:
         if pinned is None:
             speed.factor = self.pool
         return speed
+
+    def learned(self) -> list[tuple[str, list[float]]]:
+        """Of each endpoint its observations, for `restore`."""
+        return [(endpoint.name, list(speed.logs)) for endpoint, speed in self._all.items() if speed.logs]
+
+    def restore(self, speed: Speed, logs: Sequence[float], now: float) -> None:
+        """Take over what was observed elsewhere of an endpoint of which nothing was observed here."""
+        if not speed.logs and not speed.pinned and logs:
+            speed.logs.extend(float(each) for each in logs)
+            speed.median, speed.at = median(speed.logs), now
+            self._refresh(now)
 
     def close(self, endpoint: Endpoint) -> None:
         """The endpoint is gone for good."""

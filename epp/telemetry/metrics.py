@@ -6,6 +6,7 @@ is answered: labels, existing names, gauges of endpoints, statistics of plugins.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, Protocol, TypeVar
@@ -17,7 +18,16 @@ from prometheus_client.registry import Collector
 
 from epp import __version__
 from epp.telemetry.metrics_table import FAMILIES, OVERHEAD, SHARE, Family
-from epp.telemetry.series import OTHER, EndpointSeries, Histogram, KvEventFigures, Models, ModelSeries, ShadowSeries
+from epp.telemetry.series import (
+    OTHER,
+    EndpointSeries,
+    Histogram,
+    KvEventFigures,
+    Models,
+    ModelSeries,
+    ReplicaFigures,
+    ShadowSeries,
+)
 
 log = logging.getLogger("warmpath")
 
@@ -76,6 +86,7 @@ class Metrics:
         self._sources: list[tuple[str, Statistics]] = []
         self._endpoint_sources: dict[str, EndpointStatistics] = {}
         self._kv_events: list[tuple[str, Callable[[], KvEventFigures | None]]] = []
+        self._replicas: Callable[[], ReplicaFigures] | None = None
         self._models = Models(clock)
         self._running: dict[str, int] = {}
         """Any model's requests that were given to an endpoint, while there are any."""
@@ -110,6 +121,10 @@ class Metrics:
     def add_kv_events(self, pool: str, figures: Callable[[], KvEventFigures | None]) -> None:
         """Show what this returns at scrape time; None: the pool's configuration has no use for KV events."""
         self._kv_events.append((pool, figures))
+
+    def add_replicas(self, figures: Callable[[], ReplicaFigures]) -> None:
+        """Show what this returns at scrape time."""
+        self._replicas = figures
 
     # --- one request
 
@@ -317,6 +332,9 @@ class Metrics:
                 for labels, value in of(figures):
                     yield (pool, *labels), value
 
+    def _of_replicas(self, of: Callable[[ReplicaFigures], Rows]) -> Rows:
+        return [] if self._replicas is None else of(self._replicas())
+
     def _statistics(self) -> Rows:
         for pool, source in self._sources:
             for plugin, figures in source().items():
@@ -379,6 +397,17 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     ),
     "warmpath_endpoint_prefix_trust": lambda m: m._of_kv_events(lambda f: [((e[0],), e[3]) for e in f.endpoints]),
     "warmpath_kv_events_total": lambda m: m._of_kv_events(lambda f: [((o,), n) for o, n in f.counts.items()]),
+    "warmpath_replica_peers": lambda m: m._of_replicas(
+        lambda f: [((state,), count) for state, count in Counter(peer[1] for peer in f.peers).items()]
+    ),
+    "warmpath_replica_lag_seconds": lambda m: m._of_replicas(
+        lambda f: [((peer,), lag) for peer, _, lag, _ in f.peers if lag is not None]
+    ),
+    "warmpath_replica_agreement": lambda m: m._of_replicas(
+        lambda f: [((peer,), share) for peer, _, _, share in f.peers if share is not None]
+    ),
+    "warmpath_replica_in_flight": lambda m: m._of_replicas(lambda f: [((), f.in_flight)]),
+    "warmpath_replica_frames_total": lambda m: m._of_replicas(lambda f: [((o,), n) for o, n in f.frames.items()]),
     "warmpath_endpoints": lambda m: [((pool.name,), len(pool.endpoints)) for pool in m._pools],
     "inference_pool_average_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, fmean),
     "llm_d_epp_std_dev_kv_cache_utilization": lambda m: m._of_pools(lambda load: load.kv_usage, pstdev),

@@ -278,6 +278,28 @@ FAMILIES: tuple[Family, ...] = (
         "cache and media that do not count) or unresolved (built upon unknown blocks)",
         ("pool", "outcome"),
     ),
+    # --- replicas, where there are several
+    Family("warmpath_replica_peers", "gauge", "Other replicas by state: connecting, live, silent, left", ("state",)),
+    Family(
+        "warmpath_replica_lag_seconds",
+        "gauge",
+        "Half of the time a message takes to another replica and back, as measured last",
+        ("peer",),
+    ),
+    Family(
+        "warmpath_replica_agreement",
+        "gauge",
+        "The smaller to the larger of what this and another replica count as requests in flight, 0..1",
+        ("peer",),
+    ),
+    Family("warmpath_replica_in_flight", "gauge", "Requests in flight that other replicas sent to endpoints"),
+    Family(
+        "warmpath_replica_frames_total",
+        "counter",
+        "Messages between replicas: sent, received, missing (a queue was full), malformed, too-large, of an "
+        "unknown-endpoint; snapshot-sent and snapshot count snapshots given and taken",
+        ("outcome",),
+    ),
     # --- pools
     Family(
         "warmpath_endpoints",

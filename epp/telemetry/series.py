@@ -52,6 +52,17 @@ class KvEventFigures(NamedTuple):
     """Outcome -> blocks or events."""
 
 
+class ReplicaFigures(NamedTuple):
+    """What this replica knows of the others, when a scrape asks."""
+
+    peers: Sequence[tuple[str, str, float | None, float | None]]
+    """Address, state, lag in seconds, agreement 0..1 (None: not known)."""
+    in_flight: int
+    """Requests of the others."""
+    frames: Mapping[str, int]
+    """Outcome -> frames."""
+
+
 class ModelSeries:
     """What is counted per model."""
 

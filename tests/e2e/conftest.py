@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,14 +169,19 @@ def gateway_of(namespace: str) -> tuple[Kubectl, str]:
     return gateways, service["metadata"]["name"]
 
 
-def put_into(namespace: str, overlay: Path, folder: Path) -> Kubectl:
-    """Apply an overlay in a namespace of its own, as docs/kubernetes.md says; `folder` is for the kustomization."""
+def put_into(namespace: str, overlay: Path, folder: Path, components: Sequence[str] = ()) -> Kubectl:
+    """Apply an overlay with `components` in a namespace of its own, as docs/kubernetes.md says; `folder` is for the
+    kustomization.
+    """
     kubectl = Kubectl(namespace)
     content = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "namespace": namespace,
         "resources": [os.path.relpath(overlay, folder.resolve())],
+        "components": [
+            os.path.relpath(ROOT / "manifests" / "components" / each, folder.resolve()) for each in components
+        ],
         "patches": [
             {
                 "target": {"kind": "ClusterRoleBinding", "name": "warmpath-metrics-auth"},

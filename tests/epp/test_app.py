@@ -444,3 +444,49 @@ async def test_without_tokens_a_reader_calls_us_by_a_name_of_ours(settings: Sett
     assert await refusal(replace(settings, metrics_allowed_host=("http://a",))) == (
         "--metrics-allowed-host: expected a host name without scheme and port, got 'http://a'"
     )
+
+
+async def test_replicas_of_one_process_each_find_each_other(settings: Settings, tmp_path: Path) -> None:
+    ports = free_ports(2)
+    peers = tuple(f"127.0.0.1:{port}" for port in ports)
+    admin = free_ports(2)
+    both = [
+        replace(settings, replica_port=port, peer=peers, metrics_port=metrics)
+        for port, metrics in zip(ports, admin, strict=True)
+    ]
+
+    async def seen(http: aiohttp.ClientSession, port: int) -> Any:
+        async with http.get(f"http://127.0.0.1:{port}/endpoints") as answer:
+            return (await answer.json())["replicas"]
+
+    async with aiohttp.ClientSession() as http:
+        processes = [asyncio.ensure_future(serve(each)) for each in both]
+        try:
+            for port in admin:
+                await eventually(
+                    lambda port=port: seen(http, port),  # type: ignore[misc]
+                    lambda shown: shown["joined"] and [peer["state"] for peer in shown["peers"]] == ["live"],
+                )
+            async with http.get(f"http://127.0.0.1:{admin[0]}/metrics") as answer:
+                text = await answer.text()
+            assert 'warmpath_replica_peers{state="live"} 1.0' in text
+            async with http.get(f"http://127.0.0.1:{admin[0]}/ready") as answer:
+                assert answer.status == 200
+        finally:
+            for process in processes:
+                process.cancel()
+            await asyncio.gather(*processes, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reported"),
+    [
+        ({"peer": ("nowhere",)}, "--peer"),
+        ({"peers_dns": "replicas.example:9004"}, "--replica-secret-file"),
+        ({"host": "0.0.0.0", "replica_port": 0}, "--replica-secret-file"),
+        ({"replica_secret_file": Path("/nowhere")}, "--replica-secret-file"),
+        ({"peer": ("127.0.0.1:9004",), "replica_secret_file": Path("/nowhere")}, "cannot read"),
+    ],
+)
+async def test_replicas_that_cannot_be_are_refused(settings: Settings, changes: dict[str, Any], reported: str) -> None:
+    assert reported in await refusal(replace(settings, **changes))

@@ -118,6 +118,21 @@ def test_ports_are_the_usual_ones_everywhere() -> None:
     assert pool["spec"]["endpointPickerRef"]["port"]["number"] == protocol.GRPC_PORT
 
 
+def test_replicas_find_each_other_where_they_listen() -> None:
+    kustomization = yaml.safe_load((MANIFESTS / "components" / "ha" / "kustomization.yaml").read_text(encoding="utf-8"))
+    patches = [step for each in kustomization["patches"] for step in yaml.safe_load(each["patch"])]
+    (service,) = documents(MANIFESTS / "components" / "ha" / "service.yaml")
+    assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
+    assert [each["port"] for each in service["spec"]["ports"]] == [protocol.REPLICA_PORT]
+    flags = [step["value"] for step in patches if step["path"].endswith("/args/-")]
+    assert flags[0] == f"--peers-dns={service['metadata']['name']}:{protocol.REPLICA_PORT}"
+    (mounted,) = [step["value"] for step in patches if step["path"].endswith("/volumeMounts/-")]
+    assert flags[1] == f"--replica-secret-file={mounted['mountPath']}/secret"
+    rules = [step["value"] for step in patches if step["path"].split("/")[2] in ("ingress", "egress")]
+    assert [protocol.REPLICA_PORT in [port["port"] for port in rule["ports"]] for rule in rules] == [True, True, False]
+    assert [port["port"] for port in rules[2]["ports"]] == [53, 53]
+
+
 def test_a_pod_that_goes_has_time_for_all_it_does() -> None:
     (deployment,) = documents(MANIFESTS / "base" / "deployment.yaml")
     flags = dict(each.removeprefix("--").split("=") for each in container()["args"][1:])

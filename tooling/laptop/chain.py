@@ -69,6 +69,8 @@ class Replica:
     """One for each pool, in the order of the manifests."""
     health_port: int
     metrics_port: int
+    replica_port: int
+    """Where the other replicas connect to."""
 
     @property
     def admin(self) -> str:
@@ -124,6 +126,9 @@ class Chain:
         files = [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
+        if len(self.replicas) > 1:  # each names all, itself too: they know themselves
+            ports += ["--replica-port", str(replica.replica_port)]
+            ports += [flag for each in self.replicas for flag in ("--peer", f"127.0.0.1:{each.replica_port}")]
         linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is no other replica
         ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
@@ -278,8 +283,8 @@ def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
 
 
 def _replica(number: int, pools: int) -> Replica:
-    *grpc_ports, health, metrics = free_ports(pools + 2)
-    return Replica(f"epp-{number + 1}", grpc_ports, health, metrics)
+    *grpc_ports, health, metrics, peers = free_ports(pools + 3)
+    return Replica(f"epp-{number + 1}", grpc_ports, health, metrics, peers)
 
 
 def _at_port(resources: Resources, port: int | None) -> Resources:

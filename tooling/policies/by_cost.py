@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Response, Scorer, Slot, least
 from tooling.policies.sent_prompts import chain_of
@@ -45,6 +45,12 @@ class DynamoKv(Scorer):
             blocks = _CUT * (len(used) + sum(cut not in used for cut in cuts))
             costs.append(self.prefill_load_scale * prefill + blocks)
         return least(costs)
+
+    def to_peers(self, request: Request) -> Any:
+        return self._cuts(request)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self._chains.set(request, list(state or ()))
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if cuts := self._cuts(request):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import Any
 
 from epp.plugin import Endpoint, InFlight, Request, Scorer, least
 from tooling.policies.sent_prompts import SentPrompts
@@ -19,6 +20,12 @@ class _ByRouted(Scorer):
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         self.routed.add(request, endpoint)
+
+    def to_peers(self, request: Request) -> Any:
+        return self.routed.chain(request)
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self.routed.take(request, state)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.routed.forget(endpoint)

@@ -37,6 +37,10 @@ class SentPrompts:
         found = self._chains.get(request)
         return self._chains.set(request, chain_of(request, self._block)) if found is None else found
 
+    def take(self, request: Request, chain: Sequence[int] | None) -> None:
+        """The blocks of a request of which another replica says them."""
+        self._chains.set(request, list(chain or ()))
+
     def match(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
         """The share of the prompt's blocks that each was sent before, 0..1."""
         chain = self.chain(request)

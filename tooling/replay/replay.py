@@ -269,11 +269,12 @@ class Replay:
         self._peak = max(self._peak, sum(map(len, self._flights.values())) + 1)
         flight = self._flights[pod][job.id] = _Flight(number, pod, job, decisions, home)
         self._step_later(pod)
-        delay = self.conditions.exchange
-        if home >= 0 and delay is not None:
+        delay, decision = self.conditions.exchange, decisions[home] if home >= 0 else None
+        if decision is not None and delay is not None and len(self.replicas) > 1:
+            announced = self.replicas[home].announce(number, decision)
             for peer in range(len(self.replicas)):
                 if peer != home:
-                    self._at(self.now + delay, self._tell_adopted, peer, flight)
+                    self._at(self.now + delay, self._tell_adopted, peer, flight, announced)
 
     def _error(self, number: int, decisions: list[Decision | None]) -> None:
         """A client gets an error, which it does not take for a reason to ask again."""
@@ -400,9 +401,9 @@ class Replay:
         else:
             self.replicas[replica].scheduler.finished(decision, flight.response)
 
-    def _tell_adopted(self, replica: int, flight: _Flight) -> None:
+    def _tell_adopted(self, replica: int, flight: _Flight, announced: bytes) -> None:
         ask = self.trace.asks[flight.number]
-        flight.decisions[replica] = self.replicas[replica].adopt(flight.number, ask, flight.pod)
+        flight.decisions[replica] = self.replicas[replica].adopt(ask, flight.pod, announced)
 
     # --- what goes on beside ----------------------------------------------------------------------------------------
 

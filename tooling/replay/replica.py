@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Final
 
+from msgspec import Raw
+
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
 from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
 from epp.prefix.events.wire import Batch
+from epp.replicas import wire
 from epp.scheduling.decision import Decision
 from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of, tiers_of
 from tooling.replay.pod import VirtualPod
@@ -136,10 +139,20 @@ class Replica:
         """Pick and account, as production does."""
         return self.scheduler.choose(self.request(number, ask), self.endpoints)
 
-    def adopt(self, number: int, ask: TraceRequest, pod: VirtualPod) -> Decision | None:
+    def announce(self, number: int, decision: Decision) -> bytes:
+        """What the other replicas are told of a decision, as it goes over their connection in production."""
+        states = self.scheduler.to_peers(decision.request)
+        return wire.encode(wire.decided(number, "sim", decision.request, decision.endpoint, states))
+
+    def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Decision | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
         endpoint = self.endpoint_of.get(pod)
-        return None if endpoint is None else self.scheduler.adopt(self.request(number, ask), endpoint)
+        if endpoint is None:
+            return None
+        sent = wire.decode_decided(Raw(announced))
+        request = wire.request_of(sent, str(sent.number))
+        ASKED.set(request, ask)
+        return self.scheduler.adopt(request, endpoint, sent.states)
 
     def _arrange(self) -> None:
         self.endpoints = tuple(self.endpoint_of[pod] for pod in self._order if pod in self.endpoint_of)

@@ -4,7 +4,7 @@ import pytest
 
 from epp.parsing.request import Usage
 from epp.plugin import Endpoint, Load, Request, Response
-from epp.prefix.token_ratio import LearnTokens
+from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.testing import endpoint, request
 
 
@@ -97,3 +97,29 @@ def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> Non
     scrape(pod, 1160)
     seen.send(pod, "z" * 400)
     assert seen.reported == [("m", 400, 80)], "and the next window does again"
+
+
+def test_a_peer_s_prompts_count_with_their_bytes() -> None:
+    here, there, pod = Seen(), Seen(), endpoint()
+    shared = here.learner.to_peers(here.send(pod, "x" * 400))
+    assert shared == 400
+    sent = Request(id="", model="m", elsewhere=True)
+    there.learner.from_peer(sent, shared)
+    there.learner.on_picked(sent, pod)
+    there.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=80)))
+    assert there.reported == [("m", 400, 80)]
+
+
+def test_what_was_learned_is_passed_on_where_nothing_is_known() -> None:
+    here, there = TokenRatio(), TokenRatio()
+    for model in ("a", "b"):
+        for _ in range(50):
+            here.observe(model, 4096, 2048)
+    there.observe("b", 65536, 8192)
+    known = there.ratio("b")
+    [piece] = here.learner().snapshot()
+    there.learner().restore(piece, {})
+    assert there.ratio("a") == here.ratio("a") != 4.0
+    assert there.ratio("b") == known
+    with pytest.raises(ValueError, match="are not"):
+        there.restore([("c", 1.0, 0.0)])

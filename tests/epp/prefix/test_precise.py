@@ -570,3 +570,31 @@ async def test_pods_that_come_and_go_leave_nothing_behind() -> None:
     assert (kv_index.adapters, kv_index.waiting, kv_index.budget.used) == ({}, 0, 0)
     assert all(len(index._slots) <= 2 for index in (*kv_index.indexes.values(), rig.cache._in_flight))
     assert (len(rig.cache._lingering), rig.cache.statistics()["holdings"]) == (0, 0)
+
+
+async def test_a_peer_s_request_is_pinned_as_if_it_were_ours() -> None:
+    here, there = Rig(), Rig()
+    prompt = text(100)
+    for rig in (here, there):
+        rig.say(rig.endpoints[1], stored(ids_of(text(8, 2))))
+        rig.say(rig.endpoints[0], stored(ids_of(text(8, 3))))
+    made = await here.ask(prompt)
+    here.cache.on_picked(made, here.endpoints[0])
+    sent = Request(id="", model="m", tokens=made.tokens, elsewhere=True)
+    there.cache.from_peer(sent, here.cache.to_peers(made))
+    there.cache.on_picked(sent, there.endpoints[0])
+    assert await there.held(prompt) == await here.held(prompt) == [96, 0]
+    there.cache.on_finished(sent, there.endpoints[0], Response(status=503))
+    assert await there.held(prompt) == [0, 0]
+
+
+async def test_of_a_peer_s_request_whose_tokens_are_not_known_the_approximate_part_is() -> None:
+    here, there = Rig(), Rig()
+    here.source.fails = there.source.fails = "late"
+    prompt = text(1000)
+    made = await here.ask(prompt)
+    here.cache.on_picked(made, here.endpoints[0])
+    sent = Request(id="", model="m", tokens=made.tokens, elsewhere=True)
+    there.cache.from_peer(sent, here.cache.to_peers(made))
+    there.cache.on_picked(sent, there.endpoints[0])
+    assert await there.held(prompt) == await here.held(prompt) != [0, 0]

@@ -411,3 +411,20 @@ def test_an_endpoint_that_can_load_is_preferred_to_one_that_has_to_compute() -> 
 def test_parameters_without_meaning_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         ExpectedTtft(**{name: value})  # type: ignore[arg-type]
+
+
+def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
+    old, _ = round_numbers()
+    new, _ = round_numbers()
+    for name in ("a", "b"):
+        old._open(Endpoint(name, "10.0.0.1:1"), 100.0).speed.logs.extend([1.0] * 12 if name == "a" else [0.0] * 12)
+    old._residence = 7.0
+    [piece] = old.snapshot()
+    here = {name: Endpoint(name, "10.0.0.1:1") for name in ("a", "b")}
+    new.restore(piece, here)
+    assert new.statistics()["residence_seconds"] == 7.0
+    speeds = new.endpoint_statistics()
+    assert speeds[here["a"]]["speed"] < speeds[here["b"]]["speed"]
+    assert speeds[here["a"]]["speed_observations"] == 12
+    with pytest.raises(ValueError, match="in flight"):
+        new.restore((-1.0, 0, 0, []), here)

@@ -382,3 +382,27 @@ def test_the_filter_lets_a_request_pass_where_nobody_fails() -> None:
     endpoints = pods("ab")
     request: Request = ask()
     assert FailingEndpointFilter().filter(request, endpoints) is endpoints
+
+
+def test_what_a_peer_knows_of_failures_is_taken_over() -> None:
+    old, new = World(), World()
+    a, b, c = old.endpoints
+    old.answer(a, *[ERROR] * 4)
+    old.answer(b, ERROR, ERROR)
+    old.answer(c, OK)
+    [piece] = old.shares.snapshot()
+    new.shares.restore(piece, {endpoint.name: endpoint for endpoint in new.endpoints})
+    for before, after in zip(old.endpoints, new.endpoints, strict=True):
+        assert old.look(before) == new.look(after)
+    assert new.look(new.endpoints[0]).suspended
+    assert new.reported == ["a"]
+
+
+def test_a_request_of_a_replica_that_fell_silent_is_no_failure() -> None:
+    world = World()
+    a, *_ = world.endpoints
+    world.answer(a, OK)
+    world.answer(a, *[Response(lost=True)] * 6, waited=6.0)
+    assert world.look(a) == FailureShare()
+    world.answer(a, *[GONE] * 6, waited=6.0)
+    assert world.look(a).suspended

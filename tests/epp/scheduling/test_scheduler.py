@@ -1,7 +1,8 @@
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,9 @@ class Broadcasts(Producer[PrefixMatch]):
         if self.error:
             raise self.error
 
+    def from_peer(self, request: Request, state: Any) -> None:
+        assert state is None, "it shares nothing"
+
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
         if self.error:
             raise self.error
@@ -160,7 +164,7 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     a, b = pods("ab")
     diary, load = Diary(), InFlightLoad()
     s = scheduler(ActiveRequestScorer(), producers=[load, Broadcasts()], others=[diary])
-    adopted = s.adopt(ask("theirs", tokens=30), a)
+    adopted = s.adopt(ask("theirs", tokens=30), a, {})
     assert adopted.endpoint is a
     assert load.produce(ask(), [a, b])[a] == (1, 20), "10 of 30 tokens are held there"
     assert s.choose(ask("ours"), [a, b]).endpoint is b
@@ -168,6 +172,73 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     s.finished(adopted, Response(status=200))
     s.finished(adopted, Response(status=200))
     assert diary.lines == ["picked a", "picked b", "first token a", "finished a"]
+
+
+class NeedsThePrompt(Producer[PrefixMatch]):
+    """Prepares itself, and shares nothing."""
+
+    produces = PrefixMatch
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def prepare(self, request: Request) -> None:
+        self.seen.append("prepare")
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
+        self.seen.append("produce")
+        return {endpoint: PrefixMatch(0, 0, 1) for endpoint in endpoints}
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.seen.append("picked")
+
+
+def test_a_plugin_that_cannot_do_without_the_prompt_is_not_called_for_a_peers_request() -> None:
+    [a] = pods("a")
+    plugin = NeedsThePrompt()
+    s = scheduler(producers=[plugin])
+    s.finished(s.adopt(ask(elsewhere=True), a, {}), Response(status=200))
+    assert plugin.seen == []
+    s.choose(ask(), [a])
+    assert plugin.seen == ["produce", "picked"]
+
+
+@dataclass(eq=False)
+class Shares(Plugin):
+    """Shares what it is asked to."""
+
+    name: str = "shares"
+    taken: list[Any] = field(default_factory=list)
+
+    def to_peers(self, request: Request) -> Any:
+        return [request.id]
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        self.taken.append(state)
+
+    def snapshot(self) -> Iterator[Any]:
+        yield from ("one", "two")
+
+    def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        if piece == "bad":
+            raise ValueError(piece)
+        self.taken.append((piece, sorted(endpoints)))
+
+
+def test_what_a_plugin_shares_reaches_its_like_and_what_it_cannot_read_is_reported() -> None:
+    [a] = pods("a")
+    here, there, seen = Shares(), Shares(), list[str]()
+    s, other = scheduler(others=[here]), scheduler(others=[there], on_error=lambda name, error: seen.append(name))
+    states = s.to_peers(ask("r7"))
+    assert states == {"shares": ["r7"]}
+    other.adopt(ask(elsewhere=True), a, states)
+    other.adopt(ask(elsewhere=True), a, {"unknown": 1})
+    for name, piece in s.snapshot():
+        other.restore(name, piece, {"a": a})
+    other.restore("unknown", "piece", {})
+    other.restore("shares", "bad", {})
+    assert there.taken == [["r7"], None, ("one", ["a"]), ("two", ["a"])]
+    assert seen == ["shares"]
 
 
 def test_no_decision_opens_no_account() -> None:
@@ -196,7 +267,8 @@ def test_a_hook_that_raises_breaks_nothing_and_is_reported() -> None:
 
 def test_plugins_without_hooks_are_never_called() -> None:
     s = scheduler(QueueScorer(), producers=[Held()], filters=[])
-    hooks = (s._on_picked, s._on_first_token, s._on_finished, s._answer_headers, s._statistics, s._prepare)
+    assert (s._on_picked, s._on_first_token, s._on_finished) == (([], []), ([], []), ([], []))
+    hooks = (s._answer_headers, s._statistics, s._prepare, s._to_peers, s._from_peer, s._snapshots)
     assert (*hooks, s._endpoint_statistics) == ([], [], [], [], [], [], [])
     assert [name for name, _ in s._on_removed] == ["MaxScorePicker"]
 

@@ -167,3 +167,30 @@ def test_bindings_keep_no_endpoint_alive() -> None:
 def test_nonsense_is_refused(wrong: dict[str, object], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         SessionAffinityFilter(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_session_that_a_peer_bound_is_bound_here_too() -> None:
+    a, b = pod("default/a"), pod("default/b")
+    here, there = by_id(), by_id()
+    request = session("s1")
+    here.on_picked(request, b)
+    sent = ask(elsewhere=True)
+    there.from_peer(sent, here.to_peers(request))
+    there.on_picked(sent, b)
+    assert there.filter(session("s1"), [a, b]) == [b]
+    assert there.filter(session("s2"), [a, b]) == [a, b]
+
+
+def test_a_peer_s_bindings_are_taken_over_but_none_that_is_known() -> None:
+    a, b = pod("default/a"), pod("default/b")
+    here, there = by_id(), by_id()
+    for number in range(1200):
+        here.on_picked(session(f"s{number}"), b)
+    there.on_picked(session("s7"), a)
+    pieces = [*here.snapshot()]
+    assert [len(piece) for piece in pieces] == [500, 500, 200]
+    for piece in pieces:
+        there.restore(piece, {"default/b": b})
+    assert there.filter(session("s7"), [a, b]) == [a]
+    assert there.filter(session("s1199"), [a, b]) == [b]
+    assert there.statistics() == {"sessions": 1200}

@@ -34,7 +34,8 @@ def test_a_pod_that_comes_back_is_a_new_endpoint_in_its_old_place() -> None:
     picker.leave(made[1])
     assert old not in picker.endpoints
     picker.scraped(made[1], Load(waiting=9))
-    assert picker.adopt(1, ASK, made[1]) is None
+    announced = picker.announce(1, picker.choose(1, ASK))
+    assert picker.adopt(ASK, made[1], announced) is None
     picker.join(made[1], 1.0)
     picker.join(made[1], 1.0)
     assert len(picker.endpoints) == 3
@@ -51,10 +52,14 @@ def test_a_request_is_what_the_parser_would_have_made() -> None:
 
 
 def test_what_a_peer_sent_draws_what_follows() -> None:
-    picker, made = replica()
-    adopted = picker.adopt(1, ASK, made[2])
+    (peer, pods_of_peer), (picker, made) = replica(), replica()
+    decision = peer.choose(1, ASK)
+    place = pods_of_peer.index(peer.pod_of[decision.endpoint])
+    adopted = picker.adopt(ASK, made[place], peer.announce(1, decision))
     assert adopted is not None
-    assert picker.pod_of[picker.choose(2, ASK).endpoint] is made[2]
+    assert adopted.request.elsewhere
+    for number in (2, 3):  # not by turns: the second and the third stay there too
+        assert picker.pod_of[picker.choose(number, ASK).endpoint] is made[place]
 
 
 BROKEN = """

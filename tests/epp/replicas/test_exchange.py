@@ -1,0 +1,261 @@
+from collections.abc import Callable
+
+from epp.replicas import wire
+from epp.replicas.exchange import FADE, JOIN, SILENT
+from tests.support.scheduling.replicas import Member, Network, together
+
+
+async def test_a_prompt_sent_by_one_replica_draws_the_same_prompt_at_all_others() -> None:
+    network, (first, *others) = together(4)
+    sent = await first.ask()
+    network.deliver()
+    for other in others:
+        assert (await other.ask()).endpoint.name == sent.endpoint.name
+
+
+async def test_what_is_in_flight_is_in_every_replicas_accounts_until_it_ends() -> None:
+    network, (a, b) = together(2)
+    decision = await a.ask()
+    network.deliver()
+    assert (a.exchange.open, b.exchange.open) == (1, 1)
+    assert b.scheduler.statistics()["expected-ttft"]["pending_seconds"] > 0
+    a.scheduler.first_token(decision)
+    network.deliver()
+    assert b.scheduler.statistics()["expected-ttft"]["pending_seconds"] == 0
+    assert b.scheduler.statistics()["expected-ttft"]["decodes"] == 1
+    a.answer(decision)
+    network.deliver()
+    assert (a.exchange.open, b.exchange.open) == (0, 0)
+    assert b.scheduler.statistics()["expected-ttft"]["decodes"] == 0
+    assert not b.scheduler._open
+
+
+async def test_failures_seen_by_one_replica_keep_the_others_away() -> None:
+    network, (a, b) = together(2)
+    broken = (await a.ask()).endpoint.name
+    for _ in range(4):
+        a.answer(await a.ask(), 503)
+    network.deliver()
+    assert (await b.ask()).endpoint.name != broken
+
+
+async def test_a_replica_that_joins_knows_what_the_others_know() -> None:
+    network, (a, b) = together(2)
+    done, running = await a.ask(), await a.ask(b"x" * 4096)
+    a.answer(done)
+    network.deliver()
+    late = Member(network, "replica-9:9004")
+    late.exchange.found(list(network.replicas))
+    for member in (a, b):
+        member.exchange.found(list(network.replicas))
+    assert not late.exchange.joined
+    network.run(2.0)
+    assert late.exchange.joined
+    assert late.degraded == []
+    assert late.holds(a.chain(done)) == a.holds(a.chain(done)) != []
+    assert late.holds(a.chain(running)) == a.holds(a.chain(running)) != []
+    assert late.exchange.open == a.exchange.open == 1
+    a.answer(running)
+    network.deliver()
+    assert late.exchange.open == 0
+
+
+async def test_a_snapshot_repeats_the_order_in_which_prompts_are_forgotten() -> None:
+    network, (a, b) = together(2)
+    for n in range(30):
+        a.answer(await a.ask(bytes([n % 7]) * 2000 + bytes([n]) * 3000))
+    network.deliver()
+    late = Member(network, "replica-9:9004")
+    late.exchange.found(["replica-0:9004"])
+    network.run(2.0)
+    for endpoint, copy in zip(a.endpoints, late.endpoints, strict=True):
+        known, taken = a.cache.shadows.get(endpoint), late.cache.shadows.get(copy)
+        assert (known is None) == (taken is None)
+        if known is not None and taken is not None:
+            taken.check()
+            assert taken.idle == known.idle
+            assert [each.blocks for each in taken._oldest] == [each.blocks for each in known._oldest]
+    assert b.exchange.joined
+
+
+async def test_a_lost_frame_is_seen_and_a_snapshot_makes_up_for_it() -> None:
+    network, (a, b) = together(2)
+    network.loses = lambda frame: frame[:1] == wire.LIVE
+    done, running = await a.ask(), await a.ask(b"x" * 4096)
+    a.answer(done)
+    network.deliver()
+    network.loses = lambda frame: False
+    assert b.exchange.open == 0
+    network.run(6.0)
+    assert "replicas-gap" in b.degraded
+    assert b.exchange.counts["missing"] == 4
+    assert b.exchange.open == 1
+    assert b.holds(a.chain(done)) == a.holds(a.chain(done)) != []
+    assert b.holds(a.chain(running)) == a.holds(a.chain(running)) != []
+
+
+async def test_an_end_that_was_lost_does_not_stay_in_flight() -> None:
+    network, (a, b) = together(2)
+    decision = await a.ask()
+    network.deliver()
+    network.loses = lambda frame: True
+    a.answer(decision)
+    network.deliver()
+    network.loses = lambda frame: False
+    network.run(6.0)
+    assert b.exchange.open == 0
+    assert not b.scheduler._open
+
+
+async def test_what_a_silent_replica_had_in_flight_fades_and_what_it_sent_stays_known() -> None:
+    network, (a, b) = together(2)
+    decisions = [await a.ask(bytes([n]) * 4096) for n in range(8)]
+    network.deliver()
+    a.alive = False
+    network.run(SILENT + 1.0)
+    assert "replica-silent" in b.degraded
+    network.run(FADE / 2)
+    assert 0 < b.exchange.open < 8
+    network.run(FADE / 2)
+    assert b.exchange.open == 0
+    assert not b.scheduler._open
+    assert all(b.holds(a.chain(decision)) for decision in decisions)
+    assert b.recovered == []
+
+
+async def test_a_replica_that_was_only_stalled_is_believed_again() -> None:
+    network, (a, b) = together(2)
+    decision = await a.ask()
+    network.deliver()
+    a.alive = False
+    network.run(SILENT + FADE + 1.0)
+    assert b.exchange.open == 0
+    a.alive = True
+    network.run(2.0)
+    assert b.recovered == ["replica-silent"]
+    assert b.exchange.open == 1
+    a.answer(decision)
+    network.deliver()
+    assert b.exchange.open == 0
+
+
+async def test_a_replica_that_was_restarted_leaves_nothing_in_flight() -> None:
+    network, (a, b) = together(2)
+    await a.ask()
+    network.deliver()
+    again = Member(network, a.address, instance=77)
+    again.exchange.found(list(network.replicas))
+    network.run(2.0)
+    assert again.exchange.joined
+    network.run(FADE)
+    assert b.exchange.open == again.exchange.open == 0
+
+
+async def test_a_replica_that_leaves_is_not_missed() -> None:
+    network, (a, b) = together(2)
+    a.exchange.leave()
+    network.deliver()
+    a.alive = False
+    network.run(SILENT + 2.0)
+    assert b.degraded == []
+    assert [peer.state for peer in b.exchange.peers.values() if peer.address == a.address] == ["left"]
+
+
+async def test_without_an_answer_a_replica_starts_cold_and_says_so() -> None:
+    network = Network()
+    alone = Member(network, "replica-0:9004")
+    alone.exchange.found(["replica-0:9004", "nobody:9004"])
+    network.run(JOIN - 1.0)
+    assert not alone.exchange.joined
+    network.run(1.5)
+    assert alone.exchange.joined
+    assert alone.degraded == ["replica-cold-start"]
+
+
+async def test_nothing_is_joined_before_the_pool_is_known() -> None:
+    network, (a, _) = together(2)
+    decision = await a.ask()
+    late = Member(network, "replica-9:9004")
+    late.ready, pods, late.endpoints = False, late.endpoints, ()
+    late.exchange.found(list(network.replicas))
+    network.run(JOIN + 2.0)
+    assert not late.exchange.joined
+    late.ready, late.endpoints = True, pods
+    network.run(2.0)
+    assert late.exchange.joined
+    assert late.holds(a.chain(decision)) == a.holds(a.chain(decision)) != []
+
+
+async def test_a_replica_knows_itself_among_its_peers() -> None:
+    _, (a, b) = together(2)
+    assert [peer.state for peer in a.exchange.peers.values()] == ["self", "live"]
+    assert [peer[0] for peer in b.exchange.figures().peers] == [a.address]
+
+
+async def test_a_decision_for_an_endpoint_that_is_not_known_here_is_counted() -> None:
+    network, (a, b) = together(2)
+    b.endpoints = ()
+    a.answer(await a.ask())
+    network.deliver()
+    assert b.exchange.counts["unknown-endpoint"] == 1
+    assert b.exchange.open == 0
+
+
+async def test_noise_is_counted_and_harms_nothing() -> None:
+    network, (a, b) = together(2)
+    b.exchange.received(a.address, b"L\x93\x01")
+    b.exchange.received("stranger:1", b"L\x93\x01")
+    assert b.exchange.counts["malformed"] == 1
+    assert b.degraded == ["replicas-malformed"]
+    await a.ask()
+    network.deliver()
+    assert b.exchange.open == 1
+
+
+async def test_lag_and_agreement_are_measured() -> None:
+    network, (a, b) = together(2)
+    await a.ask()
+    network.run(2.0)
+    [peer] = [peer for peer in b.exchange.peers.values() if peer.address == a.address]
+    assert peer.agreement == 1.0
+    assert peer.lag is not None
+    assert peer.as_dict(network.now)["in_flight"] == 1
+
+
+async def test_a_peer_that_became_ready_is_asked_again() -> None:
+    network = Network()
+    a, b = (Member(network, f"replica-{n}:9004") for n in range(2))
+    a.exchange.found(["replica-0:9004", "replica-1:9004", "nobody:9004"])
+    b.exchange.found(["replica-0:9004", "replica-1:9004", "nobody:9004"])
+    network.run(0.5)
+    assert not a.exchange.joined
+    assert not b.exchange.joined
+    sent = await a.ask()
+    a.exchange.joined = True
+    network.run(2.0)
+    assert b.exchange.joined
+    assert b.degraded == []
+    assert b.holds(a.chain(sent)) == a.holds(a.chain(sent)) != []
+
+
+async def test_an_end_goes_with_the_next_decision_and_a_turn_s_decisions_go_together() -> None:
+    network, (a, b) = together(2)
+    waiting: list[tuple[float, Callable[[], None]]] = []
+    a.later = lambda seconds, call: waiting.append((seconds, call))  # type: ignore[method-assign]
+    before = a.exchange.counts["sent"]
+    first = await a.ask()
+    a.answer(first)
+    second = await a.ask(b"x" * 4096)
+    assert [seconds for seconds, _ in waiting] == [0.0]
+    assert a.exchange.counts["sent"] == before
+    for _, call in waiting:
+        call()
+    network.deliver()
+    assert a.exchange.counts["sent"] == before + 1
+    assert b.exchange.open == 1
+    waiting.clear()
+    a.answer(second)
+    assert [seconds > 0 for seconds, _ in waiting] == [True]
+    waiting[0][1]()
+    network.deliver()
+    assert b.exchange.open == 0

@@ -1,0 +1,166 @@
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import zmq
+
+from epp.errors import ConfigError
+from epp.replicas import wire
+from epp.replicas.sockets import Sockets, keys_of
+from tests.support.process.waiting import until
+
+SECRET = b"what all replicas know"
+FRAME = wire.LIVE + b"hello"
+
+
+class Watched(Sockets):
+    """Says of each connection it makes whether it was closed again."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.monitors: dict[str, zmq.Socket[bytes]] = {}
+        super().__init__(*arguments)
+
+    def connect(self, address: str) -> None:
+        self.closing = address
+        super().connect(address)
+
+    def _socket(self, kind: int) -> "zmq.Socket[bytes]":
+        socket = super()._socket(kind)
+        if kind == zmq.SUB:
+            self.monitors[self.closing] = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        return socket
+
+    def close(self) -> None:
+        for monitor in self.monitors.values():
+            monitor.close(linger=0)
+        super().close()
+
+
+class End:
+    """One side: what it received, and which snapshots it was asked for."""
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self.received: list[bytes] = []
+        self.asked: list[bytes] = []
+        self.sockets = Watched(lambda address, frame: self.received.append(frame), self.asked.append, secret)
+        self.address = f"127.0.0.1:{self.sockets.open('127.0.0.1', 0)}"
+
+
+@contextmanager
+def ends(*secrets: bytes | None) -> Iterator[list[End]]:
+    with ExitStack() as stack:
+        made = []
+        for secret in secrets:
+            made.append(End(secret))
+            stack.callback(made[-1].sockets.close)
+        yield made
+
+
+async def arrives(source: End, target: End) -> None:
+    """Return when what `source` publishes reaches `target`, which has just subscribed."""
+
+    def sent() -> bool:
+        source.sockets.publish(FRAME)
+        return FRAME in target.received
+
+    await until(sent)
+
+
+async def refused(one: End, other: End) -> None:
+    """Return when the connection that `one` made to `other` has been closed again, by whichever side."""
+    monitor = one.sockets.monitors[other.address]
+    await until(lambda: monitor.poll(1) > 0)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+async def test_frames_arrive_in_order_and_snapshots_are_asked_for(secret: bytes | None) -> None:
+    topic = wire.topic_of(wire.SNAPSHOT, 5, 1)
+    with ends(secret, secret) as [a, b]:
+        b.sockets.subscribe(a.address, wire.LIVE)
+        await arrives(a, b)
+        b.received.clear()
+        frames = [wire.LIVE + n.to_bytes(4, "big") + bytes(n) for n in range(1000)]
+        for frame in frames:
+            a.sockets.publish(frame)
+        await until(lambda: frames[-1] in b.received)
+        assert [frame for frame in b.received if frame != FRAME] == frames
+        b.sockets.subscribe(a.address, topic)
+        await until(lambda: a.asked == [topic])
+        a.sockets.publish(topic + b"piece")
+        await until(lambda: topic + b"piece" in b.received)
+        b.sockets.unsubscribe(a.address, topic)
+
+
+async def test_topics_that_are_none_of_ours_ask_for_nothing() -> None:
+    with ends(None, None) as [a, b]:
+        b.sockets.subscribe(a.address, wire.LIVE)
+        for topic in (b"S", b"S" + bytes(99), b"X" + bytes(16)):
+            b.sockets.subscribe(a.address, topic)
+        b.sockets.subscribe(a.address, wire.topic_of(wire.IN_FLIGHT, 5, 1))
+        await until(lambda: len(a.asked) == 1)
+        assert a.asked == [wire.topic_of(wire.IN_FLIGHT, 5, 1)]
+
+
+@pytest.mark.parametrize("secret", [None, b"what strangers guess"])
+async def test_strangers_neither_listen_nor_speak(secret: bytes | None) -> None:
+    with ends(SECRET, SECRET, secret) as [a, b, stranger]:
+        stranger.sockets.subscribe(a.address, wire.LIVE)
+        stranger.sockets.subscribe(a.address, wire.topic_of(wire.SNAPSHOT, 9, 1))
+        a.sockets.subscribe(stranger.address, wire.LIVE)
+        b.sockets.subscribe(a.address, wire.LIVE)
+        await arrives(a, b)
+        for one, other in ((stranger, a), (a, stranger)):
+            await refused(one, other)
+            stranger.sockets.publish(FRAME)
+            a.sockets.publish(FRAME)
+        assert stranger.received == []
+        assert (a.received, a.asked) == ([], [])
+
+
+async def test_who_knows_the_public_key_alone_is_refused() -> None:
+    """Encryption alone would let in whoever has the server's public key; the client's is checked too."""
+    with ends(SECRET, SECRET) as [a, b], zmq.Context() as context, context.socket(zmq.SUB) as stranger:
+        stranger.linger = 0
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey = keys_of(SECRET)[0]
+        stranger.subscribe(wire.LIVE)
+        stranger.connect(f"tcp://{a.address}")
+        b.sockets.subscribe(a.address, wire.LIVE)
+        await arrives(a, b)
+        with pytest.raises(zmq.Again):
+            stranger.recv(zmq.NOBLOCK)
+
+
+async def test_a_port_in_use_is_an_error_that_names_the_flag() -> None:
+    with ends(None) as [a]:
+        second = Sockets(lambda address, frame: None, lambda topic: None, None)
+        with pytest.raises(ConfigError, match="--replica-port"):
+            second.open("127.0.0.1", int(a.address.rpartition(":")[2]))
+        second.close()
+
+
+async def test_who_does_not_take_what_is_sent_costs_bounded_memory() -> None:
+    with ends(None) as [a], zmq.Context() as context, context.socket(zmq.SUB) as slow:
+        slow.linger, slow.rcvhwm = 0, 1
+        slow.subscribe(wire.LIVE)
+        slow.connect(f"tcp://{a.address}")
+
+        def sent() -> bool:
+            a.sockets.publish(FRAME)
+            return bool(slow.poll(1))
+
+        await until(sent)
+        for _ in range(50_000):  # never waits, however many
+            a.sockets.publish(wire.LIVE + bytes(1000))
+        received = 0
+        while slow.poll(200):
+            slow.recv()
+            received += 1
+        assert 0 < received < 50_000, "the rest was dropped"
+
+
+def test_equal_secrets_have_equal_keys_and_others_not() -> None:
+    assert keys_of(SECRET) == keys_of(SECRET)
+    assert keys_of(SECRET)[0] != keys_of(b"other")[0]
+    assert SECRET not in keys_of(SECRET)[0]
