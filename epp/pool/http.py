@@ -1,4 +1,8 @@
-"""A request over a kept connection, in as few steps as HTTP/1.1 takes. For small pages; not a general client."""
+"""A request over a kept connection, in as few steps as HTTP/1.1 takes. For small pages; not a general client.
+
+It is written by hand since scraping is most of what an idle picker does: an exchange takes a third of the CPU of
+aiohttp's client (`hack/bench scrape`), and a hundred endpoints once a second are to take 2 % of a core in all.
+"""
 
 import asyncio
 from typing import Final, cast
