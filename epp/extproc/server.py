@@ -663,6 +663,7 @@ class Call:
         self._half_closed = self._half_closed or end
         wrong = self._incoming.feed(payload, self._message) if payload else ""
         if self._ended:
+            self._incoming.release()  # of what followed the message that ended it
             return
         memory = self._server.memory
         if wrong:
