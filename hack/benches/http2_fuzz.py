@@ -1,4 +1,4 @@
-"""Mutated streams against the ext_proc server's own objects, and its HTTP/2 beside h2's. 1,000,000 take about an hour.
+"""Mutated streams against the ext_proc server's own objects, and its HTTP/2 beside h2's. 1,000,000 take some minutes.
 
 Conversations of a gateway (several streams each, with everything that a gateway may send) are cut, repeated, spliced
 and overwritten, and given in pieces to the server's connection over a transport in memory: connection and streams are

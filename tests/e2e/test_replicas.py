@@ -21,6 +21,8 @@ def ha(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, kind: Stack, 
     overlay = ROOT / "manifests" / "overlays" / "kind"
     kubectl = put_into(NAMESPACE, overlay, tmp_path_factory.mktemp("ha"), ["ha"])
     kubectl("create", "secret", "generic", "warmpath-replicas", "--from-literal=secret=of-this-test-alone-0123456789")
+    # Beside all else that the node runs: two processors are asked for by then.
+    kubectl("set", "resources", "deployment", "warmpath", "llm", "--requests=cpu=10m")
     kubectl.rolled_out("warmpath", "llm")
     yield entrance(clients, Stack(kubectl, gateway_of(NAMESPACE), token))
     kubectl("delete", "namespace", NAMESPACE, "--wait=false")
