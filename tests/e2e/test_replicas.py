@@ -20,12 +20,15 @@ def ha(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, kind: Stack, 
     """The overlay `kind` with `ha`, in a namespace of its own."""
     overlay = ROOT / "manifests" / "overlays" / "kind"
     kubectl = put_into(NAMESPACE, overlay, tmp_path_factory.mktemp("ha"), ["ha"])
-    kubectl("create", "secret", "generic", "warmpath-replicas", "--from-literal=secret=of-this-test-alone-0123456789")
-    # Beside all else that the node runs: two processors are asked for by then.
-    kubectl("set", "resources", "deployment", "warmpath", "llm", "--requests=cpu=10m")
-    kubectl.rolled_out("warmpath", "llm")
-    yield entrance(clients, Stack(kubectl, gateway_of(NAMESPACE), token))
-    kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+    try:
+        secret = "--from-literal=secret=of-this-test-alone-0123456789"
+        kubectl("create", "secret", "generic", "warmpath-replicas", secret)
+        # Beside all else that the node runs: two processors are asked for by then.
+        kubectl("set", "resources", "deployment", "warmpath", "llm", "--requests=cpu=10m")
+        kubectl.rolled_out("warmpath", "llm")
+        yield entrance(clients, Stack(kubectl, gateway_of(NAMESPACE), token))
+    finally:
+        kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
 
 def shown(stack: Stack) -> list[Any]:
