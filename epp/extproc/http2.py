@@ -1083,16 +1083,22 @@ def _codes() -> dict[tuple[int, int], int]:
     return codes
 
 
-def _states() -> list[list[tuple[int, bytes] | None]]:
-    """Row by state, column by four bits: the next state and what they complete; None for the end of a string.
-
-    A state is a beginning of a code; state 0 is the empty one.
-    """
-    codes = _codes()
+def _numbered(codes: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
+    """(length, beginning of a code) -> its state; state 0 is the empty one."""
     number = {(0, 0): 0}
     for length, code in codes:
         for short in range(1, length):
             number.setdefault((short, code >> (length - short)), len(number))
+    return number
+
+
+def _states() -> tuple[list[list[tuple[int, bytes] | None]], frozenset[int]]:
+    """Row by state, column by four bits: the next state and what they complete; None for the end of a string.
+
+    And the states in which a string may end: within a byte of the end's code, which is all ones.
+    """
+    codes = _codes()
+    number = _numbered(codes)
     rows: list[list[tuple[int, bytes] | None]] = [[] for _ in number]
     for (length, code), state in number.items():
         for four in range(16):
@@ -1104,27 +1110,10 @@ def _states() -> list[list[tuple[int, bytes] | None]]:
                     done += bytes((symbol & 255,))
                     at = 0, 0
             rows[state].append(None if over else (number[at], done))
-    return rows
+    return rows, frozenset(number[length, (1 << length) - 1] for length in range(8))
 
 
-_STATES: Final = _states()
-
-
-def _ends() -> frozenset[int]:
-    """States in which a string may end: less than a byte of the end's code, which is all ones."""
-    ends, state = {0}, 0
-    codes = _codes()
-    number = {(0, 0): 0}
-    for length, code in codes:
-        for short in range(1, length):
-            number.setdefault((short, code >> (length - short)), len(number))
-    for length in range(1, 8):
-        state = number[length, (1 << length) - 1]
-        ends.add(state)
-    return frozenset(ends)
-
-
-_ENDS: Final = _ends()
+_STATES, _ENDS = _states()
 
 
 def _huffman(raw: bytes) -> bytes:

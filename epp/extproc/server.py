@@ -326,6 +326,7 @@ class GatewayConnection(asyncio.Protocol):
         self._last = self._pinged = 0.0
         """When something came last, and when a ping was sent since (0: none was)."""
         self._final: asyncio.TimerHandle | None = None
+        self._closing: asyncio.TimerHandle | None = None
         self._leaves = False
         self._why = ""
         self._flushing = False
@@ -347,8 +348,9 @@ class GatewayConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._final is not None:
-            self._final.cancel()
+        for timer in (self._final, self._closing):
+            if timer is not None:
+                timer.cancel()
         for call in [*self.calls.values()]:
             call.reset()
         self.calls.clear()
@@ -420,9 +422,12 @@ class GatewayConnection(asyncio.Protocol):
             self._close_soon()
 
     def _close_soon(self) -> None:
-        if self._transport is not None:
+        """The gateway closes when it has read that all is said. Closing first, while it still writes, would make the
+        kernel reset the connection and take the last replies with it; so that is for gateways that stay.
+        """
+        if self._transport is not None and self._closing is None:
             self._write()
-            self._transport.close()
+            self._closing = asyncio.get_running_loop().call_later(LEAVING, self._transport.close)
 
     def end(self) -> None:
         """Close now; what is open is reset."""
