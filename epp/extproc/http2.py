@@ -561,6 +561,11 @@ class Connection:
         """Those streams."""
         return [*self._streams]
 
+    def pending(self, number: int) -> bool:
+        """Whether something that was given to send on this stream waits for its window."""
+        stream = self._streams.get(number)
+        return stream is not None and bool(stream.pending)
+
     def _send_waiting(self, events: list[Event]) -> None:
         for number, stream in [*self._waiting.items()]:
             if self._window <= 0 or self.paused:

@@ -467,7 +467,8 @@ class GatewayConnection(asyncio.Protocol):
             elif isinstance(event, http2.Opened):
                 self._open(event)
             elif isinstance(event, http2.Drained):
-                if (call := self.calls.get(event.number)) is not None:
+                # an event before this one, out of the same bytes, may have made the call write more
+                if (call := self.calls.get(event.number)) is not None and not self.http.pending(event.number):
                     call.drained()
             elif isinstance(event, http2.Reset):
                 if (call := self.calls.pop(event.number, None)) is not None:

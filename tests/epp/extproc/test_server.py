@@ -6,7 +6,7 @@ import random
 import resource
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 
 import grpc
 import pytest
@@ -411,6 +411,39 @@ async def test_a_gateway_that_does_not_read_an_answer_is_left() -> None:
         await route.until(lambda: route.left == 1)
         assert served.memory.held == 0
         assert metrics.reasons() == ["gateway-not-reading"]
+
+
+@pytest.mark.parametrize("kind", [ExtProcServer], indirect=True)
+async def test_a_piece_that_comes_with_the_window_for_what_was_written_before_is_waited_for() -> None:
+    """One read of the socket brings the answer's piece, then the window that lets the request's body leave."""
+    route, metrics = Route(TO), RecordedMetrics()
+    async with asyncio.timeout(20), ext_proc_server(route, settings(incomplete=0.5), metrics) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
+        with closing(writer):
+            peer = H2Connection()
+            peer.initiate_connection()
+            peer.update_settings({4: 15_000})  # INITIAL_WINDOW_SIZE
+            peer.increment_flow_control_window(1 << 20)
+            writer.write(peer.data_to_send())
+            peer.receive_data(await reader.read(4096))
+            peer.send_headers(1, OPEN)
+            send_messages(peer, request_headers(config=DUPLEX), request_body(bytes(30_000), end=True))
+            writer.write(peer.data_to_send())
+            await route.way()
+            send_messages(peer, answer_headers(), answer_body(bytes(100_000)))
+            peer.increment_flow_control_window(40_000, 1)
+            writer.write(peer.data_to_send())
+            await route.until(lambda: route.left == 1)
+            assert metrics.reasons() == ["gateway-not-reading"]
+            assert served.memory.held == 0
+
+
+def send_messages(peer: H2Connection, *messages: bytes) -> None:
+    """On stream 1."""
+    for message in messages:
+        framed = b"\0" + len(message).to_bytes(4, "big") + message
+        for at in range(0, len(framed), 16_384):
+            peer.send_data(1, framed[at : at + 16_384])
 
 
 async def test_pieces_of_answers_are_on_account_too() -> None:
