@@ -29,6 +29,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -48,6 +49,7 @@ __all__ = [
     "Filter",
     "InFlight",
     "KvEventFigures",
+    "Level",
     "Load",
     "NoTokens",
     "Picked",
@@ -120,6 +122,18 @@ class FailureShare(msgspec.Struct, frozen=True, gc=False):
     """It fails so often that it should get nothing, while another endpoint is there."""
     trial: bool = False
     """It would be suspended, but one request should go there now, to see whether it is healthy again."""
+
+
+class Level(msgspec.Struct, frozen=True, gc=False):
+    """The endpoints that hold as much of a prompt as `match` says, or more."""
+
+    match: PrefixMatch
+    count: int
+    """How many at most."""
+    members: Callable[[], Sequence[Endpoint]]
+    """They, and perhaps some that are not in the pool any more."""
+    holds: Callable[[Endpoint], bool] | None
+    """Whether an endpoint is one of them; None: all are."""
 
 
 # --- services: what the process gives to its plugins ----------------------------------------------------------------
@@ -287,8 +301,33 @@ class Cost(Scorer):
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         return scores_of(self.bill(request, endpoints))
 
+    shortlist_from: ClassVar[float] = inf
+    """Endpoints of a pool from which on it is asked for a `shortlist`."""
+
+    def shortlist(
+        self,
+        request: Request,
+        endpoints: Sequence[Endpoint],
+        levels: Iterator[Level],
+        count: int,
+        up_to: float | None = None,
+    ) -> tuple[Sequence[Endpoint], float] | None:
+        """Those of `endpoints` that can be among the `count` cheapest, in order, and the least that any other costs.
+
+        Then signals and bills are made for these only. Asked where no filter, other scorer or shadow profile has to see
+        all endpoints; `request` has the signals of producers with `whole_pool`, `levels` is what is held of its prompt,
+        least first. `up_to`: all that can cost so much or less are to be named; asked where the bills show that the
+        first answer was too short. None, as here: ask for the bills of all.
+        """
+        return None
+
 
 class Picker(Plugin, ABC):
+    max_num_of_endpoints: int = 1
+    """It names at most so many."""
+    takes_best: ClassVar[bool] = False
+    """It names none but those with the highest scores, so nobody else need be scored."""
+
     @abstractmethod
     def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
         """The endpoint to use, then fallbacks in order; at least one. `scored` is never empty, in pool order."""
@@ -324,9 +363,20 @@ class Producer(Plugin, ABC, Generic[S]):
         Returns the prompt's length in tokens where it became known: from then on `request.tokens` says it. Else None.
         """
 
+    whole_pool: ClassVar[bool] = False
+    """It has to see the pool even where only some endpoints come into question (`Cost.shortlist`), and takes no longer
+    for that."""
+
     @abstractmethod
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, S]:
         """The signal for every endpoint given. Runs in the same step as the pick, so it is never stale."""
+
+    def levels(self, request: Request) -> Iterator[Level] | None:
+        """Of a producer of `PrefixMatch`: the different matches, least first, that of all endpoints before the others.
+
+        None, as here: it has to be asked for each endpoint.
+        """
+        return None
 
 
 class Detector(Plugin, ABC):

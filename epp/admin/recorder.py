@@ -239,7 +239,7 @@ def brief(decision: Decision) -> str:
     if not decision.runs:
         return "no profile ran"
     run = decision.runs[-1]
-    found = [f"{run.profile}: 1 of {len(run.endpoints)}"]
+    found = [f"{run.profile}: 1 of {len(run.endpoints) + run.others}"]
     for i, endpoint in enumerate(run.endpoints):
         if endpoint is not decision.endpoint:
             continue

@@ -6,12 +6,14 @@ writing to the engines this knows as much as KV events would (`tests/epp/prefix/
 to it).
 """
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Final
 
-from epp.plugin import CacheRoom, Endpoint, PrefixMatch, Producer, Request, Response, Slot
+from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Slot
 from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
 from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
 
@@ -122,9 +124,27 @@ class ApproximatePrefixCache(PrefixCache):
             size = bytes_at(depth)
             held = round(size / per_token)
             match = PrefixMatch(held if held < tokens else tokens, size // SHORT, total)
-            for endpoint in holders(mask):
+            few = mask.bit_count() > len(endpoints)
+            for endpoint in self._among(endpoints, mask) if few else holders(mask):
                 matches[endpoint] = match
         return matches
+
+    def levels(self, request: Request) -> Iterator[Level]:
+        prompt = self._prompt(request)
+        chain, per_token, tokens = prompt.chain, prompt.bytes_per_token, request.tokens
+        total = bytes_at(len(chain)) // SHORT
+        yield Level(PrefixMatch(0, 0, total), sys.maxsize, tuple, None)
+        for depth, mask in self.index.match(chain):
+            size = bytes_at(depth)
+            match = PrefixMatch(min(round(size / per_token), tokens), size // SHORT, total)
+            yield Level(match, mask.bit_count(), partial(self.index.holders, mask), partial(self._holds, mask))
+
+    def _holds(self, mask: int, endpoint: Endpoint) -> bool:
+        shadow = self.shadows.get(endpoint)
+        return shadow is not None and bool(shadow.bit & mask)
+
+    def _among(self, endpoints: Sequence[Endpoint], mask: int) -> list[Endpoint]:
+        return [endpoint for endpoint in endpoints if self._holds(mask, endpoint)]
 
     def shadow(self, endpoint: Endpoint) -> ShadowCache:
         """The shadow of `endpoint`, as large as its metrics say now."""

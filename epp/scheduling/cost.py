@@ -36,13 +36,26 @@ too: `residence` is by the clock.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Any, ClassVar, Final
 
-from epp.plugin import CacheRoom, Cost, Endpoint, FailureShare, Load, PrefixMatch, Request, Response, Slot
+from epp.plugin import (
+    CacheRoom,
+    Cost,
+    Endpoint,
+    FailureShare,
+    Level,
+    Load,
+    PrefixMatch,
+    Request,
+    Response,
+    Services,
+    Slot,
+)
 from epp.scheduling.failures import ONE
+from epp.scheduling.shortlist import Cheapest, Order, Place, Terms
 from epp.scheduling.speeds import Speed, Speeds
 
 _NS: Final = 1_000_000_000
@@ -57,8 +70,10 @@ _WEIGHT: Final = 0.02
 """Of one more request in the running means: the last fifty or so count."""
 _MEMORY: Final = 60.0
 """Seconds over which the share of busy time is remembered."""
-_FRESH: Final = 1.0
-"""Seconds for which that share is taken as it was."""
+_EPOCH: Final = 10 * _MEMORY
+"""Seconds after which the weights are scaled anew: exp of much more is no number."""
+_LARGE: Final = 32
+"""Endpoints. Bills of fewer take no longer than finding those that come into question."""
 _SHORTEST: Final = 1e-3
 """Seconds. No request counts as in flight for less, so that their mean can be divided by."""
 _DISPLACED: Final = 2.0
@@ -98,23 +113,41 @@ class _Sent:
         self.waiting = True
 
 
+class _Decay:
+    """How what was forgets: what counted 1 at time t counts `scale(now) / scale(t)` at `now`."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self) -> None:
+        self.epoch = 0.0
+
+    def scale(self, now: float) -> float:
+        return exp((self.epoch - now) / _MEMORY)
+
+
 class _Account:
     """What one endpoint was given, and what the metrics say it has beyond that."""
 
     __slots__ = (
-        "busy", "busy_at", "busy_since", "context", "decodes", "due", "foreign_decodes", "foreign_used",
-        "foreign_waiting", "load", "peak", "pending", "queue", "requests", "served_at", "since", "speed", "watched",
+        "busy_since", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes", "foreign_used",
+        "foreign_waiting", "load", "order", "peak", "pending", "place", "queue", "requests", "served_at", "since",
+        "speed", "watched", "weight",
     )  # fmt: skip
 
-    def __init__(self, now: float, speed: Speed) -> None:
+    def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
+        self.endpoint = endpoint
         self.speed = speed
+        self.decay = decay
+        self.order: Order | None = None
+        """Where it has its place, which it keeps true."""
+        self.place: Place | None = None
         self.busy_since = now
         """Since when it serves what is in `queue`, as far as `speed` has not observed it."""
         self.watched = True
         """All it did since then was seen."""
-        self.busy = 0.0
-        """Share of the last minute, the latest seconds counting most, in which a request waited in `queue`."""
-        self.busy_at = now
+        self.weight = 0.0
+        """Times `decay`'s scale, and 1 more while a request waits in `queue`: the share of the last minute in which
+        one did, the latest seconds counting most."""
         self.pending = 0
         """Nanoseconds of work of the requests in `queue`."""
         self.queue: OrderedDict[_Sent, None] = OrderedDict()
@@ -136,7 +169,7 @@ class _Account:
 
     def start(self, sent: _Sent) -> None:
         if not self.queue:
-            self.remember(sent.sent)
+            self.weight -= 1 / self.decay.scale(sent.sent)
             self.busy_since = sent.sent
         self.queue[sent] = None
         self.pending += sent.work
@@ -144,17 +177,10 @@ class _Account:
         self.peak = max(self.peak, self.requests)
         self._next()
 
-    def remember(self, now: float) -> None:
-        """Bring `busy` up to date; to be called before `queue` begins or ceases to be empty."""
-        share = 1.0 if self.queue else 0.0
-        self.busy = share + (self.busy - share) * exp((self.busy_at - now) / _MEMORY)
-        self.busy_at = now
-
     def first_token(self, sent: _Sent, at: float) -> None:
         """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
         too.
         """
-        self.remember(at)
         begun = [sent]
         for earlier in self.queue:
             if earlier is sent:
@@ -162,7 +188,7 @@ class _Account:
             if not earlier.observed:
                 begun.append(earlier)
         for one in begun:
-            self._leave_queue(one)
+            self._leave_queue(one, at)
             self.decodes += 1
             self.context += one.tokens
         self.served_at = at
@@ -175,17 +201,16 @@ class _Account:
             self.first_token(next(iter(self.queue)), self.due)
 
     def end(self, sent: _Sent, now: float) -> None:
+        self.requests -= 1
         if sent.waiting:
             self.watched = False
             if next(iter(self.queue)) is sent:
                 self.served_at = now
-            self.remember(now)
-            self._leave_queue(sent)
-            self._next()
+            self._leave_queue(sent, now)
         else:
             self.decodes -= 1
             self.context -= sent.tokens
-        self.requests -= 1
+        self._next()
 
     def compare(self, load: Load, room: CacheRoom, now: float) -> None:
         """A new scrape: what it counts beyond the most we had in flight since the last one is not ours."""
@@ -200,19 +225,54 @@ class _Account:
         self.foreign_used = _smooth(self.foreign_used, used) if self.foreign_waiting or self.foreign_decodes else 0.0
         self.since, self.peak = now, self.requests
 
-    def _leave_queue(self, sent: _Sent) -> None:
+    def _leave_queue(self, sent: _Sent, now: float) -> None:
         del self.queue[sent]
         sent.waiting = False
         self.pending -= sent.work
+        if not self.queue:
+            self.weight += 1 / self.decay.scale(now)
 
     def _next(self) -> None:
         head = next(iter(self.queue), None)
         self.due = inf if head is None or head.observed else max(head.sent, self.served_at) + head.lasts
+        if self.order is not None:
+            self.order.put(self)
 
 
 def _smooth(old: float, new: float) -> float:
     value = old + _SMOOTHING * (new - old)
     return value if value >= _LEAST else 0.0
+
+
+class _Costs:
+    """What bills of a request would say, but for memory (`shortlist.Costs`)."""
+
+    def __init__(self, scorer: "ExpectedTtft", request: Request, now: float, scale: float) -> None:
+        self._scorer = scorer
+        self._tokens = request.tokens
+        self._failures = request.signals.get(FailureShare, {})
+        self._now = now
+        self._scale = scale
+
+    def terms(self, match: PrefixMatch) -> Terms:
+        one, n, u = self._scorer, self._tokens, self._tokens - match.tokens
+        work = one.prefill_seconds_per_token * u + one.attention_seconds_per_token_pair * u * (n - 0.5 * u)
+        calm = one.step_seconds * one._per_chunk
+        return Terms(work, one.work_weight - 1, one.stall_weight, calm, 1 / one._residence, self._scale)
+
+    def of(self, account: _Account, terms: Terms) -> tuple[float, bool]:
+        one, factor = self._scorer, account.speed.factor
+        busy = account.weight * terms.scale + (1.0 if account.queue else 0.0)
+        rate = one._step(account) * one._per_chunk
+        sum_ = terms.least(factor, account.requests, busy, account.pending) / (1 + terms.calm)
+        cost, certain = (1 + rate) * sum_, True
+        if account.foreign_waiting or account.foreign_decodes:
+            certain = account.load is account.endpoint.load
+            if certain:
+                cost += one._foreign(account, self._now, factor * terms.work, sum_, rate)[0]
+        if account.endpoint in self._failures:
+            cost += one._failing(self._failures[account.endpoint], cost)
+        return cost, certain
 
 
 @dataclass(eq=False)
@@ -233,6 +293,7 @@ class ExpectedTtft(Cost):
 
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
     terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory", "failing")
+    shortlist_from: ClassVar[float] = _LARGE
 
     work_weight: float = field(default=1.5, metadata={"alias": "g"})
     """How often a request's own work counts where no request waited in the last minute, and once more where one always
@@ -291,6 +352,11 @@ class ExpectedTtft(Cost):
         self._tokens = float(_MEAN_TOKENS)
         self._work = _MEAN_TOKENS * self.prefill_seconds_per_token
         self._per_chunk = 1 / full_chunk
+        self._decay = _Decay()
+        self._endpoints: Callable[[], Sequence[Endpoint]] = tuple
+        self._order: Order | None = None
+        """Of a large pool: its accounts, as they were in order when speeds had the version `_ordered`."""
+        self._ordered = 0
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
         """One row per endpoint, in the order of `terms`."""
@@ -300,7 +366,7 @@ class ExpectedTtft(Cost):
         lin, att = self.prefill_seconds_per_token, self.attention_seconds_per_token_pair
         c, d = self.step_seconds_per_decode, self.step_seconds_per_context_token
         per_chunk, accounts = self._per_chunk, self.accounts
-        calm, fresh, leaving = base * per_chunk, now - _FRESH, 1 / self._residence
+        calm, leaving, scale = base * per_chunk, 1 / self._residence, self._scale(now)
         rows = []
         work, load, whole, last = 0.0, 0.0, 0.0, None
         for endpoint in endpoints:
@@ -320,12 +386,11 @@ class ExpectedTtft(Cost):
                     work, load = self._work_and_load(n, match)
             factor = account.speed.factor
             own = factor * work
-            if account.busy_at < fresh:
-                account.remember(now)
-            shared = (again + account.busy) * own
+            busy = account.weight * scale + (1.0 if account.queue else 0.0)
+            shared = (again + busy) * own
             if load:
-                most = (again + account.busy) * factor * whole
-                shared = min(most, shared + (_DISPLACED + account.busy) * load)
+                most = (again + busy) * factor * whole
+                shared = min(most, shared + (_DISPLACED + busy) * load)
             if requests := account.requests:
                 pending = factor * account.pending / _NS
                 stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
@@ -378,11 +443,57 @@ class ExpectedTtft(Cost):
         return more * (1 + rate + busier) + sum_ * busier, weight * account.foreign_used
 
     def _open(self, endpoint: Endpoint, now: float) -> _Account:
-        account = self.accounts[endpoint] = _Account(now, self._speeds.open(endpoint))
+        self._scale(now)
+        account = self.accounts[endpoint] = _Account(endpoint, now, self._speeds.open(endpoint), self._decay)
         return account
+
+    def _scale(self, now: float) -> float:
+        """What the accounts' weights are to be multiplied with."""
+        decay = self._decay
+        if now - decay.epoch > _EPOCH:
+            lost, decay.epoch = decay.scale(now), now
+            for account in self.accounts.values():
+                account.weight *= lost
+            self._forget_order()
+        return decay.scale(now)
+
+    def start(self, services: Services) -> None:
+        self._endpoints = services.endpoints
+
+    def shortlist(
+        self,
+        request: Request,
+        endpoints: Sequence[Endpoint],
+        levels: Iterator[Level],
+        count: int,
+        up_to: float | None = None,
+    ) -> tuple[Sequence[Endpoint], float] | None:
+        if endpoints is not self._endpoints():  # a gateway's subset, which may be another each time
+            return None
+        now = self.clock()
+        scale, order = self._scale(now), self._order
+        if order is None or order.endpoints is not endpoints or self._ordered != self._speeds.version:
+            order = self._put_in_order(endpoints, now)
+        order.expire(now)
+        return order.find(levels, _Costs(self, request, now, scale), Cheapest(count, up_to))
+
+    def _put_in_order(self, endpoints: Sequence[Endpoint], now: float) -> Order:
+        self._forget_order()
+        accounts = [self.accounts.get(endpoint) or self._open(endpoint, now) for endpoint in endpoints]
+        order = self._order = Order(endpoints, accounts)
+        self._ordered = self._speeds.version
+        for account in accounts:
+            account.order = order
+        return order
+
+    def _forget_order(self) -> None:
+        self._order = None
+        for account in self.accounts.values():
+            account.order = account.place = None
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens
+        self._scale(now)
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
         work, load = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
@@ -408,6 +519,8 @@ class ExpectedTtft(Cost):
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
             self._speeds.observe(account.speed, work + overhead, elapsed, now)
+            if account.order is not None:
+                account.order.put(account)
         account.watched = True
 
     def _step(self, account: _Account) -> float:

@@ -38,6 +38,8 @@ class ProfileRun(msgspec.Struct, eq=False):
     scored: list[Scored]
     totals: Sequence[float]
     picks: Sequence[Endpoint]
+    others: int = 0
+    """Endpoints that could not be the best, as was known without scoring them (`Cost.shortlist`)."""
 
 
 class Comparison(msgspec.Struct, frozen=True, eq=False):
@@ -117,6 +119,7 @@ def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
         "profile": run.profile,
         "dropped": [{"filter": name, "endpoints": [e.name for e in gone]} for name, gone in run.dropped],
         "endpoints": rows,
+        **({"others": run.others} if run.others else {}),
         "picks": [endpoint.name for endpoint in run.picks],
     }
 
@@ -142,7 +145,7 @@ class Chain:
     The semantics are GIE's and llm-d's: each score is clamped to 0..1 (NaN is 0), multiplied by its weight and summed.
     """
 
-    __slots__ = ("_filters", "_picker_name", "_scorers", "name", "picker")
+    __slots__ = ("_filters", "_picker_name", "_scorers", "lone_cost", "name", "picker")
 
     def __init__(
         self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
@@ -152,6 +155,8 @@ class Chain:
         self._picker_name = name_of(picker)
         self._filters = [(name_of(plugin), plugin) for plugin in filters]
         self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
+        self.lone_cost = _lone_cost(filters, scorers, picker)
+        """The cost that decides alone; None: something else has to see all endpoints."""
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
         """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""
@@ -180,6 +185,13 @@ class Chain:
         except Exception as error:
             raise failed(self._picker_name, error, on_error) from error
         return ProfileRun(self.name, dropped, endpoints, scored, totals, picks)
+
+
+def _lone_cost(filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> Cost | None:
+    if filters or len(scorers) != 1 or not picker.takes_best:
+        return None
+    (scorer, weight) = scorers[0]
+    return scorer if isinstance(scorer, Cost) and weight > 0 else None
 
 
 def _filtered(

@@ -128,6 +128,7 @@ class FailureShares(Producer[FailureShare]):
     """
 
     produces: ClassVar[type[Any]] = FailureShare
+    whole_pool: ClassVar[bool] = True
 
     _services: Services | None = field(default=None, init=False, repr=False)
     """Gets a report of each endpoint that is suspended, and one when none is any more."""

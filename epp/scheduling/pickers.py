@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import ClassVar
 
 from epp.plugin import Endpoint, Picked, Picker, ProfileHandler, Request, RunProfile
 
@@ -49,6 +50,8 @@ class MaxScorePicker(_Picker):
     `max_num_of_endpoints` (endpoints, 1): the endpoint and its fallbacks, in order of score. Among equals the one
     picked longest ago comes first, so that ties spread evenly. Source: GIE v1.5, llm-d-router.
     """
+
+    takes_best: ClassVar[bool] = True
 
     _turns: _Turns = field(default_factory=_Turns, init=False, repr=False)
 

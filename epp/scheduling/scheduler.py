@@ -5,17 +5,19 @@ A hook that raises never breaks the request or another plugin's accounts: it goe
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from heapq import nlargest
-from typing import Any
+from heapq import nlargest, nsmallest
+from math import inf
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
-from epp.plugin import Endpoint, KvEventFigures, Plugin, Producer, ProfileHandler, Request, Response
+from epp.plugin import Endpoint, KvEventFigures, Plugin, PrefixMatch, Producer, ProfileHandler, Request, Response
 from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed, name_of
 from epp.scheduling.shadow import ShadowPolicy
 
+NO_SIGNALS: Final[Mapping[type[Any], Mapping[Endpoint, Any]]] = {}
 Hooks = list[tuple[str, Callable[..., Any]]]
 _Produce = tuple[str, type[Any], Callable[[Request, Sequence[Endpoint]], Mapping[Endpoint, Any]]]
 
@@ -51,6 +53,18 @@ class Scheduler:
         self._named = 1 + fallbacks
         self._shadow = shadow
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
+        self._of_pool, self._of_few = (
+            [(name_of(p), p.produces, p.produce) for p in producers if p.whole_pool is whole] for whole in (True, False)
+        )
+        self._wanted = self._named
+        """How many of the cheapest have to be known."""
+        self._large = inf
+        """Endpoints of a pool of which a shortlist is made."""
+        cost = next(iter(profiles.values())).lone_cost if len(profiles) == 1 and shadow is None else None
+        prefixes = next((p for p in producers if p.produces is PrefixMatch), None)
+        if cost is not None and prefixes is not None:
+            self._cost, self._prefixes, self._large = cost, prefixes, cost.shortlist_from
+            self._wanted = max(self._named, *(chain.picker.max_num_of_endpoints for chain in profiles.values()))
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
         """Whether `prepare` may wait."""
@@ -88,11 +102,13 @@ class Scheduler:
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        request = self._with_signals(request, endpoints, self._producers)
+        everybody = len(endpoints)
+        request, endpoints = self._look(request, endpoints)
         runs: list[ProfileRun] = []
 
         def run(profile: str) -> Sequence[Endpoint]:
             done = self.profiles[profile].run(request, endpoints, self._on_error)
+            done.others = everybody - len(endpoints)
             runs.append(done)
             return done.picks
 
@@ -232,9 +248,46 @@ class Scheduler:
                     return figures
         return None
 
-    def _with_signals(self, request: Request, endpoints: Sequence[Endpoint], producers: Sequence[_Produce]) -> Request:
-        """The request with what `producers` find; each sees what those before it found."""
-        signals: dict[type[Any], Mapping[Endpoint, Any]] = {}
+    def _look(self, request: Request, endpoints: Sequence[Endpoint]) -> tuple[Request, Sequence[Endpoint]]:
+        """The request with its signals, and those of `endpoints` that can be the best for it."""
+        if len(endpoints) >= self._large:
+            try:
+                found = self._shortlisted(request, endpoints)
+            except Exception as error:
+                self._on_error(name_of(self._cost), error)
+            else:
+                if found is not None:
+                    return found
+        return self._with_signals(request, endpoints, self._producers), endpoints
+
+    def _shortlisted(
+        self, request: Request, endpoints: Sequence[Endpoint]
+    ) -> tuple[Request, Sequence[Endpoint]] | None:
+        """What `_look` says, where the cost makes a shortlist. Bills show whether the first was too short."""
+        whole = self._with_signals(request, endpoints, self._of_pool)
+        up_to = None
+        while (levels := self._prefixes.levels(request)) is not None:
+            found = self._cost.shortlist(whole, endpoints, levels, self._wanted, up_to)
+            if found is None or not found[0]:
+                break
+            few, rest = found
+            looked = self._with_signals(request, few, self._of_few, whole.signals)
+            if up_to is not None or rest == inf:
+                return looked, few
+            up_to = nsmallest(self._wanted, map(sum, self._cost.bill(looked, few)))[-1]
+            if up_to <= rest:
+                return looked, few
+        return None
+
+    def _with_signals(
+        self,
+        request: Request,
+        endpoints: Sequence[Endpoint],
+        producers: Sequence[_Produce],
+        known: Mapping[type[Any], Mapping[Endpoint, Any]] = NO_SIGNALS,
+    ) -> Request:
+        """The request with what `producers` find, beside `known`; each sees what those before it found."""
+        signals: dict[type[Any], Mapping[Endpoint, Any]] = {**known}
         request = replace(request, signals=signals)
         for name, kind, produce in producers:
             try:

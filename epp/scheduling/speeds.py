@@ -64,6 +64,8 @@ class Speeds:
         self.observations = 0
         self.pool = 1.0
         """The pool's factor."""
+        self.version = 0
+        """Counts when the factors of many endpoints changed at once."""
         self._stretch = stretch
         self._pins = pins
         self._next = 0.0
@@ -118,8 +120,9 @@ class Speeds:
             self.pool = exp(median(known))
         centre = log(self.pool)
         for speed in self._all.values():
-            if not speed.pinned:
-                speed.factor = self._factor(speed, centre, now)
+            if not speed.pinned and (factor := self._factor(speed, centre, now)) != speed.factor:
+                speed.factor = factor
+                self.version += 1
 
     def _factor(self, speed: Speed, centre: float, now: float) -> float:
         if len(speed.logs) < _LEAST:
