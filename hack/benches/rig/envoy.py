@@ -5,7 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 from epp import protocol
 
-Wiring = Literal["full-duplex", "lean"]
+Wiring = Literal["full-duplex", "lean", "buffered"]
+"""How the body of a request is shown; that of an answer is shown in full duplex alone."""
 
 _TYPE = "type.googleapis.com/envoy.extensions"
 _MANY = {"thresholds": [{"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}]}
@@ -52,7 +53,7 @@ def _listener(name: str, listener: Listener) -> dict[str, Any]:
     return {
         "name": name,
         "address": _address(listener.port),
-        "per_connection_buffer_limit_bytes": 1 << 20,
+        "per_connection_buffer_limit_bytes": 4 << 20,
         "filter_chains": [{"filters": [manager]}],
     }
 
@@ -65,7 +66,7 @@ def _ext_proc(port: int, wiring: Wiring) -> dict[str, Any]:
         message_timeout="10s",
         processing_mode={
             "request_header_mode": "SEND",
-            "request_body_mode": "FULL_DUPLEX_STREAMED",
+            "request_body_mode": "BUFFERED" if wiring == "buffered" else "FULL_DUPLEX_STREAMED",
             "request_trailer_mode": "SEND",
             "response_header_mode": "SEND",
             "response_body_mode": "FULL_DUPLEX_STREAMED" if wiring == "full-duplex" else "NONE",

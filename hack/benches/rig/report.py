@@ -5,6 +5,7 @@ from statistics import median
 from typing import NamedTuple
 
 from hack.benches.rig.envoy import Wiring
+from hack.benches.rig.pickers import ALONE, variant
 
 
 class Sample(NamedTuple):
@@ -22,7 +23,6 @@ class Sample(NamedTuple):
 Rounds = Sequence[Mapping[tuple[str, str], Sample]]
 """One mapping a round: (scenario, variant) -> sample."""
 
-ALONE = "Envoy alone"
 SERVERS = ("bare server", "epp")
 WIRINGS: tuple[Wiring, ...] = ("full-duplex", "lean")
 TARGETS = {"2 KB": 1.25, "32 KB": 1.35, "256 KB": 1.60}
@@ -47,10 +47,6 @@ Summary = Mapping[str, Mapping[str, Mapping[str, Figure]]]
 def figure(values: Iterable[float]) -> Figure:
     found = list(values)
     return Figure(median(found), max(found) - min(found))
-
-
-def variant(server: str, wiring: str) -> str:
-    return f"{server}, {wiring}"
 
 
 def summary(rounds: Rounds, scenarios: Sequence[str]) -> Summary:

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from hack.benches.rig import report
-from hack.benches.rig.report import ALONE, Sample, variant
+from hack.benches.rig.pickers import ALONE, variant
+from hack.benches.rig.report import Sample
 
 SCENARIOS = [*report.TARGETS, report.STREAMED, report.LATE]
 
