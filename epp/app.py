@@ -122,6 +122,7 @@ class Settings:
     max_body: int = 16 << 20
     max_streams: int = 16_384
     request_timeout: float = 30.0
+    watch_answers: float = 0.02
     stall_limit: float = 5.0
     """Seconds without a turn of the event loop after which the process ends itself; 0: never."""
     drain_timeout: float = 30.0
@@ -559,6 +560,7 @@ def _server(one: ServedPool, settings: Settings, shared: Shared, memory: Memory,
             incomplete=settings.request_timeout,
             connection_age=AGE * settings.drain_linger,
             max_body=settings.max_body,
+            watch_answers=settings.watch_answers,
         ),
         memory,
     )

@@ -227,6 +227,14 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="Requests served at once, those whose answers are under way among them; more are answered 429.",
 )
 @click.option(
+    "--watch-answers",
+    default=0.02,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of the answers to look at, and one a second at least, where the gateway shows none unless asked to "
+    "(mode_override): speeds are learned from them. 0: none.",
+)
+@click.option(
     "--request-timeout",
     default="30s",
     show_default=True,
@@ -414,6 +422,7 @@ def up(**flags: Any) -> None:
 @click.option("--exchange", default=0.0005, show_default=True, type=click.FloatRange(0), help="Seconds between them.")
 @click.option("--no-exchange", is_flag=True, help="They know nothing of each other.")
 @click.option("--lean", is_flag=True, help="The gateway does not show answers: no first tokens, no usage.")
+@click.option("--watch-answers", default=0.0, type=click.FloatRange(0, 1), help="Share of them it shows with --lean.")
 @click.option("--foreign", default=0.0, type=click.FloatRange(0, 1), help="Share of requests that pass the picker by.")
 @click.option(
     "--fail",

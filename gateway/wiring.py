@@ -35,7 +35,8 @@ from gateway.clusters import picker_name
 from gateway.resources import InferencePool
 
 Wiring = Literal["lean", "full-duplex", "buffered", "streamed"]
-"""lean: the request goes through the picker, of the answer its head; full-duplex: both, whole; buffered and streamed:
+"""lean: the request goes through the picker, which asks for it in full duplex; of the answer its head, and all of it
+where the picker asks for that; full-duplex: both, whole; buffered and streamed:
 the request is shown to the picker in one piece or in several but not sent back by it, of the answer its head."""
 
 FILTER: Final = "envoy.filters.http.ext_proc"
@@ -46,7 +47,7 @@ MESSAGE_TIMEOUT: Final = timedelta(seconds=60)
 _BODY: Final = ProcessingModeBodySendMode
 _SEND: Final = ProcessingModeHeaderSendMode.SEND
 _BODIES: Final = {
-    "lean": (_BODY.FULL_DUPLEX_STREAMED, _BODY.NONE),
+    "lean": (_BODY.STREAMED, _BODY.NONE),
     "full-duplex": (_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED),
     "buffered": (_BODY.BUFFERED, _BODY.NONE),
     "streamed": (_BODY.STREAMED, _BODY.NONE),
@@ -75,6 +76,7 @@ def picker_filter(wiring: Wiring) -> HttpFilter:
         # A second choice of route could roll the dice again and send the request to another pool than the picker's.
         route_cache_action=ExternalProcessorRouteCacheAction.RETAIN,
         send_body_without_waiting_for_header_response=wiring == "streamed",
+        allow_mode_override=wiring == "lean",
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
     )
     return HttpFilter(name=FILTER, typed_config=Packed.pack(config), disabled=True)

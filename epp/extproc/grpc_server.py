@@ -1,6 +1,8 @@
 """The ext_proc server on grpc.aio (`--ext-proc-server grpc`): the reference that `server` is compared with."""
 
 import asyncio
+import time
+from random import Random
 from typing import Any, Final
 
 import grpc
@@ -11,7 +13,7 @@ from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
 from epp.extproc.server import LIVENESS, Reports, Route, Settings, log, log_bug, most_connections
-from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
+from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
@@ -84,7 +86,8 @@ class GrpcServer:
         """Bound ext_proc ports, in the order of `Settings.listen`."""
         self.health_ports: list[int] = []
         self._route = route
-        self._reports = Reports(metrics)
+        self._reports = reports = Reports(metrics)
+        self._sampler = Sampler(settings.watch_answers, time.monotonic, Random(), reports.answers_not_shown)
         self._settings = settings
         self.memory = memory or Memory(settings.max_held, settings.max_streams)
         self._ready = False
@@ -151,7 +154,7 @@ class GrpcServer:
 
     async def _process(self, _: Any, context: Context) -> None:
         memory = self.memory
-        stream = Stream(self._settings.max_body, memory)
+        stream = Stream(self._settings.max_body, memory, self._sampler)
         memory.streams += 1
         try:
             if memory.streams > memory.most:

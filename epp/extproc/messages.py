@@ -254,15 +254,24 @@ def _set(name: str, value: str) -> pb.HeaderValueOption:
     return pb.HeaderValueOption(header=header, append_action=SET)
 
 
-def answer_headers(headers: Mapping[str, str], *, resized: bool = False) -> bytes:
-    """The reply to the answer's headers, with headers to add for the client. `resized`: its body may change."""
-    if not headers and not resized:
+def answer_headers(headers: Mapping[str, str], *, resized: bool = False, shown: bool = False) -> bytes:
+    """The reply to the answer's headers, with headers to add for the client. `resized`: its body may change; `shown`:
+    it is to be shown to us, which the gateway does not do by itself.
+    """
+    if not headers and not resized and not shown:
         return ANSWER_HEADERS
     reply = pb.ProcessingResponse()
+    if shown:
+        # Envoy replaces all modes by those of an override, also that of the request, which is over.
+        reply.mode_override.request_body_mode = Mode.STREAMED
+        reply.mode_override.response_header_mode = Mode.SEND
+        reply.mode_override.response_body_mode = Mode.STREAMED
+        reply.mode_override.response_trailer_mode = Mode.SEND
     mutation = reply.response_headers.response.header_mutation
     mutation.set_headers.extend(_set(n, v) for n, v in headers.items())
     if resized:
         mutation.remove_headers.append("content-length")
+    reply.response_headers.SetInParent()  # there, even if nothing is in it
     return reply.SerializeToString()
 
 

@@ -12,6 +12,7 @@ import logging
 import random
 import resource
 import ssl
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Mapping
@@ -26,7 +27,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import http2, messages
-from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
+from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
 from epp.extproc.tls import Certificate
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
@@ -102,6 +103,8 @@ class Settings:
     connection_age: float = 0.0
     """How long a gateway may use a connection for new requests, give or take a tenth; those under way on it go on. With
     `AGE` of the drain's linger none sends new ones when that is over. 0 = for ever."""
+    watch_answers: float = 0.0
+    """Share of the answers that are asked for where the gateway shows none by itself, and can be asked."""
     max_connection_streams: int = 1024
     """The same of one connection, announced to the gateway in HTTP/2's SETTINGS. Envoy opens another one then."""
 
@@ -154,6 +157,10 @@ class Reports:
         elif isinstance(error, RequestTimeout):
             self.metrics.degraded("request-incomplete", error.message)
 
+    def answers_not_shown(self) -> None:
+        detail = "the gateway shows none of the answers that --watch-answers asks for; does it allow mode_override?"
+        self.metrics.degraded("answers-not-shown", detail)
+
     def not_reading(self, seconds: float) -> None:
         self.metrics.degraded("gateway-not-reading", f"what was sent to it {seconds:g} s ago is not read yet")
 
@@ -202,6 +209,7 @@ class ExtProcServer:
         self.settings = settings
         self.memory = memory or Memory(settings.max_held, settings.max_streams)
         self.reports = Reports(metrics)
+        self.sampler = Sampler(settings.watch_answers, time.monotonic, random.Random(), self.reports.answers_not_shown)
         self.leaving = False
         """Draining, and no gateway is waited for any more."""
         self.incomplete = Deadlines(settings.incomplete, Call.not_complete)
@@ -635,7 +643,7 @@ class Call:
         self._server = server
         self._connection = connection
         self._number = number
-        self._stream = Stream(server.settings.max_body, server.memory)
+        self._stream = Stream(server.settings.max_body, server.memory, server.sampler)
         self._incoming = Incoming(server.settings.max_body + messages.MAX_HEADERS_BYTES, server.memory)
         self._scope: AbstractAsyncContextManager[RoutedRequest] | None = None
         self._routed: RoutedRequest | None = None

@@ -19,12 +19,16 @@ we wait for it, until a timeout.
 Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
 a streamed or buffered one gets an empty reply per message; in the lean wiring (NONE) nothing is shown and the
 half-close of the stream is the answer's end. Where the request's model was rewritten, an answer that is shown names the
-model the client asked for.
+model the client asked for. Of answers that are not shown some can be asked for (`Sampler`): the reply to their headers
+then has a `mode_override` to STREAMED. Envoy 1.40 follows it, where it allows overrides, if its configured request body
+mode is STREAMED or BUFFERED, and passes over it in silence where full duplex is configured.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
 from itertools import chain
+from random import Random
+from typing import Final
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -71,6 +75,54 @@ class Full(Rejected):
     def __init__(self, message: str, what: str) -> None:
         super().__init__(message)
         self.what = what
+
+
+_AT_LEAST: Final = 1.0
+"""Seconds after which one more answer is watched, whatever the share."""
+_IGNORED: Final = 5
+"""Answers in a row that were asked for and not shown, after which a gateway counts as one that shows none."""
+_AGAIN: Final = 60.0
+"""Seconds after which it is asked once more."""
+
+
+class Sampler:
+    """Which answers to watch where a gateway shows none by itself: this `share`, and one a second at least.
+
+    `ignored` is called when it turns out that the gateway shows none of them.
+    """
+
+    def __init__(
+        self, share: float, clock: Callable[[], float], random: Random, ignored: Callable[[], None] = lambda: None
+    ) -> None:
+        self.works = False
+        """Answers that were asked for are shown."""
+        self._share = share
+        self._clock = clock
+        self._random = random
+        self._tell = ignored
+        self._last = float("-inf")
+        self._ignored = 0
+
+    def wants(self) -> bool:
+        """Whether to watch the answer of a request that is complete now."""
+        if not self._share:
+            return False
+        now, apart = self._clock(), _AGAIN if self._ignored >= _IGNORED else _AT_LEAST
+        if now - self._last < apart and (apart == _AGAIN or self._random.random() >= self._share):
+            return False
+        self._last = now
+        return True
+
+    def shown(self) -> None:
+        """An answer that was asked for is shown."""
+        self.works, self._ignored = True, 0
+
+    def not_shown(self) -> None:
+        """It ended, and nothing of it was shown."""
+        self._ignored += 1
+        if self._ignored == _IGNORED:
+            self.works = False
+            self._tell()
 
 
 class Memory:
@@ -120,12 +172,12 @@ class Stream:
     """
 
     __slots__ = (
-        "_answer_mode", "_body", "_ended", "_forged", "_head", "_headers", "_held", "_known", "_max_body", "_memory",
-        "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_subset", "_trailers", "_waits",
-        "finished", "refused", "too_late",
+        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_max_body",
+        "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler", "_subset",
+        "_trailers", "_waits", "_watch", "finished", "refused", "too_late",
     )  # fmt: skip
 
-    def __init__(self, max_body: int, memory: Memory) -> None:
+    def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
         self.finished = False
         """The stream is to be closed from our side."""
         self.refused: EppError | None = None
@@ -142,6 +194,7 @@ class Stream:
         self._known = False  # the gateway's modes
         self._mode: int = FULL_DUPLEX
         self._answer_mode: int = FULL_DUPLEX
+        self._follows = False  # it may follow a `mode_override` for the answer
         self._waits = False  # a STREAMED gateway that holds the body until the headers are answered
         self._headers: dict[str, str] = {}
         self._forged = messages.NOTHING
@@ -154,6 +207,9 @@ class Stream:
         self._trailers = False
         self._ended = False  # the answer's end was seen
         self._name: NameBack | None = None
+        self._sampler = sampler
+        self._watch: Sampler | None = None
+        """Until the answer that is to be watched is shown."""
 
     @property
     def sees_answer(self) -> bool:
@@ -216,10 +272,13 @@ class Stream:
 
     def answered(self, headers: Mapping[str, str]) -> bytes:
         """The reply to the answer's headers: pass them on, with these added."""
-        return messages.answer_headers(headers, resized=self._name is not None)
+        return messages.answer_headers(headers, resized=self._name is not None, shown=self._watch is not None)
 
     def release(self) -> None:
         """Let go of what is held. To be called when the stream ends, however it ends."""
+        if self._watch is not None and self._answer_mode == STREAMED:
+            self._watch.not_shown()
+        self._watch = None
         self._keep(0)
         self._more = None
         self._body = b""
@@ -257,9 +316,10 @@ class Stream:
         if self._mode == NONE:
             return self._complete()
         if self._mode in BUFFERED:
+            self._follows = True
             return [messages.REQUEST_HEADERS]
         if self._mode == STREAMED and self._waits:
-            self._mode = FULL_DUPLEX
+            self._mode, self._follows = FULL_DUPLEX, True
             return [messages.override_to_duplex(self._answer_mode)]
         return []
 
@@ -322,7 +382,11 @@ class Stream:
         self._phase = ROUTING
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
-        return [messages.raw_request(headers, body, self._subset, sees_answer=self.sees_answer)]
+        sampler = self._sampler
+        if sampler is not None and self._answer_mode == NONE and self._follows and sampler.wants():
+            self._watch = sampler
+        seen = self._answer_mode != NONE or (self._watch is not None and sampler is not None and sampler.works)
+        return [messages.raw_request(headers, body, self._subset, sees_answer=seen)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
         if body is None or not self._messages:
@@ -342,13 +406,22 @@ class Stream:
 
     def _answer_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == REPLIED:
-            return [Answered(*messages.answer(message, body_follows=self.sees_answer))]
+            answered = Answered(*messages.answer(message, body_follows=self.sees_answer or self._watch is not None))
+            if self._watch is not None:
+                if 200 <= answered.status < 300 and not message.response_headers.end_of_stream:
+                    self._answer_mode = STREAMED
+                else:
+                    self._watch = None
+            return [answered]
         self._phase = ABANDONED
         self.release()
         return [messages.ANSWER_HEADERS]
 
     def _answer_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
         chunk, end = message.response_body.body, message.response_body.end_of_stream
+        if self._watch is not None:
+            self._watch.shown()
+            self._watch = None
         if len(chunk) > LARGE and (error := self._hold_answer(len(chunk))) is not None:
             return self._refuse(error)
         if self._answer_mode != FULL_DUPLEX:

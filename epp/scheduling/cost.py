@@ -99,9 +99,11 @@ _MEAN_TOKENS: Final = 1000
 class _Sent:
     """A request on its way, in one endpoint's account."""
 
-    __slots__ = ("account", "lasts", "observed", "sent", "tokens", "waiting", "work")
+    __slots__ = ("account", "ahead", "lasts", "observed", "sent", "tokens", "waiting", "work")
 
     def __init__(self, account: "_Account", tokens: int, work: int, sent: float, lasts: float, observed: bool) -> None:
+        self.ahead = account.ahead(sent)
+        """Modelled seconds of what has to be done before its turn, at factor 1."""
         self.account = account
         self.tokens = tokens
         self.work = work
@@ -170,12 +172,20 @@ class _Account:
     def start(self, sent: _Sent) -> None:
         if not self.queue:
             self.weight -= 1 / self.decay.scale(sent.sent)
-            self.busy_since = sent.sent
+            self.busy_since, self.watched = sent.sent, True
         self.queue[sent] = None
         self.pending += sent.work
         self.requests += 1
         self.peak = max(self.peak, self.requests)
         self._next()
+
+    def ahead(self, now: float) -> float:
+        """Modelled seconds, at factor 1, of what waits; of the first what is left, by the model."""
+        if not self.queue:
+            return 0.0
+        head = next(iter(self.queue))
+        done = (now - max(head.sent, self.served_at)) / self.speed.factor
+        return self.pending / _NS - min(max(done, 0.0), head.work / _NS)
 
     def first_token(self, sent: _Sent, at: float) -> None:
         """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
@@ -514,8 +524,10 @@ class ExpectedTtft(Cost):
         before, step = account.pending, self._step(account)
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
-        if self.learn_speeds and account.watched and not (account.foreign_waiting or account.foreign_decodes):
+        if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes):
             work = (before - account.pending) / _NS
+            if not account.watched:  # what was done meanwhile is not known, what was to be done when it came is
+                work, elapsed = sent.ahead + sent.work / _NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
             self._speeds.observe(account.speed, work + overhead, elapsed, now)

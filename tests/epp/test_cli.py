@@ -177,10 +177,11 @@ def test_flags_become_settings(config: Path, settings: list[epp.app.Settings]) -
     reported = call(
         *("serve", "--endpoints", config, "--endpoints", config.parent, "--config", config, *ports),
         *("--max-body", 2, "--max-streams", 7, "--request-timeout", "9s", "--fallbacks", 3, "--trust-client-headers"),
-        *("--audit-log", config.parent / "audit", "--plugins-from", "a,b.c"),
+        *("--audit-log", config.parent / "audit", "--plugins-from", "a,b.c", "--watch-answers", 0.5),
     )
     assert reported.exit_code == 0, reported.output
     [found] = settings
+    assert found.watch_answers == 0.5
     assert list(found.endpoints) == [config, config.parent]
     assert (list(found.grpc_port), found.grpc_health_port, found.metrics_port) == ([1, 2], 3, 4)
     assert (found.max_streams, found.request_timeout) == (7, 9.0)

@@ -136,7 +136,8 @@ async def everything(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[
             upstream("second", "127.0.0.1", hanging) as second,
             upstream("sixth", "::1", hanging) as sixth,
             ext_proc_server(route, Settings(listen=LOOPBACK, health=LOOPBACK)) as served,
-            envoy.running(served.ports[0], [first, second, sixth, dead], folder) as ports,
+            ext_proc_server(route, Settings(listen=LOOPBACK, health=LOOPBACK, watch_answers=1.0)) as watching,
+            envoy.running(served.ports[0], [first, second, sixth, dead], folder, watching.ports[0]) as ports,
             aiohttp.ClientSession() as session,
         ):
             yield Stack(ports, route, first, second, sixth, dead, session, hanging)
@@ -278,6 +279,31 @@ async def test_the_answer_is_shown_where_the_gateway_shows_it(stack: Stack) -> N
         assert b"".join(chunk.chunk for chunk in way.seen[1:]) == SSE  # type: ignore[union-attr]
         ends = [(wiring, chunk.end) for chunk in way.seen[1:]]  # type: ignore[union-attr]
         assert ends.count((wiring, True)) == 1
+
+
+@pytest.mark.parametrize("wiring", ["overridden", "buffered-lean"])
+@pytest.mark.parametrize("path", ["/sse", "/named"])
+async def test_an_answer_that_was_asked_for_is_shown_and_arrives(stack: Stack, wiring: str, path: str) -> None:
+    for turn in range(2):
+        stack.route.reset(stack.first)
+        async with stack.session.post(stack.url(f"{wiring}, watched", path), data=b"{}" * 20_000) as answer:
+            read = await answer.read()
+        assert read == (SSE if path == "/sse" else NAMED)
+        await done(stack)
+        way = stack.route.ways[0]
+        assert way.raw.sees_answer or not turn
+        assert b"".join(chunk.chunk for chunk in way.seen[1:]) == read  # type: ignore[union-attr]
+        assert [chunk.end for chunk in way.seen[1:]].count(True) == 1  # type: ignore[union-attr]
+
+
+async def test_a_gateway_that_does_not_follow_is_not_relied_on(stack: Stack) -> None:
+    for _ in range(7):
+        stack.route.reset(stack.first)
+        async with stack.session.post(stack.url("no override, watched", "/sse"), data=b"{}") as answer:
+            assert await answer.read() == SSE
+        await done(stack)
+        assert len(stack.route.ways[0].seen) == 1
+    assert not stack.route.ways[0].raw.sees_answer
 
 
 @wirings

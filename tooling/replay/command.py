@@ -54,6 +54,7 @@ def plan(  # noqa: PLR0913
     replicas: int,
     exchange: float | None,
     lean: bool,
+    watch_answers: float,
     foreign: float,
     fail: Sequence[str],
 ) -> Plan:
@@ -75,6 +76,7 @@ def plan(  # noqa: PLR0913
             replicas=replicas,
             exchange=exchange,
             sees_answer=not lean,
+            watched=watch_answers,
             foreign=foreign,
             failures=tuple(_failure(each) for each in fail),
             l2=None if l2 is None else presets.tier(l2, "l2", L2_SPEED),

@@ -56,6 +56,8 @@ class Conditions:
     """From the end of a pod's step to its KV events' arrival, for policies that listen."""
     sees_answer: bool = True
     """The gateway shows answers to the picker, so first tokens and usage are known; false is the lean wiring."""
+    watched: float = 0.0
+    """Share of the answers that it shows in the lean wiring (`--watch-answers` of the picker)."""
     foreign: float = 0.0
     """Share of the requests that go to the pods in turn, past the picker; figures leave them out."""
     failures: tuple[Failure, ...] = ()
@@ -104,6 +106,12 @@ class _Flight:
     """The replica that chose; -1 for foreign traffic."""
     response: Response = field(default_factory=Response)
 
+    @property
+    def watched(self) -> bool:
+        """Its replica sees the answer."""
+        decision = self.decisions[self.home] if self.home >= 0 else None
+        return decision is not None and decision.request.sees_answer
+
 
 class Replay:
     """One trace, one policy, once. Equal arguments give equal results."""
@@ -131,7 +139,7 @@ class Replay:
                 self.pods,
                 self.clock,
                 Random(f"{seed} {n}"),
-                sees_answer=conditions.sees_answer,
+                watched=1.0 if conditions.sees_answer else conditions.watched,
                 tier_log=self._tier_log,
             )
             for n in range(conditions.replicas)
@@ -368,13 +376,13 @@ class Replay:
         served.l1, served.l2 = flight.job.l1, flight.job.l2
         flight.response.status = 200
         self._tell_all(flight, "answered")
-        if self.conditions.sees_answer and flight.home >= 0:
+        if flight.watched and flight.home >= 0:
             flight.response.first_token_at = self.now
             self._tell_all(flight, "first_token")
 
     def _finish(self, flight: _Flight) -> None:
         flight.response.complete = True
-        if self.conditions.sees_answer:
+        if flight.watched:
             job = flight.job
             flight.response.usage = Usage(job.prompt, job.output, job.cached)
         self._tell_all(flight, "finished")

@@ -55,7 +55,7 @@ class Replica:
         clock: Callable[[], float],
         random: Random,
         *,
-        sees_answer: bool,
+        watched: float,
         tier_log: TierLog | None = None,
     ) -> None:
         pipeline = build(clock, random)
@@ -64,7 +64,8 @@ class Replica:
         self.endpoint_of: dict[VirtualPod, Endpoint] = {}
         self.pod_of: dict[Endpoint, VirtualPod] = {}
         self._order = list(pods)
-        self._sees_answer = sees_answer
+        self._watched = watched
+        self._random = random
         self.services = VirtualServices(
             endpoints=lambda: self.endpoints,
             for_each_endpoint=_never,
@@ -130,7 +131,7 @@ class Replica:
             tokens=ask.tokens,
             stream=True,
             headers={"x-session-id": ask.session} if ask.session else {},
-            sees_answer=self._sees_answer,
+            sees_answer=self._watched == 1 or (self._watched > 0 and self._random.random() < self._watched),
         )
         ASKED.set(request, ask)
         return at_once(self.scheduler.prepare(request))

@@ -428,3 +428,25 @@ def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
     assert speeds[here["a"]]["speed_observations"] == 12
     with pytest.raises(ValueError, match="in flight"):
         new.restore((-1.0, 0, 0, []), here)
+
+
+@pytest.mark.parametrize("others", [0, 4])
+def test_of_a_few_answers_that_are_seen_speeds_are_learned(others: int) -> None:
+    """An endpoint of half the modelled speed, of whose requests one in `others + 1` is seen."""
+    cost, clock = round_numbers()
+    [slow] = endpoints = pool(1)
+    ends, free = [], clock.now
+    for turn in range(400):
+        seen = turn % (others + 1) == 0
+        clock.now = max(clock.now + 0.9, free - 0.5)
+        made = request(endpoints, 300, seen=seen)
+        cost.bill(made, endpoints)
+        cost.on_picked(made, slow)
+        free = max(free, clock.now) + 2 * 0.3 + 0.1
+        ends.append((free, made, seen))
+        while ends and ends[0][0] <= clock.now + 0.9:
+            clock.now, made, was_seen = max(clock.now, ends[0][0]), *ends.pop(0)[1:]
+            if was_seen:
+                cost.on_first_token(made, slow)
+            cost.on_finished(made, slow, DONE)
+    assert cost.endpoint_statistics()[slow]["speed"] == pytest.approx(0.5, rel=0.3)

@@ -59,9 +59,9 @@ def request_trailers() -> bytes:
     return pb.ProcessingRequest(request_trailers=pb.HttpTrailers(trailers=header_map({"x-t": "1"}))).SerializeToString()
 
 
-def answer_headers(headers: Mapping[str, str | bytes] = ANSWER, served: str = "") -> bytes:
+def answer_headers(headers: Mapping[str, str | bytes] = ANSWER, served: str = "", *, end: bool = False) -> bytes:
     context = metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(string_value=served.encode()))
-    what = pb.HttpHeaders(headers=header_map(headers))
+    what = pb.HttpHeaders(headers=header_map(headers), end_of_stream=end)
     return pb.ProcessingRequest(response_headers=what, metadata_context=context if served else None).SerializeToString()
 
 

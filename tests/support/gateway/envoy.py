@@ -39,12 +39,20 @@ WIRINGS: Mapping[str, dict[str, Any]] = {
     "streamed": mode(STREAMED, STREAMED, send_body_without_waiting_for_header_response=True),
     "overridden": mode(STREAMED, NONE, allow_mode_override=True),
 }
+WATCHED: Mapping[str, dict[str, Any]] = {
+    "overridden, watched": WIRINGS["overridden"],
+    "buffered-lean, watched": mode(BUFFERED, NONE, allow_mode_override=True),
+    "no override, watched": mode(BUFFERED, NONE),
+}
+"""Those of a second picker, which asks for answers."""
 
 
 @asynccontextmanager
-async def running(epp_port: int, endpoints: Sequence[str], folder: Path) -> AsyncIterator[Mapping[str, int]]:
-    """Ports by wiring. `endpoints`: every `ip:port` that may be named as a destination."""
-    async with running_envoy(config(epp_port, endpoints), directory=folder) as envoy:
+async def running(
+    epp_port: int, endpoints: Sequence[str], folder: Path, watching: int | None = None
+) -> AsyncIterator[Mapping[str, int]]:
+    """Ports by wiring. `endpoints`: every `ip:port` that may be named as a destination; `watching`: a second picker."""
+    async with running_envoy(config(epp_port, endpoints, watching), directory=folder) as envoy:
         yield await ports(envoy)
 
 
@@ -54,13 +62,15 @@ async def ports(envoy: Envoy) -> Mapping[str, int]:
     return {one["name"]: one["local_address"]["socket_address"]["port_value"] for one in listeners}
 
 
-def config(epp_port: int, endpoints: Sequence[str]) -> dict[str, Any]:
+def config(epp_port: int, endpoints: Sequence[str], watching: int | None = None) -> dict[str, Any]:
+    listeners = [_listener(name, wiring) for name, wiring in WIRINGS.items()]
+    clusters = [_epp("epp", epp_port), _pods(endpoints)]
+    if watching is not None:
+        listeners += [_listener(name, wiring, "watching") for name, wiring in WATCHED.items()]
+        clusters.append(_epp("watching", watching))
     return {
         "admin": {"address": _address("127.0.0.1:0")},
-        "static_resources": {
-            "listeners": [_listener(name, wiring) for name, wiring in WIRINGS.items()],
-            "clusters": [_epp(epp_port), _pods(endpoints)],
-        },
+        "static_resources": {"listeners": listeners, "clusters": clusters},
     }
 
 
@@ -69,10 +79,10 @@ def _address(text: str) -> dict[str, Any]:
     return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
 
 
-def _listener(name: str, wiring: dict[str, Any]) -> dict[str, Any]:
+def _listener(name: str, wiring: dict[str, Any], epp: str = "epp") -> dict[str, Any]:
     ext_proc = {
         "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": "epp", "authority": "epp"}},
+        "grpc_service": {"envoy_grpc": {"cluster_name": epp, "authority": "epp"}},
         "message_timeout": "10s",
         "metadata_options": {
             "forwarding_namespaces": {"untyped": [protocol.LB_NAMESPACE]},
@@ -104,15 +114,15 @@ def _listener(name: str, wiring: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _epp(port: int) -> dict[str, Any]:
+def _epp(name: str, port: int) -> dict[str, Any]:
     options = TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions"
     http2 = {"@type": options, "explicit_http_config": {"http2_protocol_options": {}}}
     return {
-        "name": "epp",
+        "name": name,
         "type": "STATIC",
         "connect_timeout": "1s",
         "typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2},
-        "load_assignment": _assignment("epp", [f"127.0.0.1:{port}"]),
+        "load_assignment": _assignment(name, [f"127.0.0.1:{port}"]),
     }
 
 

@@ -17,7 +17,7 @@ ASK = TraceRequest(0.0, (Piece(1, 512),), 10, session="s")
 
 def replica(spec: str = "prefix-aware", *, sees_answer: bool = True) -> tuple[Replica, Sequence[VirtualPod]]:
     made = [VirtualPod(f"pod-{n}", kind) for n, kind in enumerate(pods("3*laptop"))]
-    return Replica(policy(spec).build, made, lambda: 0.0, Random(0), sees_answer=sees_answer), made
+    return Replica(policy(spec).build, made, lambda: 0.0, Random(0), watched=float(sees_answer)), made
 
 
 def test_endpoints_are_the_pods_in_order() -> None:

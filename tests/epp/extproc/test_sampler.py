@@ -1,0 +1,137 @@
+"""Which answers are watched where a gateway shows none by itself, and how it is asked for them."""
+
+from random import Random
+
+import pytest
+
+from epp.extproc.proto import ext_proc_pb2 as pb
+from epp.extproc.stream import AnswerChunk, Answered, Memory, Sampler, Stream
+from epp.parsing.request import RawRequest
+from tests.support.ext_proc.messages import (
+    ANSWER,
+    Mode,
+    answer_body,
+    answer_headers,
+    modes,
+    request_body,
+    request_headers,
+)
+
+OVERRIDDEN = modes(Mode.STREAMED, Mode.NONE)
+BUFFERED = modes(Mode.BUFFERED, Mode.NONE)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def wanted(sampler: Sampler, clock: Clock, requests: int, apart: float) -> int:
+    count = 0
+    for _ in range(requests):
+        clock.now += apart
+        count += sampler.wants()
+    return count
+
+
+def test_a_share_of_many_and_one_a_second_of_few() -> None:
+    clock = Clock()
+    assert wanted(Sampler(0.1, clock, Random(1)), clock, 10_000, 0.001) == pytest.approx(1000, rel=0.1)
+    assert wanted(Sampler(0.02, clock, Random(1)), clock, 100, 1.0) == 100
+    assert wanted(Sampler(0.001, clock, Random(1)), clock, 1000, 0.1) == pytest.approx(100, abs=10)
+
+
+def test_none_where_none_are_to_be_watched() -> None:
+    clock = Clock()
+    assert wanted(Sampler(0.0, clock, Random(1)), clock, 100, 100.0) == 0
+
+
+def test_a_gateway_that_shows_none_is_asked_once_a_minute_and_told_of_once() -> None:
+    clock, told = Clock(), []
+    sampler = Sampler(1.0, clock, Random(1), lambda: told.append(clock.now))
+    sampler.shown()
+    for _ in range(5):
+        assert sampler.wants()
+        assert sampler.works
+        sampler.not_shown()
+    assert not sampler.works
+    assert wanted(sampler, clock, 100, 0.59) == 0
+    for _ in range(3):
+        clock.now += 60
+        assert sampler.wants()
+        sampler.not_shown()
+    assert len(told) == 1
+    sampler.shown()
+    assert sampler.works
+    assert wanted(sampler, clock, 10, 0.001) == 10
+
+
+def routed(config: pb.ProtocolConfiguration, sampler: Sampler) -> tuple[Stream, RawRequest]:
+    """A stream whose request was forwarded."""
+    stream = Stream(1 << 20, Memory(1 << 30), sampler)
+    stream.receive(request_headers(config=config))
+    (raw,) = stream.receive(request_body(b"{}", end=True))
+    assert isinstance(raw, RawRequest)
+    assert [*stream.routed("10.0.0.1:8000", {}, None)]
+    return stream, raw
+
+
+def override(stream: Stream, status: int = 200, *, end: bool = False) -> pb.ProcessingMode | None:
+    """Of the reply to the answer's headers."""
+    (answered,) = stream.receive(answer_headers({**ANSWER, ":status": str(status)}, end=end))
+    assert isinstance(answered, Answered)
+    reply = pb.ProcessingResponse.FromString(stream.answered({}))
+    assert reply.WhichOneof("response") == "response_headers"
+    return reply.mode_override if reply.HasField("mode_override") else None
+
+
+def always() -> Sampler:
+    return Sampler(1.0, Clock(), Random(1))
+
+
+@pytest.mark.parametrize("config", [OVERRIDDEN, BUFFERED])
+def test_an_answer_is_asked_for_by_an_override(config: pb.ProtocolConfiguration) -> None:
+    sampler = always()
+    stream, raw = routed(config, sampler)
+    assert not raw.sees_answer, "nothing is known of this gateway yet"
+    mode = override(stream)
+    assert mode is not None
+    assert mode.response_body_mode == Mode.STREAMED
+    shown, reply = stream.receive(answer_body(b"data", end=True))
+    assert shown == AnswerChunk(b"data", True)
+    assert isinstance(reply, bytes)
+    assert sampler.works
+    stream.release()
+    assert routed(config, sampler)[1].sees_answer
+
+
+@pytest.mark.parametrize(("status", "end"), [(500, False), (404, False), (204, True)])
+def test_an_answer_without_tokens_is_not_asked_for(status: int, end: bool) -> None:
+    sampler = always()
+    for _ in range(9):
+        stream, _ = routed(OVERRIDDEN, sampler)
+        assert override(stream, status, end=end) is None
+        stream.release()
+    assert sampler.wants(), "a gateway was blamed that was not asked"
+
+
+def test_only_answers_that_are_not_shown_anyway_are_asked_for() -> None:
+    for config in (modes(Mode.FULL_DUPLEX_STREAMED, Mode.FULL_DUPLEX_STREAMED), modes(Mode.BUFFERED, Mode.BUFFERED)):
+        stream, raw = routed(config, always())
+        assert raw.sees_answer
+        assert override(stream) is None
+    stream, raw = routed(modes(Mode.FULL_DUPLEX_STREAMED, Mode.NONE), always())
+    assert not raw.sees_answer
+    assert override(stream) is None, "a gateway configured for full duplex takes no override"
+
+
+def test_a_stream_that_ends_before_its_answer_blames_nobody() -> None:
+    sampler = always()
+    for _ in range(9):
+        stream, _ = routed(OVERRIDDEN, sampler)
+        stream.release()
+        stream.release()
+    assert sampler.wants()
