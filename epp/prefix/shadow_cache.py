@@ -4,11 +4,12 @@ It repeats what vLLM v1 does with KV memory (`v1/core/block_pool.py`, `kv_cache_
 
 - what a request in flight uses is pinned and cannot be evicted; from the moment of the pick it counts as held, since
   an engine serves first come, first served and later requests find the blocks of those before them;
-- when the request ends its memory becomes idle, tail first: what it generated, the rest of the prompt that fills no
-  block, then its blocks from the last to the first;
-- new memory comes from what was never used, then from what has been idle longest.
+- when the request ends, a last block of the engine that is not full is free, as if it had never been used; the rest
+  of its memory becomes idle, tail first: what it generated, the rest of the prompt that fills no block of ours, then
+  its blocks from the last to the first;
+- new memory comes from what is free, then from what has been idle longest.
 
-Memory is counted in tokens, rounded up to the engine's own blocks (`page` tokens) per request; held blocks are counted
+Memory is counted in tokens, in whole blocks of the engine's own (`page` tokens) per request; held blocks are counted
 in segments: stretches of a chain that were always used together, as in a radix tree. So a prompt costs one look at
 each segment on its path and work per block only for what is new.
 
@@ -106,8 +107,13 @@ class ShadowCache:
         self._settle()
 
     def pin(self, chain: Sequence[int], tokens: int, bytes_per_token: float) -> Pin:
-        """A prompt of `tokens` tokens was sent: all of it is held from now on, until `release` or `abandon`."""
+        """A prompt of `tokens` tokens was sent: its full pages are held from now on, until `release` or `abandon`.
+
+        Without a length (0) the whole chain is, and nothing beside it.
+        """
         self.flights += 1
+        if tokens:
+            chain = chain[: depth_at(int(tokens // self.page * self.page * bytes_per_token + 1e-6))]
         last, at = None, 0
         depth = self.index.depth(chain, self.bit)
         while at < depth:
@@ -121,8 +127,8 @@ class ShadowCache:
         if new := self._affordable(chain[depth:]):
             last = self._append(new, depth, bytes_per_token, last)
             covered = min(known + last.tokens, tokens)
-        # An engine computes at least the last token, so a wholly known prompt costs it one more of its blocks.
-        again = max(0, known - max(0, tokens - 1) // self.page * self.page)
+        # An engine reuses whole pages and computes at least the last token, so a wholly known prompt costs one page.
+        again = known - min(known, max(0, tokens - 1)) // self.page * self.page
         loose = self._paged(tokens) - covered + again
         self.pinned += loose
         self._settle()
@@ -139,9 +145,13 @@ class ShadowCache:
     def release(self, pin: Pin, generated: int) -> None:
         """The request ended after `generated` tokens: what it used becomes idle, its tail first."""
         # The last generated token is never computed upon, so it takes no memory.
+        computed = pin.prompt + max(0, generated - 1)
+        loose = pin.loose + self._paged(computed) - self._paged(pin.prompt)
+        self.pinned += loose - pin.loose
+        self._settle()  # before anything of it is idle: the partial page too has taken its room from others
         self.flights -= 1
-        self.pinned -= pin.loose
-        self._let_go(pin.loose + self._paged(pin.prompt + max(0, generated - 1)) - self._paged(pin.prompt))
+        self.pinned -= loose
+        self._let_go(max(0, loose - self._paged(computed % self.page)))
         segment = pin.last
         while segment is not None:
             segment.proven = True

@@ -12,8 +12,9 @@ class Blocks:
     """`count` blocks, named 0..count-1. A block is either referenced by at least one request or in the free queue.
 
     A free block keeps its hash until it is allocated anew, so the free queue is the prefix cache's LRU: its head is
-    evicted first. Two blocks may carry one hash (two requests computed the same tokens at the same time); then the
-    first registered one answers look-ups and the other takes over when that one is evicted.
+    evicted first. Blocks that are not full stand before all that are: those released, the last one first, then those
+    never used. Two blocks may carry one hash (two requests computed the same tokens at the same time); then the first
+    registered one answers look-ups and the other takes over when that one is evicted.
     """
 
     def __init__(self, count: int) -> None:
@@ -22,6 +23,8 @@ class Blocks:
         """Called with the hashes of cached blocks that are overwritten, each once for each of its copies."""
         self._references = [0] * count
         self._hash_of: list[int | None] = [None] * count
+        self._full = bytearray(count)
+        """1 where a block is full: it has a hash, even where `remember` was not told which."""
         self._by_hash: dict[int, int] = {}
         self._twins: dict[int, list[int]] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
@@ -74,11 +77,12 @@ class Blocks:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks from the head of the free queue; their old content is forgotten. The caller checked room."""
         free, references, hash_of, by_hash = self._free, self._references, self._hash_of, self._by_hash
-        twins, evicted = self._twins, []
+        twins, full, evicted = self._twins, self._full, []
         taken = [*islice(free, count)]
         for block in taken:
             del free[block]
             references[block] = 1
+            full[block] = 0
             if (value := hash_of[block]) is not None:
                 hash_of[block] = None
                 evicted.append(value)
@@ -91,20 +95,29 @@ class Blocks:
         return taken
 
     def remember(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
-        """Register full blocks under their hashes (pairwise; stops at the shorter)."""
-        by_hash, hash_of = self._by_hash, self._hash_of
+        """Register full blocks under their hashes. Those beyond `hashes` have one that nobody will look up."""
+        by_hash, hash_of, full = self._by_hash, self._hash_of, self._full
+        for block in blocks:
+            full[block] = 1
         for block, value in zip(blocks, hashes, strict=False):
             hash_of[block] = value
             if by_hash.setdefault(value, block) != block:
                 self._twins.setdefault(value, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop one reference of each, tail first, so that a prompt's tail is evicted before its head."""
-        free, references = self._free, self._references
+        """Drop one reference of each. Full ones are evicted last, a prompt's tail before its head; others come first.
+
+        So a request's partial last block is the next to be allocated.
+        """
+        free, references, full, partial = self._free, self._references, self._full, []
         for block in reversed(blocks):
             references[block] -= 1
             if not references[block]:
                 free[block] = None
+                if not full[block]:
+                    partial.append(block)
+        for block in reversed(partial):
+            free.move_to_end(block, last=False)
 
     def forget(self) -> bool:
         """Empty the prefix cache. Refused (False) while any block is in use, as in vLLM."""
@@ -113,6 +126,7 @@ class Blocks:
         self._by_hash.clear()
         self._twins.clear()
         self._hash_of = [None] * self.count
+        self._full = bytearray(self.count)
         return True
 
     def _hand_over(self, value: int, block: int) -> None:
@@ -131,6 +145,7 @@ class Blocks:
         idle = {block for block, count in enumerate(self._references) if not count}
         assert idle == set(self._free), "the free queue is not exactly the unreferenced blocks"
         hashed = {block for block, value in enumerate(self._hash_of) if value is not None}
+        assert all(self._full[block] for block in hashed), "a block has a hash before it is full"
         indexed = list(self._by_hash.values()) + [block for twins in self._twins.values() for block in twins]
         assert len(indexed) == len(set(indexed)), "a block is indexed twice"
         assert hashed == set(indexed), "the hash index does not match the blocks"

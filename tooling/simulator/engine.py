@@ -7,8 +7,8 @@ the reserved null block. Below the device there may be tiers (`tooling.simulator
 between steps, as with vLLM's LMCache connector: the request keeps its blocks and waits, others go on.
 
 A prompt is a token count and a chain of block hashes (`tooling.simulator.tokenizer.hash_chain`), so tokens themselves
-never get here. The chain may run on into the answer, whose tokens the simulator knows beforehand; blocks the chain does
-not cover are computed and stored but can never be hit.
+never get here. The chain may run on into the answer, whose tokens the simulator knows beforehand; full blocks the chain
+does not cover are cached as in vLLM, so they take their turn to be evicted, but can never be hit.
 """
 
 from collections import Counter, deque
@@ -381,8 +381,11 @@ class Engine:
             else:
                 job.blocks += self._kv.allocate(1)
         for job in running:
+            first = max(len(job.hashes), job.computed // size)
             job.computed += steps
             job.generated += steps
+            # Nothing is freed meanwhile, so it makes no difference when those that nobody can hit are registered.
+            self._kv.remember(job.blocks[first : job.computed // size], ())
         self.totals.generation_tokens += steps * len(running)
 
     def _might_admit(self) -> bool:

@@ -95,7 +95,30 @@ def test_a_shared_prefix_is_counted_once() -> None:
     assert one.pinned == 15 * BLOCK + 16
     one.release(second, 1)
     one.check()
-    assert (one.pinned, one.idle) == (0, 20 * BLOCK + 2 * 16)
+    assert (one.pinned, one.idle) == (0, 20 * BLOCK), "what fills no block of the engine is free"
+
+
+def test_a_block_that_is_not_full_is_free_at_once_and_takes_nobody_elses_room() -> None:
+    one = shadow(10)
+    served(one, chain(1, 5))
+    for _ in range(20):
+        one.release(one.pin([], 10, PER_TOKEN), 3)
+        one.check()
+    assert (one.idle, held(one, chain(1, 5))) == (5 * BLOCK, 5)
+    one.release(one.pin([], 10, PER_TOKEN), 1 + 6)
+    assert one.idle == 5 * BLOCK + 16, "the answer filled it"
+
+
+def test_of_a_prompt_only_full_blocks_of_the_engine_are_held() -> None:
+    one = ShadowCache(Endpoint("pod", "10.0.0.1:8000"), PrefixIndex(10**9), 10 * 1024, 1024)
+    first = one.pin(chain(1, 30), 30 * BLOCK, PER_TOKEN)
+    assert (held(one, chain(1, 30)), one.pinned) == (16, 2048)
+    second = one.pin([*chain(1, 8), *chain(2, 24)], 32 * BLOCK, PER_TOKEN)
+    assert one.pinned == 2048 + 2048, "it shares no whole block, so it reuses none"
+    one.release(second, 1)
+    one.release(first, 1)
+    one.check()
+    assert (held(one, chain(1, 30)), one.idle) == (16, 1024 + 2048)
 
 
 def test_what_was_never_computed_is_not_remembered() -> None:

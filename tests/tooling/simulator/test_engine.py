@@ -241,15 +241,19 @@ class NaiveCache:
             self.memory.pop(0)
             self.age += 1
             used.append((self.age, chain[index] if index < min(len(chain), written // size) else None))
+        if written % size:
+            self.memory.insert(0, used.pop())
         self.memory += used[::-1]
         return len(hits) * size
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 12)), max_size=20))
-def test_cached_tokens_equal_a_naive_model_while_requests_come_one_by_one(requests: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.integers(1, 12), st.booleans()), max_size=20))
+def test_cached_tokens_equal_a_naive_model_while_requests_come_one_by_one(
+    requests: list[tuple[int, int, int, bool]],
+) -> None:
     naive, engine = NaiveCache(SMALL.blocks), Engine(SMALL)
-    for number, (document, length, output) in enumerate(requests):
-        chain = prompt(document, 48)
+    for number, (document, length, output, answer_known) in enumerate(requests):
+        chain = prompt(document, 48 if answer_known else length)
         job = engine.add(str(number), chain, prompt=length, output=output, now=0.0)
         for _ in run(engine):
             pass
@@ -379,6 +383,21 @@ def test_a_leap_does_not_pass_over_one_who_waits_for_blocks_being_computed() -> 
     engine.abort("b")
     engine.add("c", prompt(2, 32), prompt=31, output=1, now=0.0)
     assert engine.leap(0.0), "a stranger who does not fit is no reason to look at every step"
+
+
+@pytest.mark.parametrize("leaping", [False, True])
+def test_an_answer_that_nobody_can_ask_for_takes_its_turn_in_memory(leaping: bool) -> None:
+    engine = Engine(replace(SMALL, blocks=12))
+    served(engine, prompt(1, 16), prompt=16)
+    engine.add("a", prompt(2, 4), prompt=4, output=17, now=0.0)
+    engine.step(0.0)
+    if leaping:
+        engine.leapt(len(engine.leap(0.0)))
+    for _ in run(engine):
+        pass
+    served(engine, prompt(3, 20), prompt=20)
+    assert engine.cached_blocks(prompt(1, 16), 4) == 2, "three blocks were never used, the two oldest are gone"
+    assert engine.cached_blocks(prompt(2, 4), 1) == 1
 
 
 @pytest.mark.parametrize("known", [0, 4, 6])
