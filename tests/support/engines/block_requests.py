@@ -31,7 +31,9 @@ def random_events(draw: Random, size: int, count: int) -> list[Event]:
             live.append(started)
             started += 1
         elif kind < 0.7:
-            events.append(("grow", draw.choice(live), [draw.randrange(1000) for _ in range(draw.randint(1, 2 * size))]))
+            # Of tokens that no prompt has: what nobody was told of must not be hit by chance.
+            answer = [draw.randrange(1000, 2000) for _ in range(draw.randint(1, 2 * size))]
+            events.append(("grow", draw.choice(live), answer))
         else:
             events.append(("end", live.pop(draw.randrange(len(live))), []))
     return events
