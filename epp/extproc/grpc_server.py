@@ -1,8 +1,6 @@
 """The ext_proc server on grpc.aio (`--ext-proc-server grpc`): the reference that `server` is compared with."""
 
 import asyncio
-import time
-from random import Random
 from typing import Any, Final
 
 import grpc
@@ -13,7 +11,7 @@ from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
 from epp.extproc.server import LIVENESS, Reports, Route, Settings, log, log_bug, most_connections
-from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
+from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
@@ -86,8 +84,8 @@ class GrpcServer:
         """Bound ext_proc ports, in the order of `Settings.listen`."""
         self.health_ports: list[int] = []
         self._route = route
-        self._reports = reports = Reports(metrics)
-        self._sampler = Sampler(settings.watch_answers, time.monotonic, Random(), reports.answers_not_shown)
+        self._reports = Reports(metrics)
+        self._sampler = self._reports.sampler(settings.watch_answers)
         self._settings = settings
         self.memory = memory or Memory(settings.max_held, settings.max_streams)
         self._ready = False

@@ -157,7 +157,11 @@ class Reports:
         elif isinstance(error, RequestTimeout):
             self.metrics.degraded("request-incomplete", error.message)
 
-    def answers_not_shown(self) -> None:
+    def sampler(self, share: float) -> Sampler:
+        """Of answers, where gateways show none by themselves."""
+        return Sampler(share, time.monotonic, random.Random(), self._answers_not_shown)
+
+    def _answers_not_shown(self) -> None:
         detail = "the gateway shows none of the answers that --watch-answers asks for; does it allow mode_override?"
         self.metrics.degraded("answers-not-shown", detail)
 
@@ -209,7 +213,7 @@ class ExtProcServer:
         self.settings = settings
         self.memory = memory or Memory(settings.max_held, settings.max_streams)
         self.reports = Reports(metrics)
-        self.sampler = Sampler(settings.watch_answers, time.monotonic, random.Random(), self.reports.answers_not_shown)
+        self.sampler = self.reports.sampler(settings.watch_answers)
         self.leaving = False
         """Draining, and no gateway is waited for any more."""
         self.incomplete = Deadlines(settings.incomplete, Call.not_complete)

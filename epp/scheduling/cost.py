@@ -55,11 +55,9 @@ from epp.plugin import (
     Slot,
 )
 from epp.scheduling.failures import ONE
-from epp.scheduling.shortlist import Cheapest, Order, Place, Terms
+from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
 from epp.scheduling.speeds import Speed, Speeds
 
-_NS: Final = 1_000_000_000
-"""Work is summed in whole nanoseconds: what is added can be taken away again without a trace."""
 _SMOOTHING: Final = 0.5
 """Weight of one more scrape in the estimate of foreign traffic."""
 _LEAST: Final = 0.1
@@ -185,7 +183,7 @@ class _Account:
             return 0.0
         head = next(iter(self.queue))
         done = (now - max(head.sent, self.served_at)) / self.speed.factor
-        return self.pending / _NS - min(max(done, 0.0), head.work / _NS)
+        return self.pending / NS - min(max(done, 0.0), head.work / NS)
 
     def first_token(self, sent: _Sent, at: float) -> None:
         """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
@@ -265,8 +263,8 @@ class _Costs:
         self._scale = scale
 
     def terms(self, match: PrefixMatch) -> Terms:
-        one, n, u = self._scorer, self._tokens, self._tokens - match.tokens
-        work = one.prefill_seconds_per_token * u + one.attention_seconds_per_token_pair * u * (n - 0.5 * u)
+        one = self._scorer
+        work, _ = one._work_and_load(self._tokens, match)
         calm = one.step_seconds * one._per_chunk
         return Terms(work, one.work_weight - 1, one.stall_weight, calm, 1 / one._residence, self._scale)
 
@@ -402,7 +400,7 @@ class ExpectedTtft(Cost):
                 most = (again + busy) * factor * whole
                 shared = min(most, shared + (_DISPLACED + busy) * load)
             if requests := account.requests:
-                pending = factor * account.pending / _NS
+                pending = factor * account.pending / NS
                 stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
             else:
                 pending = stall = 0.0
@@ -499,7 +497,7 @@ class ExpectedTtft(Cost):
     def _forget_order(self) -> None:
         self._order = None
         for account in self.accounts.values():
-            account.order = account.place = None
+            account.order = None
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens
@@ -512,7 +510,7 @@ class ExpectedTtft(Cost):
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         observed = request.sees_answer and request.stream
         lasts = load + account.speed.factor * work * (1 + crowd)
-        sent = _Sent(account, n, round((work + load) * _NS), now, lasts, observed)
+        sent = _Sent(account, n, round((work + load) * NS), now, lasts, observed)
         (self._sent.get(request) or self._sent.set(request, {}))[endpoint] = sent
         account.start(sent)
 
@@ -525,9 +523,9 @@ class ExpectedTtft(Cost):
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
         if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes):
-            work = (before - account.pending) / _NS
+            work = (before - account.pending) / NS
             if not account.watched:  # what was done meanwhile is not known, what was to be done when it came is
-                work, elapsed = sent.ahead + sent.work / _NS, now - sent.sent
+                work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
             self._speeds.observe(account.speed, work + overhead, elapsed, now)
@@ -574,7 +572,7 @@ class ExpectedTtft(Cost):
     def statistics(self) -> Mapping[str, float]:
         accounts = self.accounts.values()
         return {
-            "pending_seconds": sum(account.pending for account in accounts) / _NS,
+            "pending_seconds": sum(account.pending for account in accounts) / NS,
             "decodes": sum(account.decodes for account in accounts),
             "foreign_requests": sum(account.foreign_waiting + account.foreign_decodes for account in accounts),
             "residence_seconds": self._residence,

@@ -60,11 +60,11 @@ class Scheduler:
         """How many of the cheapest have to be known."""
         self._large = inf
         """Endpoints of a pool of which a shortlist is made."""
-        cost = next(iter(profiles.values())).lone_cost if len(profiles) == 1 and shadow is None else None
+        chain = next(iter(profiles.values())) if len(profiles) == 1 and shadow is None else None
         prefixes = next((p for p in producers if p.produces is PrefixMatch), None)
-        if cost is not None and prefixes is not None:
-            self._cost, self._prefixes, self._large = cost, prefixes, cost.shortlist_from
-            self._wanted = max(self._named, *(chain.picker.max_num_of_endpoints for chain in profiles.values()))
+        if chain is not None and chain.lone_cost is not None and prefixes is not None:
+            self._cost, self._prefixes, self._large = chain.lone_cost, prefixes, chain.lone_cost.shortlist_from
+            self._wanted = max(self._named, chain.picker.max_num_of_endpoints)
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
         """Whether `prepare` may wait."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from hack.benches.rig.pickers import ALONE, EPP, Rig, Scenario, Setup, Variant, idle, measured, rig
+from hack.benches.rig.pickers import ALONE, EPP, Rig, Scenario, Setup, Variant, idle, in_turns, measured, rig
 from hack.benches.rig.processes import BenchError
 
 OURS = "warmpath"
@@ -65,11 +65,10 @@ def run(setup: Setup, rounds: int, seconds: float) -> Figures:
 
 
 def _round(up: Rig, setup: Setup, seconds: float, turn: int) -> dict[tuple[str, str], Cell]:
-    found = {}
-    for scenario in setup.scenarios:
-        for variant in up.variants if turn % 2 == 0 else reversed(up.variants):
-            found[scenario.name, variant.name] = _cell(up, scenario, variant, seconds)
-    return found
+    return {
+        (scenario.name, variant.name): _cell(up, scenario, variant, seconds)
+        for scenario, variant in in_turns(up, setup.scenarios, turn)
+    }
 
 
 def _cell(up: Rig, scenario: Scenario, variant: Variant, seconds: float) -> Cell:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from hack.benches.rig import report
-from hack.benches.rig.pickers import EPP, Rig, Scenario, Setup, Variant, idle, measured, rig
+from hack.benches.rig.pickers import EPP, Rig, Scenario, Setup, Variant, idle, in_turns, measured, rig
 from hack.benches.rig.processes import BenchError
 
 BARE = "{python} -m hack.benches.rig.bare_server --port {grpc_port} --destination {destination}"
@@ -28,12 +28,11 @@ SCENARIOS = (
 
 
 def one_round(rig: Rig, seconds: float, turn: int) -> dict[tuple[str, str], report.Sample]:
-    """Every scenario with every variant once; each second round in reverse order, so that drift cancels out."""
-    found = {}
-    for scenario in SCENARIOS:
-        for variant in rig.variants if turn % 2 == 0 else reversed(rig.variants):
-            found[scenario.name, variant.name] = _sample(rig, scenario, variant, seconds * scenario.stretch)
-    return found
+    """A sample of every scenario with every variant."""
+    return {
+        (scenario.name, variant.name): _sample(rig, scenario, variant, seconds * scenario.stretch)
+        for scenario, variant in in_turns(rig, SCENARIOS, turn)
+    }
 
 
 def _sample(rig: Rig, scenario: Scenario, variant: Variant, seconds: float) -> report.Sample:

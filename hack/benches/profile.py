@@ -18,10 +18,10 @@ from typing import Any, cast
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
-from epp import protocol
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.server import ExtProcServer, GatewayConnection, Settings
 from epp.telemetry.metrics import Metrics
+from hack.benches.http2_fuzz import HEADERS
 from hack.benches.replicas import Replica
 from hack.benches.rig import bodies
 
@@ -38,10 +38,6 @@ STAGES = {
     "records and metrics": ("epp/admin/", "epp/telemetry/"),
 }
 """Stage -> beginnings of the paths of its modules; the first that fits counts. The rest is `other`."""
-OPEN = [
-    *((":method", "POST"), (":scheme", "http"), (":path", f"/{protocol.EXT_PROC_SERVICE}/Process")),
-    *((":authority", "x"), ("content-type", "application/grpc"), ("te", "trailers")),
-]
 MODES = pb.ProcessingMode
 
 
@@ -84,7 +80,7 @@ class Gateway:
     def ask(self, body: bytes) -> None:
         """One request and its answer, in the pieces in which they reach a picker."""
         stream = self._peer.get_next_available_stream_id()
-        self._peer.send_headers(stream, OPEN)
+        self._peer.send_headers(stream, HEADERS)
         for message in self._messages(body):
             data = b"\0" + len(message).to_bytes(4, "big") + message
             for at in range(0, len(data), 16_384):

@@ -206,6 +206,13 @@ def _wait_for_answer(variant: Variant, programs: Sequence[Program], seconds: flo
     raise BenchError(f"{variant.name} does not answer: {last}")
 
 
+def in_turns(rig: Rig, scenarios: Sequence[Scenario], turn: int) -> Iterator[tuple[Scenario, Variant]]:
+    """Every scenario with every variant once; each second round in reverse order, so that drift cancels out."""
+    for scenario in scenarios:
+        for one in rig.variants if turn % 2 == 0 else reversed(rig.variants):
+            yield scenario, one
+
+
 def measured(
     rig: Rig, scenario: Scenario, variant: Variant, connections: int, seconds: float
 ) -> tuple[float, float, Seen]:
