@@ -8,7 +8,7 @@ traffic) adds to a cost and never takes away, so nobody is left out who could be
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -17,6 +17,8 @@ from epp.scheduling.speeds import Speed
 
 _FEW: Final = 16
 """So many endpoints that hold something are all looked at."""
+_STALE: Final = 16
+"""Times as many dues are kept as there are accounts, those among them that are not true any more."""
 _EQUAL: Final = 1 - 1e-9
 """Costs that differ by less than this share count as equal."""
 NS: Final = 1_000_000_000
@@ -37,98 +39,6 @@ class Account(Protocol):
     """Its share of busy time, as far as it differs between endpoints with an empty queue: `Terms.scale` times this."""
     due: float
     place: "Place | None"
-
-    def expire(self, now: float) -> None: ...
-
-
-class Terms(NamedTuple):
-    """What one request costs anywhere, for one length of what is held of its prompt."""
-
-    work: float
-    """Seconds of its prefill, as modelled."""
-    again: float
-    stall: float
-    calm: float
-    leaving: float
-    scale: float
-
-    def least(self, factor: float, requests: int, busy: float, pending: int) -> float:
-        """What it costs at least. `busy`: the share of busy time, `pending`: nanoseconds of work that wait."""
-        own, waits = factor * self.work, factor * pending / NS
-        stalls = own * (1 + own * self.leaving) + min(waits, own)
-        return (1 + self.calm) * (waits + own * (1 + self.again + busy) + self.stall * requests * stalls)
-
-
-class Place(NamedTuple):
-    """Where an account is in an order: `entry` in `entries`, of the group with this key."""
-
-    key: tuple[float, int]
-    entries: "list[Entry]"
-    entry: "Entry"
-
-
-Entry = tuple[int, float, int, Account]
-"""Pending work and weight, the endpoint's place in the pool, and the account."""
-
-
-class Costs(Protocol):
-    """What bills would say, but for memory."""
-
-    def terms(self, match: PrefixMatch) -> Terms: ...
-
-    def of(self, account: Any, terms: Terms) -> tuple[float, bool]:
-        """Seconds, and whether that is all; else a bill may find more."""
-
-
-class Cheapest:
-    """The costs of the `count` cheapest so far. With `up_to` all that cost so much or less are among them."""
-
-    def __init__(self, count: int, up_to: float | None) -> None:
-        self._costs = [inf] * count
-        self._fixed = up_to is not None
-        self.most = inf if up_to is None else up_to / _EQUAL
-        """What costs as much or more is none of them."""
-
-    def add(self, cost: float) -> None:
-        if not self._fixed and cost < self.most:
-            insort(self._costs, cost)
-            del self._costs[-1]
-            self.most = self._costs[-1] * _EQUAL
-
-
-class Order:
-    """The accounts of a pool's endpoints, in order. Each is to be `put` again whenever it changes."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], accounts: Sequence[Account]) -> None:
-        self.endpoints = endpoints
-        self.groups: dict[tuple[float, int], tuple[list[Entry], list[Entry]]] = {}
-        """(factor, requests) -> those with an empty queue by `weight`, and the others by `pending` and `weight`."""
-        self.keys: list[tuple[float, int]] = []
-        """Of `groups`, sorted."""
-        self.numbers = {account.endpoint: number for number, account in enumerate(accounts)}
-        self.accounts = accounts
-        self._due: list[tuple[float, int]] = []
-        """A heap: when an account expires next, and its number. Some are not true any more."""
-        for account in accounts:
-            account.place = None
-            self.put(account)
-
-    def put(self, account: Account) -> None:
-        """To where it belongs now."""
-        if account.place is not None:
-            self._take(account.place)
-        number = self.numbers[account.endpoint]
-        key = account.speed.factor, account.requests
-        group = self.groups.get(key)
-        if group is None:
-            group = self.groups[key] = ([], [])
-            insort(self.keys, key)
-        entries, pending = (group[1], account.pending) if account.queue else (group[0], 0)
-        entry = (pending, account.weight, number, account)
-        insort(entries, entry)
-        account.place = Place(key, entries, entry)
-        if account.due < inf:
-            heappush(self._due, (account.due, number))
 
     def expire(self, now: float) -> None: ...
 

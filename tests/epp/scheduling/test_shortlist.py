@@ -230,3 +230,19 @@ def test_a_cost_that_fails_to_make_one_is_reported_and_asked_for_all_bills(monke
     monkeypatch.setattr(ExpectedTtft, "shortlist", broken)
     assert len(pool.choose().runs[0].endpoints) == 50
     assert pool.errors == ["expected-ttft: ValueError('no list')"]
+
+
+def test_what_only_other_replicas_pick_does_not_pile_up() -> None:
+    """Their requests come due without a choice here that would look."""
+    pool = Pool(40, Random(1))
+    pool.choose()
+    for number in range(3000):
+        pool.now += 0.001
+        request = Request(id=str(number), model="m", tokens=400, elsewhere=True)
+        adopted = pool.scheduler.adopt(request, pool.endpoints[number % 40], {})
+        pool.scheduler.finished(adopted, Response(status=200, complete=True))
+    order = pool.cost._order
+    assert order is not None
+    assert len(order._due) <= 16 * 40
+    assert pool.choose().endpoint in pool.endpoints
+    assert not pool.errors
