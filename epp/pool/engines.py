@@ -51,6 +51,10 @@ class Engine(NamedTuple):
     prefix_queries: Figure | None = None
     prefix_hits: Figure | None = None
     prompt_tokens: Figure | None = None
+    first_tokens: Figure | None = None
+    computed_tokens: Figure | None = None
+    generated_tokens: Figure | None = None
+    steps: Figure | None = None
 
 
 def _triton(metric: bytes, label: bytes, value: bytes) -> Figure:
@@ -70,6 +74,10 @@ ENGINES: Final[Mapping[str, Engine]] = {
         prefix_queries=Figure(b"vllm:prefix_cache_queries_total"),
         prefix_hits=Figure(b"vllm:prefix_cache_hits_total"),
         prompt_tokens=Figure(b"vllm:prompt_tokens_total"),
+        first_tokens=Figure(b"vllm:time_to_first_token_seconds_count"),
+        computed_tokens=Figure(b"vllm:prompt_tokens_by_source_total", where=(b"source", b"local_compute")),
+        generated_tokens=Figure(b"vllm:generation_tokens_total"),
+        steps=Figure(b"vllm:iteration_tokens_total_count"),
     ),
     "sglang": Engine(
         waiting=Figure(b"sglang:num_queue_reqs"),
@@ -134,6 +142,10 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
         prefix_queries=_total(_numbers(page, places, engine.prefix_queries)),
         prefix_hits=_total(_numbers(page, places, engine.prefix_hits)),
         prompt_tokens=_total(_numbers(page, places, engine.prompt_tokens)),
+        first_tokens=_total(_numbers(page, places, engine.first_tokens)),
+        computed_tokens=_total(_numbers(page, places, engine.computed_tokens)),
+        generated_tokens=_total(_numbers(page, places, engine.generated_tokens)),
+        steps=_total(_numbers(page, places, engine.steps)),
         at=at,
     )
 

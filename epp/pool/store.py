@@ -42,6 +42,15 @@ class Load(msgspec.Struct, frozen=True):
     """Tokens of those found (`vllm:prefix_cache_hits_total`)."""
     prompt_tokens: int = 0
     """Prompt tokens processed since start (`vllm:prompt_tokens_total`)."""
+    first_tokens: int = 0
+    """First tokens produced since start (`vllm:time_to_first_token_seconds_count`)."""
+    computed_tokens: int = 0
+    """Prompt tokens computed since start, not those found in a cache
+    (`vllm:prompt_tokens_by_source_total{source="local_compute"}`)."""
+    generated_tokens: int = 0
+    """Tokens generated since start (`vllm:generation_tokens_total`)."""
+    steps: int = 0
+    """Engine steps since start (`vllm:iteration_tokens_total_count`)."""
     at: float | None = None
     """When it was scraped, seconds on the monotonic clock; None = never."""
 

@@ -28,17 +28,19 @@ which are loaded again when they are asked for, and its way from those who load 
 
 Everything is our own account, exact and instant; the engines' metrics only say what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
-H100. `factor` is what is learned of the endpoint's speed where first tokens are seen (`epp.scheduling.speeds`). There
-the constants may be wrong by three times on a uniform pool, because only the ratios between endpoints, `memory` and
-what comes meanwhile depend on them. Where first tokens are not seen (the lean wiring) `factor` is 1 and `pending` ends
-by these constants alone: they have to be right, or `speeds` has to correct them. In `work / residence` `factor` counts
-too: `residence` is by the clock.
+H100. `factor` is what is learned of the endpoint's speed (`epp.scheduling.speeds`), from first tokens where they are
+seen and from what the engine counts between scrapes: its steps, the prompt tokens it computed and the tokens it
+generated, foreign ones among them. So the constants may be wrong by three times: only the ratios between endpoints,
+`memory` and what comes meanwhile depend on them. Where first tokens are not seen (the lean wiring) `pending` ends by
+the modelled clock, and of an engine that does not count these (others than vLLM) `factor` is 1 there unless `speeds`
+says otherwise. In `work / residence` `factor` counts too: `residence` is by the clock.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
+from statistics import median
 from typing import Any, ClassVar, Final
 
 from epp.plugin import (
@@ -89,6 +91,8 @@ _AT_LEAST_0: Final = (
     "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
     "step_seconds_per_context_token", "failure_seconds",
 )  # fmt: skip
+_ERRORS: Final = 200
+"""Predictions kept that were compared with what came."""
 _NOTHING: Final = PrefixMatch(0, 0, 0)
 _MEAN_TOKENS: Final = 1000
 """Prompt tokens of a foreign request before any of our own was seen."""
@@ -97,9 +101,17 @@ _MEAN_TOKENS: Final = 1000
 class _Sent:
     """A request on its way, in one endpoint's account."""
 
-    __slots__ = ("account", "ahead", "lasts", "observed", "sent", "tokens", "waiting", "work")
+    __slots__ = ("account", "ahead", "lasts", "observed", "predicted", "sent", "tokens", "waiting", "work")
 
-    def __init__(self, account: "_Account", tokens: int, work: int, sent: float, lasts: float, observed: bool) -> None:
+    def __init__(
+        self,
+        account: "_Account",
+        tokens: int,
+        work: int,
+        sent: float,
+        lasts: tuple[float, float],
+        observed: bool,
+    ) -> None:
         self.ahead = account.ahead(sent)
         """Modelled seconds of what has to be done before its turn, at factor 1."""
         self.account = account
@@ -107,7 +119,9 @@ class _Sent:
         self.work = work
         self.sent = sent
         self.lasts = lasts
-        """Modelled seconds from its turn to its first token."""
+        """Modelled seconds from its turn to its first token: of loading, and of computing at factor 1."""
+        self.predicted = 0.0
+        """Seconds until its first token, as they were predicted when it was sent."""
         self.observed = observed
         """Its first token will be seen."""
         self.waiting = True
@@ -129,9 +143,9 @@ class _Account:
     """What one endpoint was given, and what the metrics say it has beyond that."""
 
     __slots__ = (
-        "busy_since", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes", "foreign_used",
-        "foreign_waiting", "load", "order", "peak", "pending", "place", "queue", "requests", "served_at", "since",
-        "speed", "watched", "weight",
+        "busy_from", "busy_since", "busy_until", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes",
+        "foreign_used", "foreign_waiting", "load", "order", "peak", "pending", "place", "queue", "requests",
+        "served_at", "since", "speed", "watched", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
@@ -161,6 +175,8 @@ class _Account:
         self.due = inf
         """When the next is thought to come; inf where it will be seen, or no request waits."""
         self.load: Load | None = None
+        self.busy_from, self.busy_until = inf, now
+        """When requests of ours were there last without a gap; `busy_until` is inf while they are."""
         self.since = now
         """Start of the window of `peak`: when the last scrape was looked at."""
         self.peak = 0
@@ -173,6 +189,8 @@ class _Account:
             self.busy_since, self.watched = sent.sent, True
         self.queue[sent] = None
         self.pending += sent.work
+        if not self.requests:
+            self.busy_from, self.busy_until = sent.sent, inf
         self.requests += 1
         self.peak = max(self.peak, self.requests)
         self._next()
@@ -210,6 +228,8 @@ class _Account:
 
     def end(self, sent: _Sent, now: float) -> None:
         self.requests -= 1
+        if not self.requests:
+            self.busy_until = now
         if sent.waiting:
             self.watched = False
             if next(iter(self.queue)) is sent:
@@ -233,6 +253,10 @@ class _Account:
         self.foreign_used = _smooth(self.foreign_used, used) if self.foreign_waiting or self.foreign_decodes else 0.0
         self.since, self.peak = now, self.requests
 
+    def busy(self, start: float, end: float) -> bool:
+        """Whether requests of ours were there all the time between the two."""
+        return self.busy_from <= start and end <= self.busy_until
+
     def _leave_queue(self, sent: _Sent, now: float) -> None:
         del self.queue[sent]
         sent.waiting = False
@@ -242,7 +266,11 @@ class _Account:
 
     def _next(self) -> None:
         head = next(iter(self.queue), None)
-        self.due = inf if head is None or head.observed else max(head.sent, self.served_at) + head.lasts
+        if head is None or head.observed:
+            self.due = inf
+        else:
+            load, work = head.lasts
+            self.due = max(head.sent, self.served_at) + load + self.speed.factor * work
         if self.order is not None:
             self.order.put(self)
 
@@ -264,7 +292,7 @@ class _Costs:
 
     def terms(self, match: PrefixMatch) -> Terms:
         one = self._scorer
-        work, _ = one._work_and_load(self._tokens, match)
+        work, _, _ = one._work_and_load(self._tokens, match)
         calm = one.step_seconds * one._per_chunk
         return Terms(work, one.work_weight - 1, one.stall_weight, calm, 1 / one._residence, self._scale)
 
@@ -336,7 +364,7 @@ class ExpectedTtft(Cost):
     """Seconds that a client loses by an error, beside those of asking again."""
 
     learn_speeds: bool = True
-    """Learn how fast each endpoint is, where first tokens of streamed answers are seen."""
+    """Learn how fast each endpoint is, from first tokens that are seen and from what the engine counts."""
     speeds: Mapping[str, float] = field(default_factory=dict)
     """Speeds that are known: shell pattern of an endpoint's name (`default/llama-l4-*`) to its speed, 1 as modelled,
     0.5 half as fast. The first that matches counts, and nothing is learned of these endpoints."""
@@ -359,6 +387,10 @@ class ExpectedTtft(Cost):
         self._residence = self.residence_seconds
         self._tokens = float(_MEAN_TOKENS)
         self._work = _MEAN_TOKENS * self.prefill_seconds_per_token
+        """Mean of the seconds of computing a request's prompt, at factor 1; and of the tokens computed."""
+        self._computed = float(_MEAN_TOKENS)
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
+        """Of predicted against measured TTFT, where first tokens were seen; shares of what was measured."""
         self._per_chunk = 1 / full_chunk
         self._decay = _Decay()
         self._endpoints: Callable[[], Sequence[Endpoint]] = tuple
@@ -382,7 +414,10 @@ class ExpectedTtft(Cost):
                 account = self._open(endpoint, now)
             room = rooms[endpoint]
             if endpoint.load is not account.load:
+                before = account.load
                 account.compare(endpoint.load, room, now)
+                if before is not None and self.learn_speeds:
+                    self._learn(account, before, endpoint.load, now)
             if account.due <= now:
                 account.expire(now)
             if (match := matches[endpoint]) is not last:  # most endpoints hold the same
@@ -391,7 +426,7 @@ class ExpectedTtft(Cost):
                 work = whole = lin * u + att * u * (n - 0.5 * u)
                 load = 0.0
                 if match.l1 or match.l2:
-                    work, load = self._work_and_load(n, match)
+                    work, load, _ = self._work_and_load(n, match)
             factor = account.speed.factor
             own = factor * work
             busy = account.weight * scale + (1.0 if account.queue else 0.0)
@@ -420,23 +455,43 @@ class ExpectedTtft(Cost):
                     rows[i] = (*rows[i][:-1], self._failing(failures[endpoint], sum(rows[i])))
         return rows
 
+    def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
+        """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
+
+        Only where requests of ours were there all the time: then it was at work all the time.
+        """
+        if before.at is None or load.at is None or not account.busy(before.at, load.at):
+            return
+        steps, first = load.steps - before.steps, load.first_tokens - before.first_tokens
+        decoded = load.generated_tokens - before.generated_tokens - first
+        computed = load.computed_tokens - before.computed_tokens
+        if steps <= 0 or first < 0 or decoded < 0 or computed < 0:
+            return  # restarted, or not counted there
+        context = account.context / account.decodes if account.decodes else self._tokens
+        work = computed * self._work / self._computed
+        work += self.step_seconds * steps
+        work += (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
+        self._speeds.observe(account.speed, work, load.at - before.at, now)
+
     def _failing(self, known: FailureShare, cost: float) -> float:
         """What is to be added to the cost of an endpoint that failed lately."""
         excess = max(0.0, min(known.share, _CERTAIN) - ONE) / (1 - ONE)
         return excess * excess / (1 - excess) * (self.failure_seconds + cost) + (_SUSPENDED if known.suspended else 0.0)
 
-    def _work_and_load(self, n: int, match: PrefixMatch) -> tuple[float, float]:
-        """Seconds of computing, and of loading from l1 alone or both where less of both is needed then."""
+    def _work_and_load(self, n: int, match: PrefixMatch) -> tuple[float, float, int]:
+        """Seconds of computing, of loading from l1 alone or both where less of both is needed then, and the tokens that
+        are computed.
+        """
         lin, att = self.prefill_seconds_per_token, self.attention_seconds_per_token_pair
         load, u = 0.0, n - match.tokens
-        least = lin * u + att * u * (n - 0.5 * u), load
+        least = lin * u + att * u * (n - 0.5 * u), load, u
         if match.l1 or match.l2:
             for tokens, speed in ((match.l1, self.l1_tokens_per_second), (match.l2, self.l2_tokens_per_second)):
                 u = max(0, u - tokens)
                 load += tokens / speed
                 rest = lin * u + att * u * (n - 0.5 * u)
-                if load + rest < sum(least):
-                    least = rest, load
+                if load + rest < least[0] + least[1]:
+                    least = rest, load, u
         return least
 
     def _foreign(self, account: _Account, now: float, work: float, sum_: float, rate: float) -> tuple[float, float]:
@@ -503,14 +558,16 @@ class ExpectedTtft(Cost):
         now, n = self.clock(), request.tokens
         self._scale(now)
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        work, load = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
+        work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
+        self._computed += _WEIGHT * (max(1, computed) - self._computed)
         self._tokens += _WEIGHT * (n - self._tokens)
-        crowd = self._step(account) * self._per_chunk
+        step = self._step(account)
+        crowd = step * self._per_chunk
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         observed = request.sees_answer and request.stream
-        lasts = load + account.speed.factor * work * (1 + crowd)
-        sent = _Sent(account, n, round((work + load) * NS), now, lasts, observed)
+        sent = _Sent(account, n, round((work + load) * NS), now, (load, work * (1 + crowd)), observed)
+        sent.predicted = account.speed.factor * ((sent.ahead + work) * (1 + crowd) + step) + load
         (self._sent.get(request) or self._sent.set(request, {}))[endpoint] = sent
         account.start(sent)
 
@@ -519,6 +576,8 @@ class ExpectedTtft(Cost):
         if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
+        if now > sent.sent:
+            self._errors.append(abs(sent.predicted / (now - sent.sent) - 1))
         before, step = account.pending, self._step(account)
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
@@ -551,15 +610,18 @@ class ExpectedTtft(Cost):
         sent.account.end(sent, now)
 
     def snapshot(self) -> Iterator[Any]:
-        """What was learned: mean seconds in flight, mean tokens, mean work, [endpoint, observations of speed] ..."""
-        yield self._residence, self._tokens, self._work, self._speeds.learned()
+        """What was learned: mean seconds in flight, means of tokens, of work and of the tokens it computes, [endpoint,
+        observations of speed] ...
+        """
+        yield self._residence, self._tokens, self._work, self._computed, self._speeds.learned()
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
-        residence, tokens, work, speeds = piece
-        if not (residence >= _SHORTEST and tokens >= 0 and work >= 0):
-            raise ValueError(f"{residence} s in flight, {tokens} tokens, {work} s of work")
+        residence, tokens, work, computed, speeds = piece
+        if not (residence >= _SHORTEST and tokens >= 0 and work >= 0 and computed > 0):
+            raise ValueError(f"{residence} s in flight, {tokens} tokens, {computed} of them computed in {work} s")
         now = self.clock()
-        self._residence, self._tokens, self._work = float(residence), float(tokens), float(work)
+        self._residence, self._tokens = float(residence), float(tokens)
+        self._work, self._computed = float(work), float(computed)
         for name, logs in speeds:
             if (endpoint := endpoints.get(name)) is not None:
                 account = self.accounts.get(endpoint) or self._open(endpoint, now)
@@ -578,6 +640,7 @@ class ExpectedTtft(Cost):
             "residence_seconds": self._residence,
             "pool_speed": 1 / self._speeds.pool,
             "speed_observations": self._speeds.observations,
+            **({"ttft_error": median(self._errors)} if self._errors else {}),
         }
 
     def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:

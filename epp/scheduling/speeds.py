@@ -114,8 +114,12 @@ class Speeds:
 
     def _refresh(self, now: float) -> None:
         """The pool's value, which is the median of its endpoints', and everybody's."""
-        self._next = now + _REFRESH
         known = [speed.median for speed in self._all.values() if len(speed.logs) >= _LEAST]
+        if known:
+            self._next = now + _REFRESH
+        else:  # until one has enough of its own, those of all together say more than the configuration
+            together = [each for speed in self._all.values() for each in speed.logs]
+            known = together if len(together) >= _LEAST else []
         if known:
             self.pool = exp(median(known))
         centre = log(self.pool)

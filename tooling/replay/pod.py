@@ -115,6 +115,10 @@ class VirtualPod:
             prefix_queries=totals.prefix_queries,
             prefix_hits=totals.prefix_hits,
             prompt_tokens=totals.prompt_tokens,
+            first_tokens=totals.first_tokens,
+            computed_tokens=totals.computed_tokens,
+            generated_tokens=totals.generation_tokens,
+            steps=totals.steps,
             at=now,
         )
 

@@ -192,6 +192,10 @@ class Totals:
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests, cached or computed."""
     generation_tokens: int = 0
+    first_tokens: int = 0
+    computed_tokens: int = 0
+    """Prompt tokens that were in no cache, counted with the first token, as vLLM does."""
+    steps: int = 0
     prefix_queries: int = 0
     """Tokens looked up in the prefix cache, counted when a request is first admitted."""
     prefix_hits: int = 0
@@ -386,6 +390,7 @@ class Engine:
             job.generated += steps
             # Nothing is freed meanwhile, so it makes no difference when those that nobody can hit are registered.
             self._kv.remember(job.blocks[first : job.computed // size], ())
+        self.totals.steps += steps
         self.totals.generation_tokens += steps * len(running)
 
     def _might_admit(self) -> bool:
@@ -540,6 +545,8 @@ class Engine:
             tokens.append(job)
             if job.generated == 1:
                 job.first_token_at = ends_at
+                self.totals.first_tokens += 1
+                self.totals.computed_tokens += job.prompt - job.cached
                 first.append(job)
             if job.generated == job.output:
                 job.ended_at = ends_at
@@ -549,6 +556,7 @@ class Engine:
             self._release(job)
         if finished:
             self._running = [job for job in self._running if job.ended_at is None]
+        self.totals.steps += 1
         self.totals.generation_tokens += len(tokens)
         self.totals.prefill_computed += batch.prefill
         return Step(duration, ends_at, tokens, first, finished, batch.preempted, batch.decodes, batch.prefill)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tooling.simulator.engine import Engine, Job
@@ -115,13 +115,14 @@ class EngineCollector(Collector):
         yield self._counter("external_prefix_cache_hits", "Tokens found in a connector.", 0)
         yield self._counter("prompt_tokens", "Prompt tokens processed.", totals.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in a cache.", totals.prefix_hits)
-        computed = totals.prompt_tokens - totals.prefix_hits
+        computed = totals.computed_tokens
         sources = {"local_compute": computed, "local_cache_hit": totals.prefix_hits, "external_kv_transfer": 0}
         yield self._by(CounterMetricFamily, "prompt_tokens_by_source", "source", sources)
         tiers = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), 0)
         tiers["device"] = totals.prefix_hits
         yield self._by(CounterMetricFamily, "prompt_tokens_cached_by_source", "source", tiers)
         yield self._counter("generation_tokens", "Generated tokens.", totals.generation_tokens)
+        yield self._steps(totals.steps, computed + totals.generation_tokens)
         yield self._counter("num_preemptions", "Preemptions.", totals.preemptions)
         yield self._cache_config()
         if self._adapters.names:
@@ -130,6 +131,12 @@ class EngineCollector(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=self._names)
         family.add_metric(self._values, value)
+        return family
+
+    def _steps(self, steps: int, tokens: int) -> Metric:
+        """Of the histogram of tokens a step the number of steps and the sum; their sizes are not kept."""
+        family = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens a step.", labels=self._names)
+        family.add_metric(self._values, [("+Inf", steps)], tokens)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

@@ -25,6 +25,10 @@ def test_a_page_of_vllm() -> None:
         prefix_queries=1000,
         prefix_hits=600,
         prompt_tokens=5000,
+        first_tokens=40,
+        computed_tokens=2000,
+        generated_tokens=700,
+        steps=300,
         at=7.0,
     )
 

@@ -27,7 +27,7 @@ def pool(count: int) -> list[Endpoint]:
     return [Endpoint(f"pod-{i}", f"10.0.0.{i}:8000") for i in range(count)]
 
 
-def round_numbers() -> tuple[ExpectedTtft, Clock]:
+def round_numbers(*, learn_speeds: bool = True) -> tuple[ExpectedTtft, Clock]:
     """1 ms a token, no attention; a full chunk takes one second."""
     cost = ExpectedTtft(
         prefill_seconds_per_token=1e-3,
@@ -37,6 +37,7 @@ def round_numbers() -> tuple[ExpectedTtft, Clock]:
         step_seconds_per_context_token=1e-5,
         max_num_batched_tokens=1000,
         residence_seconds=20.0,
+        learn_speeds=learn_speeds,
     )
     cost.clock = clock = Clock()
     return cost, clock
@@ -222,6 +223,97 @@ def test_an_answer_that_ends_shows_that_those_before_it_were_served() -> None:
 
 def scraped(endpoint: Endpoint, clock: Clock, waiting: int, running: int, kv_usage: float = 0.0) -> None:
     endpoint.load = Load(waiting=waiting, running=running, kv_usage=kv_usage, at=clock.now)
+
+
+def counted(a: Endpoint, clock: Clock, prompts: int, each: int, generated: int = 0) -> None:
+    """A scrape of `a` that counts so many prompts of `each` computed tokens, each in a step of its own."""
+    a.load = Load(
+        first_tokens=prompts,
+        computed_tokens=prompts * each,
+        generated_tokens=prompts + generated,
+        steps=prompts,
+        running=1,
+        at=clock.now,
+    )
+
+
+def learned(seconds: float, gap: float = 0.0, *, prompts: int = 1, learn: bool = True, before: int = 0) -> float:
+    """The speed of an endpoint that takes `seconds` for each of 20 prompts of 1,000 tokens (1.1 s of work with its step),
+    where no answer is shown. `gap`: seconds after each in which it has nothing of ours; `prompts`: those it counts for each.
+    """
+    cost, clock = round_numbers(learn_speeds=learn)
+    (a,) = pool(1)
+    counted(a, clock, before, 1000)
+    for n in range(1, 21):
+        made = request([a], 1000, seen=False)
+        cost.bill(made, [a])
+        cost.on_picked(made, a)
+        clock.now += seconds
+        if gap:
+            cost.on_finished(made, a, DONE)
+            clock.now += gap
+        counted(a, clock, n * prompts, 1000)
+        cost.bill(made, [a])
+    return cost.endpoint_statistics()[a]["speed"]
+
+
+@pytest.mark.parametrize("seconds", [3.0, 1.0, 0.4])
+def test_speeds_are_learned_from_what_the_engine_counts(seconds: float) -> None:
+    assert learned(seconds) == pytest.approx(1.1 / seconds, rel=0.01)
+
+
+def test_foreign_prompts_count_as_work_there() -> None:
+    assert learned(3.0, prompts=3) == pytest.approx(1.1, rel=0.01)
+
+
+@pytest.mark.parametrize("how", ["it was idle between", "it is not to learn", "it was restarted"])
+def test_nothing_is_learned_where_it_cannot_be_known(how: str) -> None:
+    if how == "it was restarted":
+        assert learned(3.0, prompts=-1, before=100) == 1
+    else:
+        assert learned(3.0, gap=5.0 if "idle" in how else 0.0, learn="learn" not in how) == 1
+
+
+def test_an_engine_that_counts_nothing_has_the_modelled_speed() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    for _ in range(20):
+        made = request([a], 1000, seen=False)
+        cost.bill(made, [a])
+        cost.on_picked(made, a)
+        clock.now += 3
+        a.load = Load(running=1, at=clock.now)
+    assert cost.endpoint_statistics()[a] == {"speed": 1, "speed_observations": 0}
+
+
+def test_what_waits_ends_by_the_speed_as_it_is_known_now() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    for _ in range(2):
+        made = request([a], 1000, seen=False)
+        cost.bill(made, [a])
+        cost.on_picked(made, a)
+    cost.accounts[a].speed.factor = 3.0
+    clock.now += 1.5
+    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3), "the first has begun, by the speed of its pick"
+    clock.now += 2
+    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3), "the second takes three seconds"
+    clock.now += 1
+    assert bill(cost, request([a], 1), a)["pending"] == 0
+
+
+def test_predictions_are_compared_with_first_tokens() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    assert "ttft_error" not in cost.statistics()
+    for seconds in (1.0, 1.0, 2.0, 2.0, 2.0):
+        made = request([a], 1000)
+        cost.bill(made, [a])
+        cost.on_picked(made, a)
+        clock.now += seconds
+        cost.on_first_token(made, a)
+        cost.on_finished(made, a, DONE)
+    assert cost.statistics()["ttft_error"] == pytest.approx(0.4), "1.2 s were predicted where 2 s were measured"
 
 
 def test_foreign_traffic_is_seen_smoothed_and_fades() -> None:
@@ -427,7 +519,7 @@ def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
     assert speeds[here["a"]]["speed"] < speeds[here["b"]]["speed"]
     assert speeds[here["a"]]["speed_observations"] == 12
     with pytest.raises(ValueError, match="in flight"):
-        new.restore((-1.0, 0, 0, []), here)
+        new.restore((-1.0, 0, 0, 1, []), here)
 
 
 @pytest.mark.parametrize("others", [0, 4])
