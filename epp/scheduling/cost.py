@@ -471,7 +471,7 @@ class ExpectedTtft(Cost):
         work = computed * self._work / self._computed
         work += self.step_seconds * steps
         work += (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
-        self._speeds.observe(account.speed, work, load.at - before.at, now)
+        self._speeds.observe(account.speed, work, load.at - before.at, now, whole_steps=True)
 
     def _failing(self, known: FailureShare, cost: float) -> float:
         """What is to be added to the cost of an endpoint that failed lately."""

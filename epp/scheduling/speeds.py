@@ -94,9 +94,12 @@ class Speeds:
         """The endpoint is gone for good."""
         self._all.pop(endpoint, None)
 
-    def observe(self, speed: Speed, modelled: float, observed: float, now: float) -> None:
-        """`observed` seconds of service that take `modelled` seconds at factor 1."""
-        if speed.modelled >= self._stretch and observed > _TOGETHER * modelled:
+    def observe(self, speed: Speed, modelled: float, observed: float, now: float, *, whole_steps: bool = False) -> None:
+        """`observed` seconds of service that take `modelled` seconds at factor 1. `whole_steps`: it
+        divides no step, so a stretch may end before it.
+        """
+        apart = whole_steps or observed > _TOGETHER * speed.factor * modelled
+        if speed.modelled >= self._stretch and apart:
             self._conclude(speed, now)
         speed.modelled += modelled
         speed.observed += observed

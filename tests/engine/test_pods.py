@@ -71,6 +71,9 @@ async def test_the_scraper_reads_the_real_page(fleet: Laptop, talk: Talk) -> Non
     assert load.prompt_tokens >= turn.prompt
     assert load.prefix_queries >= turn.prompt
     assert (load.running, load.waiting) == (0, 0)
+    # What speeds are learned from: each request begins with a token, and each step gives one at most.
+    assert 0 < load.first_tokens <= load.steps <= load.generated_tokens
+    assert 0 < load.computed_tokens <= load.prompt_tokens
 
     async def shown() -> list[Any]:
         return [endpoint["load"] for endpoint in await fleet.endpoints()]

@@ -238,8 +238,9 @@ def counted(a: Endpoint, clock: Clock, prompts: int, each: int, generated: int =
 
 
 def learned(seconds: float, gap: float = 0.0, *, prompts: int = 1, learn: bool = True, before: int = 0) -> float:
-    """The speed of an endpoint that takes `seconds` for each of 20 prompts of 1,000 tokens (1.1 s of work with its step),
-    where no answer is shown. `gap`: seconds after each in which it has nothing of ours; `prompts`: those it counts for each.
+    """The speed of an endpoint that takes `seconds` for each of 20 prompts of 1,000 tokens (1.1 s of work with its
+    step), where no answer is shown. `gap`: seconds after each in which it has nothing of ours; `prompts`: those it
+    counts for each.
     """
     cost, clock = round_numbers(learn_speeds=learn)
     (a,) = pool(1)
@@ -257,7 +258,7 @@ def learned(seconds: float, gap: float = 0.0, *, prompts: int = 1, learn: bool =
     return cost.endpoint_statistics()[a]["speed"]
 
 
-@pytest.mark.parametrize("seconds", [3.0, 1.0, 0.4])
+@pytest.mark.parametrize("seconds", [3.0, 1.0, 0.4, 0.06])
 def test_speeds_are_learned_from_what_the_engine_counts(seconds: float) -> None:
     assert learned(seconds) == pytest.approx(1.1 / seconds, rel=0.01)
 
@@ -295,7 +296,9 @@ def test_what_waits_ends_by_the_speed_as_it_is_known_now() -> None:
         cost.on_picked(made, a)
     cost.accounts[a].speed.factor = 3.0
     clock.now += 1.5
-    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3), "the first has begun, by the speed of its pick"
+    assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3), (
+        "the first has begun, by the speed of its pick"
+    )
     clock.now += 2
     assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3), "the second takes three seconds"
     clock.now += 1
