@@ -30,6 +30,7 @@ from epp.extproc.server import AGE, AnyServer, ExtProcServer
 from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import Certificate as GatewayCertificate
+from epp.flow.control import REFUSED, FlowControl, Outcome
 from epp.parsing.parser import NoObjectives, Parser
 from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
@@ -67,6 +68,8 @@ class Settings:
     config: Path | None = None
     config_text: str | None = None
     """The configuration itself, instead of a file or a strategy."""
+    flow_control: bool = False
+    """Let requests wait here while the pool is full, also where the configuration does not say so."""
     plugins_from: Sequence[str] | None = None
     """Modules whose classes the configuration may name, besides our own; None: any."""
     pool_name: Sequence[str] = ()
@@ -190,6 +193,7 @@ class ServedPool:
                 random=shared.random,
                 metrics=shared.metrics,
                 plugins_from=settings.plugins_from,
+                flow_control=settings.flow_control,
             )
             self.pipeline = self.config.pipeline
         elif settings.config_text is not None:
@@ -200,9 +204,14 @@ class ServedPool:
                 random=shared.random,
                 where="--config-text",
                 plugins_from=settings.plugins_from,
+                flow_control=settings.flow_control,
             )
         else:
-            self.pipeline = load_strategy(settings.strategy, clock=shared.clock, random=shared.random)
+            self.pipeline = load_strategy(
+                settings.strategy, clock=shared.clock, random=shared.random, flow_control=settings.flow_control
+            )
+        self._flow: FlowControl | None = None
+        self._waits = shared.metrics.add_flow(pool.name, lambda: self._flow.figures() if self._flow else None)
         observer: RequestObserver = Recorder(
             pool.name,
             shared.metrics,
@@ -232,6 +241,9 @@ class ServedPool:
         self.port = port
         """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
+        pool.on_scraped.append(lambda endpoint: self._flow.changed() if self._flow else None)
+        for listeners in (pool.on_added, pool.on_removed):
+            listeners.append(lambda endpoint: self._flow.endpoints_changed() if self._flow else None)
         shared.metrics.add_pool(pool)
         shared.metrics.add_source(lambda: self.router.policy.scheduler.statistics(), pool.name)
         shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
@@ -281,14 +293,44 @@ class ServedPool:
         )
 
     def _policy(self) -> Policy:
+        flow = self._flow_control()
         scheduler = self.pipeline.scheduler(
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
-            others=(self._learner, *([self._announcer] if self._announcer else [])),
+            others=(self._learner, *([self._announcer] if self._announcer else []), *([flow] if flow else [])),
             shadow_random=self._shared.random,
         )
-        return Policy(Admission(self.pipeline.detector), scheduler)
+        return Policy(Admission(self.pipeline.detector), scheduler, flow)
+
+    def _flow_control(self) -> FlowControl | None:
+        """What the pipeline says, with the requests that wait already."""
+        settings, pool = self.pipeline.flow, self.pool
+        if settings is None:
+            if self._flow is not None:
+                self._flow.close()
+            self._flow = None
+        elif self._flow is not None:
+            self._flow.configure(settings)
+        else:
+            self._flow = FlowControl(
+                settings,
+                pool.candidates,
+                pool.why_empty,
+                lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+                self._waited,
+                self._plugin_failed,
+                clock=self._shared.clock,
+                trusted=self._shared.settings.trust_client_headers,
+            )
+        return self._flow
+
+    def _waited(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
+        self._waits.ended(fairness_id, priority, outcome, seconds)
+        if outcome in REFUSED:
+            self._shared.metrics.degraded(
+                "flow-control-refused", f"{self.pool.name}: priority {priority}, {outcome} after {seconds:.1f} s"
+            )
 
     def _plugin_failed(self, plugin: str, error: Exception) -> None:
         self._shared.metrics.degraded("plugin-failed", f"{plugin}: {type(error).__name__}: {error}")

@@ -59,6 +59,22 @@ _plugins_from = click.option(
 )
 
 
+_flow_control = click.option(
+    "--flow-control",
+    is_flag=True,
+    help="Let requests wait in Warmpath while the pool is full, by priority and tenant; as the feature gate "
+    "flowControl of a configuration.",
+)
+
+
+_trust_client_headers = click.option(
+    "--trust-client-headers/--no-trust-client-headers",
+    default=False,
+    show_default=True,
+    help="Honour the headers of a request that name its objective, fairness id, SLO or how long it may wait.",
+)
+
+
 def _importable(config: Path | None, plugins_from: Sequence[str] | None) -> None:
     """Let a configuration name plugins in modules beside it."""
     if config is not None and plugins_from != ():
@@ -109,6 +125,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 @_strategy_options
 @click.option("--config-text", help="The EndpointPickerConfig itself.")
 @_plugins_from
+@_flow_control
 @click.option(
     "--fallbacks",
     default=0,
@@ -276,12 +293,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     metavar="MODEL=FLAGS",
     help="Flags of that model's engines: --chat-template and its like.",
 )
-@click.option(
-    "--trust-client-headers/--no-trust-client-headers",
-    default=False,
-    show_default=True,
-    help="Honour objective and fairness headers that come with the request.",
-)
+@_trust_client_headers
 @click.option(
     "--conformance-testing",
     envvar="WARMPATH_CONFORMANCE_TESTING",
@@ -321,7 +333,8 @@ def serve(**flags: Any) -> None:
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--strategy", type=click.Choice(STRATEGIES), help="Show a built-in configuration instead of a file.")
 @_plugins_from
-def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] | None) -> None:
+@_flow_control
+def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] | None, flow_control: bool) -> None:
     """Print the pipeline that FILE (an EndpointPickerConfig) gives, or every error in it."""
     if (file is None) == (strategy is None):
         raise click.UsageError("give either a FILE or --strategy")
@@ -331,9 +344,11 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
     try:
         if file is not None:
             _importable(file, plugins_from)
-            pipeline = load_file(file, clock=time.monotonic, random=Random(), plugins_from=plugins_from)
+            pipeline = load_file(
+                file, clock=time.monotonic, random=Random(), plugins_from=plugins_from, flow_control=flow_control
+            )
         else:
-            pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random())
+            pipeline = load_strategy(strategy or "", clock=time.monotonic, random=Random(), flow_control=flow_control)
     except ConfigError as error:
         click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
@@ -364,6 +379,8 @@ def render(file: Path) -> None:
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
 @_plugins_from
+@_flow_control
+@_trust_client_headers
 @click.option("--manifests", type=_PATH, help="Gateway, HTTPRoute, InferencePool YAML. [default: manifests/laptop]")
 @click.option("--seed", default=1, show_default=True, help="Seed of pods and workload.")
 @click.option("--keep-logs", type=click.Path(file_okay=False, path_type=Path), help="Directory to leave all logs in.")
@@ -402,7 +419,8 @@ def up(**flags: Any) -> None:
     "--policy",
     "policies",
     multiple=True,
-    help="A strategy, FILE.yaml, FILE.py:CLASS or oracle; repeat. [default: prefix-aware, least-load, round-robin]",
+    help="A strategy, FILE.yaml, FILE.py:CLASS or oracle, +flow-control behind it for flow control; repeat. "
+    "[default: prefix-aware, least-load, round-robin]",
 )
 @_plugins_from
 @click.option("--oracle/--no-oracle", default=True, show_default=True, help="Show regret against true knowledge.")
@@ -430,13 +448,14 @@ def up(**flags: Any) -> None:
     metavar="POD@AT+SECONDS[:SHARE%]",
     help="A pod dies at AT and is back after SECONDS; or answers SHARE of its requests with errors at once.",
 )
+@click.option("--only", metavar="CLASS", help="Play one class of the workload's requests alone, at the same times.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write a page with plots.")
 def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) -> None:
     """Replay TRACE through the scheduler on simulated pods, in virtual time, and compare policies.
 
     TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
-    batches, reasoning, bursts, independent, demo.
+    batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, demo.
     """
     from tooling.replay.command import main, plan
 

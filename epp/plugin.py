@@ -46,12 +46,16 @@ __all__ = [
     "Detector",
     "Endpoint",
     "FailureShare",
+    "FairnessPolicy",
     "Filter",
+    "Flow",
+    "FlowBand",
     "InFlight",
     "KvEventFigures",
     "Level",
     "Load",
     "NoTokens",
+    "OrderingPolicy",
     "Picked",
     "Picker",
     "Plugin",
@@ -66,6 +70,8 @@ __all__ = [
     "Services",
     "Slot",
     "Usage",
+    "UsageLimitPolicy",
+    "Waiting",
     "least",
     "most",
     "scores_of",
@@ -383,6 +389,92 @@ class Detector(Plugin, ABC):
     @abstractmethod
     def saturation(self, endpoints: Sequence[Endpoint]) -> float:
         """How full the pool is: 0 idle, 1 and above full."""
+
+    looks_at: ClassVar[tuple[type[Any], ...]] = ()
+    """Signals that `saturation_for` reads; the loader adds their producers. Empty: it asks `saturation` alone."""
+
+    def saturation_for(self, request: Request, endpoints: Sequence[Endpoint]) -> float:
+        """The same, as it is for this request: one of many tokens may find no room where others would."""
+        return self.saturation(endpoints)
+
+    def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
+        """Seconds after which `saturation` may be less although no request comes, begins or ends and nothing is
+        scraped; inf: never, as here.
+        """
+        return inf
+
+
+class Waiting(Protocol):
+    """A request that waits in flow control."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def since(self) -> float:
+        """When it came, on the plugins' clock."""
+
+    @property
+    def expires(self) -> float:
+        """When it is refused if it still waits; inf: never."""
+
+    @property
+    def ttft_slo(self) -> float | None:
+        """Seconds after `since` in which its first token is wanted, where that is said."""
+
+
+class Flow(Protocol):
+    """The requests of one fairness id that wait in a band; at least one."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def head(self) -> Waiting:
+        """The one whose turn it is in the flow."""
+
+    def __len__(self) -> int: ...
+
+
+class FlowBand(Protocol):
+    """The flows of one priority that wait."""
+
+    @property
+    def priority(self) -> int: ...
+    @property
+    def in_turn(self) -> Iterable[Flow]:
+        """The one that was served longest ago first; who did not wait then comes last."""
+
+    @property
+    def by_head(self) -> Iterable[Flow]:
+        """By the `OrderingPolicy.place` of their heads."""
+
+
+class OrderingPolicy(Plugin, ABC):
+    """Says in which order the requests of a flow are let go."""
+
+    @abstractmethod
+    def place(self, waiting: Waiting) -> float:
+        """Its place, least first; of equals the one that came first. Asked once, when it comes."""
+
+
+class FairnessPolicy(Plugin, ABC):
+    """Says whose turn it is among the flows of a band."""
+
+    @abstractmethod
+    def turns(self, band: FlowBand) -> Iterable[Flow]:
+        """The flows in the order in which they should be served. Mostly only the first is looked at: be lazy."""
+
+    def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
+        """A request of this fairness id was let go."""
+
+
+class UsageLimitPolicy(Plugin, ABC):
+    """Says up to which saturation requests of a priority are let go."""
+
+    @abstractmethod
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        """One for each of `priorities`, which are those in use, the highest first. None may be above the one before
+        it. A band is let go while `saturation` is below its ceiling.
+        """
 
 
 # --- helpers --------------------------------------------------------------------------------------------------------

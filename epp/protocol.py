@@ -21,6 +21,8 @@ SERVED: Final = "x-gateway-destination-endpoint-served"
 # --- client -> EPP: control headers, honoured only where the setting says so -----------------------------------------
 OBJECTIVE: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 FAIRNESS_ID: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+REQUEST_TTL: Final = "x-llm-d-inference-ttl"
+"""How long the request may wait in flow control, as Go writes durations."""
 SLO_TTFT_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
@@ -30,7 +32,18 @@ REQUEST_ID: Final = "x-request-id"
 PREFILLER: Final = "x-prefiller-host-port"
 
 SYSTEM_OWNED: Final = frozenset(
-    {DESTINATION, SUBSET, SERVED, *OBJECTIVE, *FAIRNESS_ID, *SLO_TTFT_MS, *SLO_TPOT_MS, *MODEL_REWRITE, PREFILLER}
+    {
+        DESTINATION,
+        SUBSET,
+        SERVED,
+        *OBJECTIVE,
+        *FAIRNESS_ID,
+        REQUEST_TTL,
+        *SLO_TTFT_MS,
+        *SLO_TPOT_MS,
+        *MODEL_REWRITE,
+        PREFILLER,
+    }
 )
 """Headers only the EPP or the gateway may set towards an endpoint: a client's own are removed before forwarding."""
 

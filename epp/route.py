@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
+from epp.flow.control import FlowControl
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request
@@ -120,6 +121,8 @@ class Policy:
 
     admission: Admission
     scheduler: Scheduler
+    flow: FlowControl | None = None
+    """Decides instead of `admission`, where there is one."""
 
 
 class Router:
@@ -151,21 +154,27 @@ class Router:
         return RequestScope(self, raw)
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class RequestScope:
     """`Router.route`: a class, which takes fewer steps than a generator made a context manager."""
 
-    __slots__ = ("_policy", "_raw", "_routed", "_router")
+    __slots__ = ("_policy", "_raw", "_routed", "_router", "queued")
 
     routed: ClassVar[type[RoutedRequest]] = RoutedRequest
 
     def __init__(self, router: Router, raw: RawRequest) -> None:
+        self.queued: Callable[[], None] = _nothing
+        """Called where the request has to wait in flow control, which has its own bounds on how long."""
         self._router = router
         self._raw = raw
         self._policy = router.policy  # a reload replaces it for the next request, never for this one
 
     @property
     def waits(self) -> bool:
-        """Whether entering may wait for anything. Leaving never does."""
+        """Whether entering may wait for anything but flow control. Leaving never does."""
         return self._router.pool.is_new or self._policy.scheduler.waits
 
     async def __aenter__(self) -> RoutedRequest:
@@ -177,13 +186,17 @@ class RequestScope:
                 await router.pool.first_state(NEW_POOL_SECONDS)
             request, body = router.parser.parse(raw)
             request = await scheduler.prepare(request)
-            # From here on nothing waits: what was seen when choosing is still true when accounting.
             subset = raw.subset if router.honour_subset else None
-            endpoints = router.pool.candidates(subset)
-            if not endpoints:
-                raise NoEndpoint(router.pool.why_empty(subset))
-            policy.admission.admit(request, endpoints)
-            decision = scheduler.choose(request, endpoints)
+            if policy.flow is not None:
+                decision, waited = await policy.flow.turn(request, subset, scheduler, self.queued)
+                decision.waited = waited
+            else:
+                # Nothing waits any more: what was seen when choosing is still true when accounting.
+                endpoints = router.pool.candidates(subset)
+                if not endpoints:
+                    raise NoEndpoint(router.pool.why_empty(subset))
+                policy.admission.admit(request, endpoints)
+                decision = scheduler.choose(request, endpoints)
         except EppError as error:
             router.observer.failed(raw, error)
             raise

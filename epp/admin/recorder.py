@@ -182,7 +182,9 @@ class Recorder:
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
             )
         self._decisions.add(record)
-        self._metrics.request_decided(endpoint, request.model, now - complete_at, request.tokens, predicted)
+        self._metrics.request_decided(
+            endpoint, request.model, now - complete_at - decision.waited, request.tokens, predicted
+        )
 
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint, however; call it after the scheduler's. A second call does nothing."""

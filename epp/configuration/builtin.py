@@ -13,6 +13,7 @@ from epp import protocol
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _PICKERS: Final = "epp.scheduling.pickers"
+_FLOW: Final = "epp.flow.policies"
 
 
 class Idle(NamedTuple):
@@ -58,6 +59,15 @@ CLASSES: Final = {
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
     "utilization-detector": "epp.flow.saturation.UtilizationDetector",
     "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",
+    "fcfs-ordering-policy": f"{_FLOW}.FirstComeFirstServed",
+    "edf-ordering-policy": f"{_FLOW}.EarliestDeadlineFirst",
+    "slo-deadline-ordering-policy": f"{_FLOW}.SloDeadline",
+    "global-strict-fairness-policy": f"{_FLOW}.GlobalStrict",
+    "round-robin-fairness-policy": f"{_FLOW}.RoundRobin",
+    "program-aware-fairness": f"{_FLOW}.ProgramAware",
+    "static-usage-limit-policy": f"{_FLOW}.StaticLimit",
+    "priority-holdback-policy": f"{_FLOW}.PriorityHoldback",
+    "soft-reflective-ceiling-policy": f"{_FLOW}.SoftReflectiveCeiling",
 }
 """Type -> class, imported when a configuration names it."""
 
@@ -79,16 +89,12 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
     "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
     "token-producer": {"backend": ("estimate",)},
     "endpoint-notification-source": {},
-    "fcfs-ordering-policy": {},
-    "global-strict-fairness-policy": {},
-    "static-usage-limit-policy": {"threshold": (1, 1.0)},
     "destination-endpoint-served-verifier": {},  # with --conformance-testing
 }
 """Type of what is always on and has no plugin here -> its parameters, with the values that change nothing."""
 
 _PREDICTION: Final = "predicted latency"
 _DISAGGREGATION: Final = "prefill/decode disaggregation"
-_FLOW: Final = "flow control (queues, fairness, priority bands)"
 _MEDIA: Final = "encoder caches of images and video"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
 _TOPOLOGY: Final = "topology"
@@ -135,12 +141,6 @@ MISSING: Final = {
     "vllmhttp-parser": "vLLM's pre-tokenised API (/inference/v1/generate)",
     "sglanghttp-parser": "SGLang's own API (/generate)",
     "vertexai-parser": "Vertex AI's API",
-    "round-robin-fairness-policy": _FLOW,
-    "program-aware-fairness": _FLOW,
-    "edf-ordering-policy": _FLOW,
-    "slo-deadline-ordering-policy": _FLOW,
-    "priority-holdback-policy": _FLOW,
-    "soft-reflective-ceiling-policy": _FLOW,
     "sheddable-eviction-filter": "eviction of requests in flight",
     "priority-then-time-eviction-order-policy": "eviction of requests in flight",
     "k8s-notification-source": "data sources beside the engines' metrics",
@@ -212,6 +212,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
+    "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
 

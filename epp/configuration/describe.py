@@ -1,8 +1,9 @@
 """A pipeline as text for people: what `warmpath check` prints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import timedelta
+from math import inf
 from typing import Any, Final
 
 from epp.configuration.loader import Pipeline, Profile
@@ -17,6 +18,7 @@ _LONGEST: Final = 10_000
 def describe(pipeline: Pipeline) -> str:
     """The pipeline in the order a request passes it, with every parameter, weight and what was added by default."""
     lines = [_line("admission", "detector", pipeline.detector, pipeline)]
+    asked = [*_flow(pipeline, lines)]
     lines += [_line("signals", f"{p.produces.__name__} from", p, pipeline) for p in pipeline.producers]
     lines.append(_line("profiles", "handler", pipeline.handler, pipeline))
     for name, profile in pipeline.profiles.items():
@@ -25,7 +27,7 @@ def describe(pipeline: Pipeline) -> str:
         profile, where = shadow.profile, f"shadow {shadow.profile.name}"
         lines.append((where, f"picks for {shadow.sample:g} of the requests, priced by {shadow.cost.name}"))
         lines += _profile(profile, where, pipeline)
-    shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.producers)}
+    shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.producers, *asked)}
     for profile in (*pipeline.profiles.values(), *([shadow.profile] if shadow else ())):
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
@@ -35,6 +37,37 @@ def describe(pipeline: Pipeline) -> str:
     lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]
     width = max(len(place) for place, _ in lines)
     return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
+
+
+def _flow(pipeline: Pipeline, lines: list[tuple[str, str]]) -> Iterator[Plugin]:
+    """Add the lines of flow control to `lines`; the plugins they show."""
+    if (flow := pipeline.flow) is None:
+        return
+    limits = _limits(flow.max_requests, flow.max_bytes)
+    ttl, empty = _seconds(flow.ttl), _seconds(flow.no_endpoint_ttl)
+    lines.append(("flow control", f"{limits} wait, {ttl} each, {empty} where there is no endpoint"))
+    lines.append(_line("flow control", "limit", flow.usage, pipeline))
+    yield flow.usage
+    bands = {f"priority {priority}": flow.bands[priority] for priority in sorted(flow.bands, reverse=True)}
+    bands["other priorities"] = flow.usual
+    if flow.negative is not flow.usual:
+        bands["other negative priorities"] = flow.negative
+    for name, band in bands.items():
+        own = "" if band.ttl is None else f", {_seconds(band.ttl)} each"
+        lines.append((name, f"{_limits(band.max_requests, band.max_bytes)} wait{own}"))
+        lines.append(_line(name, "fairness", band.fairness, pipeline))
+        lines.append(_line(name, "order", band.ordering, pipeline))
+        yield from (band.fairness, band.ordering)
+
+
+def _limits(requests: float, size: float) -> str:
+    said = [f"{requests:.0f} requests"] if requests < inf else []
+    said += [f"{size:.0f} bytes"] if size < inf else []
+    return f"at most {' and '.join(said)}" if said else "any number of requests"
+
+
+def _seconds(ttl: float) -> str:
+    return f"at most {ttl:g} s" if ttl else "for ever"
 
 
 def _foreign(pipeline: Pipeline) -> list[tuple[str, list[str]]]:

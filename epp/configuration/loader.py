@@ -12,11 +12,25 @@ from random import Random
 from typing import Any, Final
 
 from epp.configuration.builtin import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
+from epp.configuration.flow import flow_settings, policies, with_flow_control
 from epp.configuration.registry import PluginEntry, PluginRegistry
 from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
-from epp.plugin import Cost, Detector, Filter, Picker, Plugin, Producer, ProfileHandler, Scorer
+from epp.flow.queues import FlowSettings
+from epp.plugin import (
+    Cost,
+    Detector,
+    FairnessPolicy,
+    Filter,
+    OrderingPolicy,
+    Picker,
+    Plugin,
+    Producer,
+    ProfileHandler,
+    Scorer,
+    UsageLimitPolicy,
+)
 from epp.scheduling.decision import Chain, OnError
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
@@ -63,6 +77,8 @@ class Pipeline:
     profiles: Mapping[str, Profile]
     handler: ProfileHandler
     detector: Detector
+    flow: FlowSettings | None
+    """Of flow control; None: requests do not wait here."""
     shadow: ShadowProfile | None
     registry: Mapping[str, PluginEntry]
     """Every plugin of the configuration and every one added, by name."""
@@ -113,9 +129,9 @@ def strategy_text(name: str) -> str:
     return (_STRATEGIES / f"{name}.yaml").read_text("utf-8")
 
 
-def load_strategy(name: str, *, clock: Clock, random: Random) -> Pipeline:
+def load_strategy(name: str, *, clock: Clock, random: Random, flow_control: bool = False) -> Pipeline:
     """The pipeline of a built-in configuration."""
-    return load_text(strategy_text(name), clock=clock, random=random, where=f"{name}.yaml")
+    return load_text(strategy_text(name), clock=clock, random=random, where=f"{name}.yaml", flow_control=flow_control)
 
 
 def load_text(
@@ -126,16 +142,20 @@ def load_text(
     where: str = "",
     previous: Pipeline | None = None,
     plugins_from: Sequence[str] | None = None,
+    flow_control: bool = False,
 ) -> Pipeline:
     """The pipeline of an EndpointPickerConfig in YAML. Raises ConfigError: a line for each error, each with `where`.
 
-    `plugins_from`: modules whose classes it may name, besides our own; None: any.
+    `plugins_from`: modules whose classes it may name, besides our own; None: any. `flow_control`: as if the
+    configuration had its feature gate on, see `with_flow_control`.
     """
     problems = Problems()
     pipeline = None
     if (config := salvaged(text, problems)) is not None:
         with problems.collect():
             registry = PluginRegistry(clock, random, previous.registry if previous else {}, plugins_from)
+            if flow_control and not config.flow_control_on:
+                config = with_flow_control(config)
             pipeline = _load(config, registry, problems)
     if pipeline is None:
         raise placed(ConfigErrors(problems.errors), where)
@@ -151,11 +171,25 @@ def read_file(path: Path) -> bytes:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
 
 
-def load_file(path: Path, *, clock: Clock, random: Random, plugins_from: Sequence[str] | None = None) -> Pipeline:
+def load_file(
+    path: Path,
+    *,
+    clock: Clock,
+    random: Random,
+    plugins_from: Sequence[str] | None = None,
+    flow_control: bool = False,
+) -> Pipeline:
     """The pipeline of an EndpointPickerConfig file, as `load_text`; to follow its changes, see
     `epp.configuration.reload`.
     """
-    return load_text(read_file(path), clock=clock, random=random, where=str(path), plugins_from=plugins_from)
+    return load_text(
+        read_file(path),
+        clock=clock,
+        random=random,
+        where=str(path),
+        plugins_from=plugins_from,
+        flow_control=flow_control,
+    )
 
 
 def load(config: EndpointPickerConfig, *, clock: Clock, random: Random, previous: Pipeline | None = None) -> Pipeline:
@@ -179,6 +213,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
     registry.declare(config.plugins, problems)
     _check_built_in(config, registry, problems)
     detector = _detector(config, registry, problems)
+    flow = flow_settings(config, registry, detector, problems) if config.flow_control_on else None
     profiles = _profiles(config, registry, problems)
     shadow = None
     with problems.collect():
@@ -187,7 +222,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         return None  # whether the rest fits together cannot be said
     with problems.collect():
         handler = _handler(profiles, registry)
-        unused = _unused(registry, profiles.values(), shadow, handler, detector)
+        unused = _unused(registry, profiles.values(), shadow, handler, (detector, *policies(flow)))
         producers = _producers(registry, unused)
     if problems.errors:
         return None
@@ -198,6 +233,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         profiles,
         handler,
         detector,
+        flow,
         shadow,
         registry.by_name,
         tuple(unused),
@@ -228,9 +264,14 @@ def _detector(config: EndpointPickerConfig, registry: PluginRegistry, problems: 
             return entry.plugin
         problems.add(path, f"{short(name)} is no saturation detector")
     elif name not in ("", "utilization-detector", "concurrency-detector") and not registry.reported(name):
-        problems.add(path, _no_plugin(name, registry))
+        problems.add(path, registry.no_plugin(name))
     elif name == "concurrency-detector":
         return registry.builtin(name, Detector, f"named by {path}")
+    if not name and config.flow_control_on:
+        own = [each for each in registry.by_name.values() if isinstance(each.plugin, Detector)]
+        if cost := next((each.plugin for each in own if isinstance(each.plugin, Cost)), None):
+            assert isinstance(cost, Detector)
+            return cost
     return registry.builtin("utilization-detector", Detector, "the default")
 
 
@@ -253,11 +294,12 @@ def _profiles(config: EndpointPickerConfig, registry: PluginRegistry, problems: 
 
 
 def _default_profile(registry: PluginRegistry) -> SchedulingProfile:
-    """Every filter, scorer and picker. A detector is left out, though it can filter: it was declared to detect."""
+    """Every filter, scorer and picker. A detector that can filter is left out: it was declared to detect."""
     names = [
         entry.name
         for entry in registry.by_name.values()
-        if isinstance(entry.plugin, (Filter, Scorer, Picker)) and not isinstance(entry.plugin, Detector)
+        if isinstance(entry.plugin, (Filter, Scorer, Picker))
+        and (isinstance(entry.plugin, Scorer) or not isinstance(entry.plugin, Detector))
     ]
     return SchedulingProfile("default", [ProfilePlugin(name) for name in names])
 
@@ -299,7 +341,7 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
     seen.add(name)
     entry = registry.by_name.get(name)
     if entry is None:
-        raise ConfigError(f"{path}.pluginRef", _no_plugin(name, registry))
+        raise ConfigError(f"{path}.pluginRef", registry.no_plugin(name))
     if not isinstance(entry.plugin, (Filter, Scorer, Picker)):
         raise ConfigError(f"{path}.pluginRef", f"expected a filter, scorer or picker; {short(name)} is {_kind(entry)}")
     if weight is not None and not isinstance(entry.plugin, Scorer):
@@ -309,18 +351,10 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
     return entry.plugin
 
 
-def _no_plugin(name: str, registry: PluginRegistry) -> str:
-    if name in registry.built_in:
-        return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
-    named = [entry.name for entry in registry.by_name.values() if not entry.added]
-    if same := next((entry for entry in registry.by_name.values() if entry.type == name), None):
-        return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
-    return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
-
-
 def _kind(entry: PluginEntry) -> str:
     kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
-    kinds[Detector] = "saturation detector"
+    kinds |= {Detector: "saturation detector", FairnessPolicy: "fairness policy", OrderingPolicy: "ordering policy"}
+    kinds[UsageLimitPolicy] = "usage limit policy"
     return "a " + next(
         (word for kind, word in kinds.items() if isinstance(entry.plugin, kind)), "plugin of no such kind"
     )
@@ -382,16 +416,25 @@ def _unused(
     profiles: Iterable[Profile],
     shadow: ShadowProfile | None,
     handler: ProfileHandler,
-    detector: Detector,
+    asked: Iterable[Plugin],
 ) -> list[str]:
-    used: set[int] = {id(handler), id(detector)}
+    """Names of the plugins that nothing refers to; `asked`: those of admission and flow control."""
+    used: set[int] = {id(handler), *map(id, asked)}
     if shadow is not None:
         profiles = [*profiles, shadow.profile]
         used.add(id(shadow.cost))
     for profile in profiles:
         members = (*profile.filters, *(scorer for scorer, _ in profile.scorers), profile.picker)
         used.update(id(plugin) for plugin in members)
-    chosen = (Filter, Scorer, Picker, Detector)  # any other kind works by being declared
+    chosen = (
+        Filter,
+        Scorer,
+        Picker,
+        Detector,
+        FairnessPolicy,
+        OrderingPolicy,
+        UsageLimitPolicy,
+    )  # any other kind works by being declared
     return [p.name for p in registry.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
 
 
@@ -403,7 +446,7 @@ def _producers(registry: PluginRegistry, unused: list[str]) -> tuple[Producer[An
     while todo:  # an added producer may need more signals, so look again until nothing new came in
         for entry in todo:
             done.add(entry.name)
-            for signal in entry.plugin.needs:
+            for signal in (*entry.plugin.needs, *getattr(entry.plugin, "looks_at", ())):
                 with problems.collect():
                     registry.producer(signal, entry.name, entry.path)
         todo = [entry for entry in registry.by_name.values() if entry.name not in done and entry.name not in unused]

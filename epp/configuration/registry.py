@@ -118,6 +118,15 @@ class PluginRegistry:
             )
         return plugin
 
+    def no_plugin(self, name: str) -> str:
+        """Why a reference to it is wrong."""
+        if name in self.built_in:
+            return f"{short(name)} is built in and always on; expected the name of a plugin that is chosen here"
+        named = [entry.name for entry in self.by_name.values() if not entry.added]
+        if same := next((entry for entry in self.by_name.values() if entry.type == name), None):
+            return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
+        return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
+
     def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
         """A new entry of this built-in type under a name of its own, with default parameters."""
         if name in self.by_name:

@@ -28,7 +28,9 @@ class ConfigFile:
         metrics: Metrics,
         interval: float = INTERVAL,
         plugins_from: Sequence[str] | None = None,
+        flow_control: bool = False,
     ) -> None:
+        self._flow_control = flow_control
         self.path = path
         self._clock = clock
         self._random = random
@@ -71,4 +73,5 @@ class ConfigFile:
             where=str(self.path),
             previous=previous,
             plugins_from=self._plugins_from,
+            flow_control=self._flow_control,
         )

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 from epp import protocol
-from epp.documents.strict import Problems, Wrong, nearest, read, salvage, short, value_at, yaml_name
+from epp.documents.strict import Problems, Quantity, Wrong, nearest, read, salvage, short, value_at, yaml_name
 from epp.errors import ConfigError, ConfigErrors
 
 _RENAMED: Final = {
@@ -25,10 +25,8 @@ _RENAMED: Final = {
 }
 """Names before llm-d.ai/v1 -> names in it."""
 
-_FLOW_CONTROL: Final = (
-    "flow control (queues, fairness, priority bands) is not there yet; without it requests of negative priority are "
-    "shed while the pool is saturated"
-)
+FLOW_CONTROL: Final = "flowControl"
+"""The feature gate that has an effect."""
 
 
 class _Gate(NamedTuple):
@@ -36,14 +34,12 @@ class _Gate(NamedTuple):
     """What happens here."""
     why: str
     """Why nothing else does."""
-    refused: bool = False
 
 
 _GATES: Final[Mapping[str, _Gate]] = {
     "dataLayer": _Gate(True, "endpoints' metrics are read in one way"),
     "enableLegacyMetrics": _Gate(False, "endpoints' metrics are read in one way"),
     "haPopulateNonLeaderDatastore": _Gate(True, "every replica is active, none leads"),
-    "flowControl": _Gate(False, _FLOW_CONTROL, refused=True),
 }
 
 
@@ -108,8 +104,9 @@ class DataLayer:
 @dataclass(frozen=True)
 class PriorityBand:
     priority: int | None = None
-    max_bytes: Any = None
-    max_requests: Any = None
+    max_bytes: Quantity | None = None
+    max_requests: Quantity | None = None
+    default_request_ttl: timedelta | None = None
     fairness_policy_ref: str | None = None
     ordering_policy_ref: str | None = None
 
@@ -121,14 +118,15 @@ class SaturationDetector:
 
 @dataclass(frozen=True)
 class FlowControl:
-    max_bytes: Any = None
-    max_requests: Any = None
+    max_bytes: Quantity | None = None
+    max_requests: Quantity | None = None
     default_request_ttl: timedelta | None = None
     no_endpoint_request_ttl: timedelta | None = None
     default_priority_band: PriorityBand | None = None
     default_negative_priority_band: PriorityBand | None = None
     priority_bands: list[PriorityBand] | None = None
     usage_limit_policy_plugin_ref: str | None = None
+    band_selection_policy_plugin_ref: str | None = None
     saturation_detector: SaturationDetector | None = None
     enable_eviction: bool | None = None
 
@@ -169,6 +167,11 @@ class EndpointPickerConfig:
     shadow: ShadowSpec | None = None
 
     @property
+    def flow_control_on(self) -> bool:
+        """Whether the feature gate is."""
+        return any(gate in (FLOW_CONTROL, f"{FLOW_CONTROL}=true") for gate in self.feature_gates)
+
+    @property
     def detector(self) -> tuple[str, str]:
         """(path, name) of the plugin that says how full the pool is; the name is empty where none is named."""
         section = self.saturation_detector or (self.flow_control and self.flow_control.saturation_detector)
@@ -195,6 +198,12 @@ class EndpointPickerConfig:
             name, _, state = each.partition("=")
             if name in _GATES and (state != "false") is not _GATES[name].usual:
                 found.append((f"featureGates[{i}]", _GATES[name].why))
+        if self.flow_control is not None and not self.flow_control_on:
+            found += [
+                (f"flowControl.{yaml_name(each)}", f"without the feature gate {FLOW_CONTROL} requests do not wait here")
+                for each in fields(self.flow_control)
+                if each.name != "saturation_detector" and getattr(self.flow_control, each.name) not in (None, False)
+            ]
         parsing = "the path of a request says how it is parsed; bodies of other paths are passed on as they are"
         if self.parser:
             found.append(("parser", parsing))
@@ -270,12 +279,10 @@ def _check_gates(config: EndpointPickerConfig, problems: Problems) -> None:
         name, _, state = gate.partition("=")
         if isinstance(gate, Wrong):
             continue
-        if name not in _GATES:
-            problems.add(path, f"{short(name)} is no feature gate{nearest(name, _GATES)}")
+        if name not in _GATES and name != FLOW_CONTROL:
+            problems.add(path, f"{short(name)} is no feature gate{nearest(name, [*_GATES, FLOW_CONTROL])}")
         elif state not in ("", "true", "false"):
             problems.add(path, f"expected {name}=true or {name}=false, got {short(gate)}")
-        elif _GATES[name].refused and (state != "false") is not _GATES[name].usual:
-            problems.add(path, _GATES[name].why)
 
 
 def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
@@ -293,8 +300,12 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
             if each.name.startswith(("peer_", "cross_")) and getattr(layer, each.name) is not None:
                 problems.add(f"dataLayer.{yaml_name(each)}", "state shared between replicas is not there yet")
     if flow is not None:
-        for each in fields(flow):
-            if each.name != "saturation_detector" and getattr(flow, each.name) not in (None, False):
-                problems.add(f"flowControl.{yaml_name(each)}", _FLOW_CONTROL)
+        if flow.enable_eviction:
+            problems.add("flowControl.enableEviction", "requests in flight are not evicted yet; expected false")
+        if flow.band_selection_policy_plugin_ref is not None:
+            problems.add(
+                "flowControl.bandSelectionPolicyPluginRef",
+                "bands go by priority, the highest first; leave it out",
+            )
         if config.saturation_detector and flow.saturation_detector:
             problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

@@ -30,8 +30,18 @@ MAX_VALUES: Final = 20_000
 """Values in a file with aliases spelled out, so that a few lines cannot stand for millions."""
 MAX_DEPTH: Final = 64
 
+_SUFFIXES: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
+    letter + "i": 1 << 10 * power for power, letter in enumerate("KMGT", 1)
+}
+
 _TAG: Final = "tag:yaml.org,2002:"
 _UPPER: Final = frozenset({"ttft", "tpot"})
+
+
+class Quantity(float):
+    """An amount as Kubernetes writes it, 0 or more: `5000`, `1Gi`, `500M`, also as text."""
+
+    __slots__ = ()
 
 
 class Problems:
@@ -284,7 +294,7 @@ WRONG: Final = Wrong()
 def decode(kind: type[T], value: object, path: str) -> T:
     """`value` as a `kind`, or ConfigErrors with all that is wrong with it.
 
-    Kinds: Any, bool, int, float (finite), str, timedelta (as `1m30s`, `200ms`), Literal, X | None, list[X],
+    Kinds: Any, bool, int, float (finite), str, timedelta (as `1m30s`, `200ms`), Quantity, Literal, X | None, list[X],
     Sequence[X], tuple[X, ...], dict[str, X], Mapping[str, X], dataclasses of these.
     """
     problems = Problems()
@@ -441,6 +451,8 @@ def _leaf(kind: Any, value: Any, path: str) -> Any:
             return value
         near = nearest(value, map(str, arguments)) if isinstance(value, str) else ""
         raise ConfigError(path, f"expected {' or '.join(map(str, arguments))}, got {short(value)}{near}")
+    if kind is Quantity:
+        return _quantity(value, path)
     return _duration(value, path) if kind is timedelta else _scalar_of(kind, value, path)
 
 
@@ -483,6 +495,14 @@ def _scalar_of(kind: Any, value: Any, path: str) -> Any:
     if not found:
         raise ConfigError(path, f"expected {expected}, got {short(value)}")
     return value
+
+
+def _quantity(value: Any, path: str) -> Quantity:
+    text = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    form = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-zA-Z]{0,2})", text) if isinstance(text, str) else None
+    if form is None or form[2] not in _SUFFIXES or len(text) > 32:
+        raise ConfigError(path, f"expected a quantity such as 5000, 500M or 1Gi, got {short(value)}")
+    return Quantity(float(form[1]) * _SUFFIXES[form[2]])
 
 
 def _duration(value: Any, path: str) -> timedelta:

@@ -184,7 +184,10 @@ class GrpcServer:
             if raw is None:
                 return None
             self._undecided.start(task)
-            async with self._route(raw) as routed:
+            scope = self._route(raw)
+            if hasattr(scope, "queued"):
+                scope.queued = lambda: self._undecided.stop(task)
+            async with scope as routed:
                 self._undecided.stop(task)
                 del raw  # it may be large and the answer long
                 self._untaken.start(task)

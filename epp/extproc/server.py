@@ -15,9 +15,10 @@ import ssl
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 from urllib.parse import quote
 
@@ -745,22 +746,30 @@ class Call:
 
     def _route(self, raw: RawRequest) -> None:
         scope = self._scope = self._server.route(raw)
+        entering = scope.__aenter__()
         if getattr(scope, "waits", True):
-            self._waiting = deque()
             self._server.undecided.start(self)
-            self._task = asyncio.get_running_loop().create_task(self._enter(scope))
+            if hasattr(scope, "queued"):
+                scope.queued = lambda: self._server.undecided.stop(self)
+            self._enter_later(entering)
             return
         try:
-            routed = at_once(scope.__aenter__())
+            first = entering.send(None)
+        except StopIteration as end:
+            self._decided(end.value)
         except Exception as error:
             self._scope = None
             self._fail(_as_answer(error))
         else:
-            self._decided(routed)
+            self._enter_later(Begun(entering, first))
 
-    async def _enter(self, scope: AbstractAsyncContextManager[RoutedRequest]) -> None:
+    def _enter_later(self, entering: Awaitable[RoutedRequest]) -> None:
+        self._waiting = deque()
+        self._task = asyncio.get_running_loop().create_task(self._enter(entering))
+
+    async def _enter(self, entering: Awaitable[RoutedRequest]) -> None:
         try:
-            routed = await scope.__aenter__()
+            routed = await entering
         except Exception as error:
             self._scope = self._task = None
             self._let_through()
@@ -940,3 +949,30 @@ def at_once(waiting: Coroutine[Any, Any, V]) -> V:
         return done
     waiting.close()
     raise RuntimeError("what was said never to wait has waited")
+
+
+class Begun(Generic[V]):
+    """A coroutine that has run up to its first wait without a task, and goes on in the one that awaits this.
+
+    Until then it must not ask which task it is in.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, V], first: Any) -> None:
+        self._coroutine = coroutine
+        self._first = first
+        """What it waits for."""
+
+    def __await__(self) -> Generator[Any, Any, V]:
+        waits_for = self._first
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                step = partial(self._coroutine.throw, error)
+            else:
+                step = partial(self._coroutine.send, sent)
+            try:
+                waits_for = step()
+            except StopIteration as end:
+                done: V = end.value
+                return done

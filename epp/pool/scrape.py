@@ -81,7 +81,7 @@ class Scraper:
             return error.strerror or str(error)
         if (load := parse(page, engine, self._clock(), places)) is None:
             return f"a page of {len(page)} bytes without the metrics of engine {engine_name(endpoint.labels)}"
-        endpoint.load = load
+        self._pool.scraped(endpoint, load)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:

@@ -106,7 +106,8 @@ class PoolState(msgspec.Struct, frozen=True):
 class Pool:
     """The endpoints as one immutable tuple, replaced as a whole; used on the event loop only.
 
-    `on_added` and `on_removed` are called after the new tuple is in place, removals first. `ready` turns true with the
+    `on_added` and `on_removed` are called after the new tuple is in place, removals first; `on_scraped` after an
+    endpoint has a new load. `ready` turns true with the
     first state, even an empty one.
     """
 
@@ -117,6 +118,7 @@ class Pool:
         self._first = asyncio.Event()
         self.on_added: list[Callable[[Endpoint], None]] = []
         self.on_removed: list[Callable[[Endpoint], None]] = []
+        self.on_scraped: list[Callable[[Endpoint], None]] = []
         self._random = random
         self._endpoints: tuple[Endpoint, ...] = ()
         self._by_address: dict[str, Endpoint] = {}
@@ -167,6 +169,12 @@ class Pool:
         for added in (endpoint for endpoint in new if endpoint not in kept):
             for listener in self.on_added:
                 listener(added)
+
+    def scraped(self, endpoint: Endpoint, load: Load) -> None:
+        """The endpoint's load from now on."""
+        endpoint.load = load
+        for listener in self.on_scraped:
+            listener(endpoint)
 
     async def run_for_each(
         self, what: str, work: Callable[[Endpoint], Coroutine[Any, Any, None]], left: Callable[[Endpoint], None]

@@ -76,6 +76,8 @@ class Decision(msgspec.Struct, eq=False):
     at: float
     shadow: Comparison | None = None
     """Where a shadow profile looked at this request too."""
+    waited: float = 0.0
+    """Seconds that it waited in flow control."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -99,6 +101,8 @@ class Decision(msgspec.Struct, eq=False):
             "endpoint": self.endpoint.name,
             "address": self.endpoint.address,
             "fallbacks": [endpoint.name for endpoint in self.endpoints[1:]],
+            **({"priority": self.request.priority} if self.request.priority else {}),
+            **({"waited_ms": round(self.waited * 1000, 3)} if self.waited else {}),
             "profiles": [_run_as_dict(run) for run in self.runs],
             **({} if self.shadow is None else {"shadow": self.shadow.as_dict()}),
         }

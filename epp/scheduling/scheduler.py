@@ -4,7 +4,7 @@ Choosing and accounting are one synchronous step (`choose`), so no pick is made 
 A hook that raises never breaks the request or another plugin's accounts: it goes to `on_error`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from math import inf
 from typing import Any, Final
@@ -96,6 +96,10 @@ class Scheduler:
             except Exception as error:
                 self._on_error(name, error)
         return request
+
+    def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
+        """The request with its signals of these kinds, and nothing chosen."""
+        return self._with_signals(request, endpoints, [each for each in self._producers if each[1] in kinds])
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
         """Decide among `endpoints` (never empty) and put the request on the chosen one's account, in one step.

@@ -21,6 +21,8 @@ from epp.telemetry.metrics_table import FAMILIES, OVERHEAD, SHARE, Family
 from epp.telemetry.series import (
     OTHER,
     EndpointSeries,
+    FlowFigures,
+    FlowSeries,
     Histogram,
     KvEventFigures,
     Models,
@@ -87,6 +89,8 @@ class Metrics:
         self._endpoint_sources: dict[str, EndpointStatistics] = {}
         self._kv_events: list[tuple[str, Callable[[], KvEventFigures | None]]] = []
         self._replicas: Callable[[], ReplicaFigures] | None = None
+        self._flows: dict[str, tuple[FlowSeries, Callable[[], FlowFigures | None]]] = {}
+        """Pool -> what waited in its flow control, and what waits."""
         self._models = Models(clock)
         self._running: dict[str, int] = {}
         """Any model's requests that were given to an endpoint, while there are any."""
@@ -125,6 +129,12 @@ class Metrics:
     def add_replicas(self, figures: Callable[[], ReplicaFigures]) -> None:
         """Show what this returns at scrape time."""
         self._replicas = figures
+
+    def add_flow(self, pool: str, figures: Callable[[], FlowFigures | None]) -> FlowSeries:
+        """Show what this returns at scrape time (None: flow control is off), and what is counted in the result."""
+        series = FlowSeries()
+        self._flows[pool] = series, figures
+        return series
 
     # --- one request
 
@@ -335,6 +345,22 @@ class Metrics:
     def _of_replicas(self, of: Callable[[ReplicaFigures], Rows]) -> Rows:
         return [] if self._replicas is None else of(self._replicas())
 
+    def _flow_waits(self) -> Rows:
+        for pool, (series, _) in self._flows.items():
+            for labels, histogram in series.waits.items():
+                yield (pool, *labels), histogram
+
+    def _of_flows(self, of: Callable[[tuple[str, int, int, int]], int]) -> Rows:
+        for pool, (series, source) in self._flows.items():
+            figures = source()
+            for row in figures.waiting if figures is not None else ():
+                yield (pool, series.label(row[0]), str(row[1])), of(row)
+
+    def _saturations(self) -> Rows:
+        for pool, (_, source) in self._flows.items():
+            if (figures := source()) is not None:
+                yield (pool,), figures.saturation
+
     def _statistics(self) -> Rows:
         for pool, source in self._sources:
             for plugin, figures in source().items():
@@ -379,6 +405,10 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_cached_tokens": lambda m: m._of_models(lambda s: s.cached),
     "warmpath_decision_seconds": lambda m: [((), m._decision)],
     "warmpath_prefix_hit_ratio": lambda m: [((), m._hit_ratio)],
+    "warmpath_flow_wait_seconds": Metrics._flow_waits,
+    "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
+    "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),
+    "warmpath_pool_saturation": Metrics._saturations,
     "warmpath_endpoint_decisions_total": lambda m: m._of_endpoints(lambda s: s.decisions),
     "inference_extension_scheduler_attempts_total": Metrics._attempts,
     "warmpath_endpoint_prompt_tokens_total": lambda m: m._of_endpoints(lambda s: s.tokens),

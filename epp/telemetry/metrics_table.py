@@ -9,12 +9,19 @@ from typing import Literal, NamedTuple
 MAX_MODELS = 100
 """Distinct values of the label `model`, which clients choose; all others count as `other`."""
 
+MAX_FLOWS = 100
+"""Distinct values of the label `fairness_id`; all others count as `other`."""
+
 LATENCY = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0),
     *(30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0),
 )
 """Seconds; the bounds of GIE's request histograms, so that both names give one dashboard the same quantiles."""
 OVERHEAD = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+QUEUED = (
+    *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0),
+)
 PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 TOKENS = (1.0, *(float(2**n) for n in range(3, 21)))
 BYTES = tuple(float(2**n) for n in range(6, 31, 2))
@@ -48,6 +55,11 @@ ENDPOINT = ("pool", "endpoint")
 
 def _of_model(gie: str, llmd: str) -> tuple[Alias, ...]:
     return Alias(f"inference_objective_{gie}", MODEL), Alias(f"llm_d_epp_{llmd}", MODEL)
+
+
+def _of_flow(name: str, *labels: str) -> tuple[Alias, ...]:
+    own = tuple(("inference_pool" if label == "pool" else label, label) for label in labels)
+    return tuple(Alias(f"{family}_flow_control_{name}", own) for family in ("inference_extension", "llm_d_epp"))
 
 
 def _average(what: str, help: str) -> tuple[Family, Family]:
@@ -161,7 +173,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_decision_seconds",
         "histogram",
-        "From the complete request to the decision: parsing, waiting, signals, choosing",
+        "From the complete request to the decision: parsing, signals, choosing; without the wait in flow control",
         (),
         OVERHEAD,
         (
@@ -200,6 +212,37 @@ FAMILIES: tuple[Family, ...] = (
                 ),
             ),
         ),
+    ),
+    # --- flow control, where it is on
+    Family(
+        "warmpath_flow_wait_seconds",
+        "histogram",
+        "How long requests waited in flow control until they were let go (Dispatched) or what else became of them; 0 "
+        "for those that did not have to",
+        ("pool", "fairness_id", "priority", "outcome"),
+        QUEUED,
+        _of_flow("request_queue_duration_seconds", "pool", "fairness_id", "priority", "outcome"),
+    ),
+    Family(
+        "warmpath_flow_waiting",
+        "gauge",
+        "Requests that wait in flow control",
+        ("pool", "fairness_id", "priority"),
+        aliases=_of_flow("queue_size", "pool", "fairness_id", "priority"),
+    ),
+    Family(
+        "warmpath_flow_waiting_bytes",
+        "gauge",
+        "Bytes of their bodies",
+        ("pool", "fairness_id", "priority"),
+        aliases=_of_flow("queue_bytes", "pool", "fairness_id", "priority"),
+    ),
+    Family(
+        "warmpath_pool_saturation",
+        "gauge",
+        "How full the pool is, as flow control saw it last: 0 idle, 1 and above full",
+        ("pool",),
+        aliases=_of_flow("pool_saturation", "pool"),
     ),
     # --- endpoints; their series end with the endpoint
     Family(

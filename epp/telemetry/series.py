@@ -18,6 +18,8 @@ from typing import NamedTuple
 from epp.telemetry import metrics_table as table
 from epp.telemetry.metrics_table import MAX_MODELS
 
+OTHER = "other"
+
 
 class Histogram:
     """Counts by upper bound. `bounds` ascend; what lies above the last counts as +Inf."""
@@ -61,6 +63,37 @@ class ReplicaFigures(NamedTuple):
     """Requests of the others."""
     frames: Mapping[str, int]
     """Outcome -> frames."""
+
+
+class FlowFigures(NamedTuple):
+    """What waits in a pool's flow control, when a scrape asks."""
+
+    waiting: Sequence[tuple[str, int, int, int]]
+    """Fairness id, priority, requests, bytes."""
+    saturation: float
+    """Of the pool, as it was seen last; 1 is full."""
+
+
+class FlowSeries:
+    """How long requests waited in flow control: by (fairness id, priority, outcome), of at most `MAX_FLOWS` ids."""
+
+    def __init__(self) -> None:
+        self.waits: dict[tuple[str, str, str], Histogram] = {}
+        self._ids: set[str] = set()
+
+    def ended(self, fairness_id: str, priority: int, outcome: str, seconds: float) -> None:
+        key = self.label(fairness_id), str(priority), outcome
+        if (found := self.waits.get(key)) is None:
+            found = self.waits[key] = Histogram(table.QUEUED)
+        found.observe(seconds)
+
+    def label(self, fairness_id: str) -> str:
+        """The id, or `other` where too many are known."""
+        if fairness_id not in self._ids:
+            if len(self._ids) >= table.MAX_FLOWS:
+                return OTHER
+            self._ids.add(fairness_id)
+        return fairness_id
 
 
 class ModelSeries:
@@ -113,7 +146,6 @@ class EndpointSeries:
         return self.predicted / self.tokens if self.tokens else None
 
 
-OTHER = "other"
 LONGEST_MODEL = 128
 """Characters; a longer model name counts as `other`."""
 CANDIDATES = 1000

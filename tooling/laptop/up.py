@@ -63,6 +63,9 @@ class UpOptions:
     config: Path | None = None
     plugins_from: Sequence[str] | None = None
     """As of `warmpath serve`; None: any."""
+    flow_control: bool = False
+    trust_client_headers: bool = False
+    """As of `warmpath serve`, these two."""
     manifests: Path | None = None
     seed: int = 1
     keep_logs: Path | None = None
@@ -74,8 +77,10 @@ class UpOptions:
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """Whose plugins may be used, as a flag of `warmpath serve`."""
-        return () if self.plugins_from is None else ("--plugins-from", ",".join(self.plugins_from) or "none")
+        """Whose plugins may be used, and whether requests wait, as flags of `warmpath serve`."""
+        allowed = () if self.plugins_from is None else ("--plugins-from", ",".join(self.plugins_from) or "none")
+        flow = ["--flow-control"] if self.flow_control else []
+        return (*allowed, *flow, *(["--trust-client-headers"] if self.trust_client_headers else []))
 
     @property
     def config_text(self) -> str:

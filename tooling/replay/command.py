@@ -19,7 +19,7 @@ from tooling.replay.page import page
 from tooling.replay.policies import policy
 from tooling.replay.replay import Conditions, Failure
 from tooling.replay.runs import Plan, Rate, Results, Source, compare, with_oracle
-from tooling.replay.table import table
+from tooling.replay.table import by_class, table
 from tooling.simulator import presets
 from tooling.simulator.tiers import L1_SPEED, L2_SPEED
 
@@ -57,6 +57,7 @@ def plan(  # noqa: PLR0913
     watch_answers: float,
     foreign: float,
     fail: Sequence[str],
+    only: str | None,
 ) -> Plan:
     """The plan that the flags describe. Raises ConfigError."""
     rates = [Rate(kind, value) for kind, value in (("load", load), ("rate", rate), ("times", times)) if value]
@@ -86,6 +87,7 @@ def plan(  # noqa: PLR0913
         Slo(slo_ttft, slo_tpot),
         tuple(range(seed, seed + runs)),
         workers,
+        only,
     )
 
 
@@ -120,9 +122,9 @@ def main(plan: Plan, *, as_json: bool, html: Path | None) -> int:
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(results), indent=1).decode() + "\n")
     else:
-        shown = table(plan, results)
         terminal = Console().width
-        Console(width=max(terminal, Console(width=_WIDEST).measure(shown).maximum)).print(shown)
+        for shown in filter(None, (table(plan, results), by_class(results))):
+            Console(width=max(terminal, Console(width=_WIDEST).measure(shown).maximum)).print(shown)
     return 0
 
 

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 from tooling.replay.replay import CompletedRequest, Replay
+from tooling.replay.trace import TraceRequest
 
 _CURVE: Final = 100
 _SLICES: Final = 60
@@ -18,6 +19,25 @@ class Slo:
 
     ttft: float = 2.0
     tpot: float = 0.05
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """The requests of one class. Times are seconds, shares 0..1."""
+
+    requests: int
+    shed: int
+    """Requests that flow control refused."""
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p95: float
+    ttft_p99: float
+    waited_mean: float
+    """In flow control."""
+    attained: float
+    """Share whose first token came in time: within its own wish, else within the SLO."""
+    tokens_per_second: float
+    """Generated tokens, from the first request of the class to the end of its last."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,8 @@ class Figures:
     """Of the requests, by pod."""
     hits: Mapping[str, float]
     """`hit_rate` by tier: device, l1, l2; empty where no tiers are simulated."""
+    classes: Mapping[str, ClassFigures]
+    """By class, where the workload has some."""
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -117,6 +139,30 @@ def figures(policy: str, seed: int, play: Replay, slo: Slo) -> Figures:
             sum(served.pod == number for _, served in ours) / (len(ours) or 1) for number in range(len(play.pods))
         ),
         hits=_hits([served for _, served in good], prompts) if play.tiered else {},
+        classes={
+            label: _class([(ask, served) for ask, served in ours if ask.label == label], slo)
+            for label in sorted({ask.label for ask, _ in ours} - {""})
+        },
+    )
+
+
+def _class(own: Sequence[tuple[TraceRequest, CompletedRequest]], slo: Slo) -> ClassFigures:
+    good = [(ask, served) for ask, served in own if not served.failed]
+    ttfts = sorted(served.first - served.sent for _, served in good)
+    seconds = max((served.ended for _, served in good), default=0.0) - min(served.sent for _, served in own)
+    in_time = sum(
+        served.first - served.sent <= (slo.ttft if ask.slo_ttft is None else ask.slo_ttft) for ask, served in good
+    )
+    return ClassFigures(
+        requests=len(own),
+        shed=sum(served.shed for _, served in own),
+        ttft_mean=fmean(ttfts) if ttfts else 0.0,
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
+        ttft_p99=percentile(ttfts, 0.99),
+        waited_mean=fmean(served.waited for _, served in own),
+        attained=in_time / len(own),
+        tokens_per_second=sum(ask.output for ask, _ in good) / seconds if seconds > 0 else 0.0,
     )
 
 

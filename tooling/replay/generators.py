@@ -291,6 +291,48 @@ def demo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return make.trace()
 
 
+def interactive_and_batch(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Chats of priority 1, and jobs of 200 prompts of about 2,000 tokens at once of priority -1: one job for every 100
+    chats, so twice as many requests. Classes `interactive` and `batch`.
+    """
+    make = _Maker("interactive-and-batch", seed, arrivals)
+    systems = [make.piece(make.drawn(600)) for _ in range(5)]
+    asks: list[TraceRequest] = []
+    while len(asks) < requests:
+        at = make.arrival()
+        prompt = (make.chance.choice(systems), make.piece(make.drawn(300, 0.9)))
+        asks.append(TraceRequest(at, prompt, make.drawn(200, 0.6), tenant="chat", priority=1, label="interactive"))
+        if make.chance.random() < 1 / 100:
+            task = make.piece(500)
+            asks += [
+                TraceRequest(
+                    at,
+                    (task, make.piece(make.drawn(2000, 0.6))),
+                    make.drawn(300, 0.6),
+                    tenant="batch",
+                    priority=-1,
+                    label="batch",
+                )
+                for _ in range(200)
+            ]
+    return Trace(make.name, asks)
+
+
+def noisy_neighbour(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Two tenants of equal priority: `quiet` asks now and then, `flooding` as often and, every fiftieth time, 200
+    prompts at once. Prompts of about 1,500 tokens that share nothing.
+    """
+    make = _Maker("noisy-neighbour", seed, arrivals)
+    asks: list[TraceRequest] = []
+    while len(asks) < requests:
+        at = make.arrival()
+        tenant = "quiet" if make.chance.random() < 0.5 else "flooding"
+        for _ in range(200 if tenant == "flooding" and make.chance.random() < 1 / 50 else 1):
+            prompt = (make.piece(make.drawn(1500, 0.8)),)
+            asks.append(TraceRequest(at, prompt, make.drawn(200), tenant=tenant, label=tenant))
+    return Trace(make.name, asks)
+
+
 WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "chats": chats,
     "documents-8k": documents_8k,
@@ -301,6 +343,8 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "reasoning": reasoning,
     "bursts": bursts,
     "independent": independent,
+    "interactive-and-batch": interactive_and_batch,
+    "noisy-neighbour": noisy_neighbour,
     "demo": demo,
 }
 """Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

@@ -1,4 +1,6 @@
-"""`--policy`: a strategy's name, an EndpointPickerConfig file, `my_scorers.py:Mine`, or `oracle`."""
+"""`--policy`: a strategy's name, an EndpointPickerConfig file, `my_scorers.py:Mine`, or `oracle`; with
+`+flow-control` behind it, with flow control.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +15,8 @@ from epp.errors import ConfigError
 from epp.plugin import Filter, Picker, Scorer
 
 ORACLE = "oracle"
+FLOW = "+flow-control"
+"""After the name of a policy: with flow control, as `warmpath serve --flow-control`."""
 _HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
 
 
@@ -28,17 +32,29 @@ class Policy:
     """Where its modules are."""
     plugins_from: tuple[str, ...] | None = None
     """Modules whose classes it may name, besides our own; None: any."""
+    flow_control: bool = False
+    """As `warmpath serve --flow-control`."""
 
     def build(self, clock: Callable[[], float], random: Random) -> Pipeline:
         """The pipeline. Raises ConfigError."""
         if self.plugins_from != ():
             _importable(self.directory)
-        return load_text(self.text, clock=clock, random=random, where=self.name, plugins_from=self.plugins_from)
+        return load_text(
+            self.text,
+            clock=clock,
+            random=random,
+            where=self.name,
+            plugins_from=self.plugins_from,
+            flow_control=self.flow_control,
+        )
 
 
 def policy(spec: str, plugins_from: tuple[str, ...] | None = None) -> Policy:
     """What `--policy` names, tried once. Raises ConfigError."""
-    found = replace(_policy(spec, plugins_from), plugins_from=plugins_from)
+    plain = spec.removesuffix(FLOW)
+    found = replace(_policy(plain, plugins_from), plugins_from=plugins_from)
+    if plain != spec:
+        found = replace(found, name=found.name + FLOW, flow_control=True)
     found.build(lambda: 0.0, Random(0))
     return found
 

@@ -90,6 +90,10 @@ class CompletedRequest:
     """Those of them that it loaded from lower tiers."""
     attempts: int = 0
     failed: bool = False
+    shed: bool = False
+    """It was refused, on purpose."""
+    waited: float = 0.0
+    """Seconds in flow control."""
     foreign: bool = False
 
 
@@ -113,6 +117,20 @@ class _Flight:
         return decision is not None and decision.request.sees_answer
 
 
+class _Timer:
+    """What flow control asked to be called for later."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self._call = None
+
+    def ring(self) -> None:
+        if self._call is not None:
+            self._call()
+
+
 class Replay:
     """One trace, one policy, once. Equal arguments give equal results."""
 
@@ -128,6 +146,8 @@ class Replay:
         self.now = 0.0
         self.trace = trace
         self.conditions = conditions
+        self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._scheduled = 0
         below = lowers(kinds, conditions.l2, conditions.pods_per_node)
         self.pods = [VirtualPod(f"pod-{n + 1}", kind, *below[n]) for n, kind in enumerate(kinds)]
         self.tiered = any(pod.lower is not None for pod in self.pods)
@@ -140,6 +160,7 @@ class Replay:
                 self.clock,
                 Random(f"{seed} {n}"),
                 watched=1.0 if conditions.sees_answer else conditions.watched,
+                later=self._later,
                 tier_log=self._tier_log,
             )
             for n in range(conditions.replicas)
@@ -152,8 +173,6 @@ class Replay:
         self._chance = Random(f"conditions {seed}")
         self._place = {pod: number for number, pod in enumerate(self.pods)}
         self._flights: dict[VirtualPod, dict[str, _Flight]] = {pod: {} for pod in self.pods}
-        self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._scheduled = 0
         self._open = len(trace.asks)
         self._turn = self._foreign_turn = 0
         self._peak = 0
@@ -216,6 +235,11 @@ class Replay:
             if action in (self._tell, self._tell_adopted, self._hear, self._note):
                 action(*arguments)
 
+    def _later(self, seconds: float, call: Callable[[], None]) -> "_Timer":
+        timer = _Timer(call)
+        self._at(self.now + seconds, timer.ring)
+        return timer
+
     def _at(self, time: float, action: Callable[..., None], *arguments: Any, order: int = 0) -> None:
         self._scheduled += 1
         heappush(self._events, (time, order, self._scheduled, action, arguments))
@@ -244,10 +268,26 @@ class Replay:
             return
         home = self._turn = (self._turn + 1) % len(self.replicas)
         replica = self.replicas[home]
-        if not replica.endpoints:
+        if not replica.endpoints and replica.flow is None:
             self._lost(number)
             return
-        decision = replica.choose(number, ask)
+        asked = self.now
+        replica.enter(
+            number,
+            ask,
+            lambda decision: self._decided(number, home, asked, decision),
+            lambda error: self._refused(number),
+        )
+
+    def _refused(self, number: int) -> None:
+        """A picker said no."""
+        self.served[number].shed = True
+        self._ended(number, failed=True)
+
+    def _decided(self, number: int, home: int, asked: float, decision: Decision) -> None:
+        """A picker named a pod."""
+        replica, ask = self.replicas[home], self.trace.asks[number]
+        self.served[number].waited += self.now - asked
         decisions: list[Decision | None] = [None] * len(self.replicas)
         decisions[home] = decision
         pod = replica.pod_of[decision.endpoint]

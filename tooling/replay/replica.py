@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, ClassVar, Final
 
 from msgspec import Raw
 
+from epp import protocol
 from epp.configuration.loader import Pipeline
-from epp.errors import ConfigError
+from epp.errors import ConfigError, EppError
+from epp.flow.control import FlowControl, Later, Outcome
+from epp.flow.queues import Entry
 from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
 from epp.prefix.events.wire import Batch
 from epp.replicas import wire
@@ -56,10 +60,25 @@ class Replica:
         random: Random,
         *,
         watched: float,
+        later: Later,
         tier_log: TierLog | None = None,
     ) -> None:
         pipeline = build(clock, random)
-        self.scheduler = pipeline.scheduler(wall_clock=clock, on_error=_fail, fallbacks=1)
+        self.flow: FlowControl | None = None
+        """Where the policy has requests wait."""
+        if pipeline.flow is not None:
+            self.flow = FlowControl(
+                pipeline.flow,
+                lambda group: self.endpoints,
+                lambda group: "no pod is ready",
+                later,
+                _unwatched,
+                _fail,
+                clock=clock,
+                trusted=True,
+            )
+        others = () if self.flow is None else (self.flow,)
+        self.scheduler = pipeline.scheduler(wall_clock=clock, on_error=_fail, fallbacks=1, others=others)
         self.endpoints: tuple[Endpoint, ...] = ()
         self.endpoint_of: dict[VirtualPod, Endpoint] = {}
         self.pod_of: dict[Endpoint, VirtualPod] = {}
@@ -111,6 +130,8 @@ class Replica:
     def scraped(self, pod: VirtualPod, load: Load) -> None:
         if (endpoint := self.endpoint_of.get(pod)) is not None:
             endpoint.load = load
+            if self.flow is not None:
+                self.flow.changed()
 
     def hear(self, pod: VirtualPod, batch: Batch, now: float) -> None:
         """The pod's KV events arrive."""
@@ -130,15 +151,41 @@ class Replica:
             prompt=ask.bytes(),
             tokens=ask.tokens,
             stream=True,
-            headers={"x-session-id": ask.session} if ask.session else {},
+            headers=_headers(ask),
+            priority=ask.priority,
             sees_answer=self._watched == 1 or (self._watched > 0 and self._random.random() < self._watched),
         )
         ASKED.set(request, ask)
         return at_once(self.scheduler.prepare(request))
 
     def choose(self, number: int, ask: TraceRequest) -> Decision:
-        """Pick and account, as production does."""
+        """Pick and account, as production does without flow control."""
         return self.scheduler.choose(self.request(number, ask), self.endpoints)
+
+    def enter(
+        self,
+        number: int,
+        ask: TraceRequest,
+        decided: Callable[[Decision], None],
+        refused: Callable[[EppError], None],
+    ) -> None:
+        """The same, at once or when flow control lets the request go."""
+        if self.flow is None:
+            decided(self.choose(number, ask))
+            return
+        request = self.request(number, ask)
+        entry = Entry(
+            request,
+            None,
+            len(request.prompt),
+            partial(self.scheduler.look, request),
+            lambda endpoints: decided(self.scheduler.choose(request, endpoints)),
+            refused,
+        )
+        try:
+            self.flow.enter(entry)
+        except EppError as error:
+            refused(error)
 
     def announce(self, number: int, decision: Decision) -> bytes:
         """What the other replicas are told of a decision, as it goes over their connection in production."""
@@ -157,6 +204,20 @@ class Replica:
 
     def _arrange(self) -> None:
         self.endpoints = tuple(self.endpoint_of[pod] for pod in self._order if pod in self.endpoint_of)
+        if self.flow is not None:
+            self.flow.endpoints_changed()
+
+
+def _headers(ask: TraceRequest) -> dict[str, str]:
+    """What a client would send."""
+    said = {protocol.SESSION_ID: ask.session, protocol.FAIRNESS_ID[0]: ask.tenant}
+    if ask.slo_ttft is not None:
+        said[protocol.SLO_TTFT_MS[0]] = f"{ask.slo_ttft * 1000:g}"
+    return {name: value for name, value in said.items() if value}
+
+
+def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
+    """The replay measures waits itself."""
 
 
 async def _never(*what: Any) -> None:

@@ -79,6 +79,8 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     workers: int = 1
     """Processes."""
+    only: str | None = None
+    """Play the requests of this class alone, at the times that they have among the others."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def compare(plan: Plan, progress: Progress) -> Results:
             raise ConfigError("fail", f"there are {len(plan.kinds)} pods, so no pod-{failure.pod + 1}")
     first = plan.source.trace(plan.seeds[0])
     _check_fit(first, plan.kinds)
+    if plan.only is not None:
+        first.only(plan.only)
     lowers(plan.kinds, plan.conditions.l2, plan.conditions.pods_per_node)
     full = None
     if plan.rate.kind == "load":
@@ -186,6 +190,8 @@ def _all(runs: Sequence[_Run], workers: int, progress: Progress) -> Iterator[tup
 def _one(run: _Run, progress: Progress = lambda what, ended, total: None) -> Figures:
     plan = run.plan
     trace = plan.source.trace(run.seed).scaled(run.factor)
+    if plan.only is not None:
+        trace = trace.only(plan.only)
     total, label = len(trace.asks), _label(run)
     play = Replay(
         trace,

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epp.telemetry.text import printable
-from tooling.replay.figures import Figures, Spread, regret, spread
+from tooling.replay.figures import ClassFigures, Figures, Spread, regret, spread
 from tooling.replay.policies import ORACLE
 from tooling.replay.runs import Plan, Results
 
@@ -81,6 +81,37 @@ def table(plan: Plan, results: Results) -> Table:
             lost = regret(own, oracle)
             cells.append(_cell(Spread(lost.mean * 100, lost.deviation * 100), ".0f") if name != ORACLE else "")
         made.add_row(Text(printable(name)), *cells)
+    return made
+
+
+CLASS_COLUMNS: Final[Sequence[tuple[str, Callable[[ClassFigures], float], str]]] = (
+    ("requests", lambda f: f.requests, ",.0f"),
+    ("TTFT\np50 s", lambda f: f.ttft_p50, ".3f"),
+    ("\np95 s", lambda f: f.ttft_p95, ".3f"),
+    ("\np99 s", lambda f: f.ttft_p99, ".3f"),
+    ("waited\ns", lambda f: f.waited_mean, ".3f"),
+    ("in time\n%", lambda f: f.attained * 100, ".1f"),
+    ("tokens\n/s", lambda f: f.tokens_per_second, ",.0f"),
+    ("shed", lambda f: f.shed, ",.0f"),
+)
+
+
+def by_class(results: Results) -> Table | None:
+    """A row for each class of requests under each policy; None where the workload has no classes."""
+    labels = results.runs[0].classes
+    if not labels:
+        return None
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made.add_column("class")
+    made.add_column("policy", no_wrap=True)
+    for heading, _, _ in CLASS_COLUMNS:
+        made.add_column(heading, justify="right")
+    for label in labels:
+        for name, own in by_policy(results).items():
+            cells = [
+                _cell(spread([figure(run.classes[label]) for run in own]), form) for _, figure, form in CLASS_COLUMNS
+            ]
+            made.add_row(Text(printable(label)), Text(printable(name)), *cells)
     return made
 
 

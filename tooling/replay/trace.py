@@ -51,6 +51,13 @@ class TraceRequest:
     """Seconds between the end of the last of those and this one."""
     session: str = ""
     """Whose conversation it belongs to (the header `x-session-id`)."""
+    tenant: str = ""
+    """Whose it is, for flow control (the fairness id)."""
+    priority: int = 0
+    label: str = ""
+    """The class that figures are taken of apart."""
+    slo_ttft: float | None = None
+    """Seconds in which its first token is wanted, where it says so itself."""
 
     @property
     def tokens(self) -> int:
@@ -90,6 +97,20 @@ class Trace(NamedTuple):
     def scaled(self, factor: float) -> "Trace":
         """The same requests, new ones coming `factor` times as fast; pauses within a conversation stay."""
         return Trace(self.name, [replace(ask, at=ask.at / factor) for ask in self.asks])
+
+    def only(self, label: str) -> "Trace":
+        """The requests of one class, at their times. ConfigError where there are none."""
+        kept = [number for number, ask in enumerate(self.asks) if ask.label == label]
+        if not kept:
+            labels = sorted({ask.label for ask in self.asks} - {""})
+            expected = f"expected one of {', '.join(labels)}" if labels else f"{self.name} has no classes"
+            raise ConfigError("only", f"no request is of class {label!r}; {expected}")
+        place = {number: at for at, number in enumerate(kept)}
+        asks = [self.asks[number] for number in kept]
+        return Trace(
+            self.name,
+            [replace(ask, after=tuple(place[one] for one in ask.after if one in place)) for ask in asks],
+        )
 
     @property
     def rate(self) -> float:

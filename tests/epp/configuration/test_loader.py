@@ -335,7 +335,7 @@ schedulingProfiles:
   - {pluginRef: x, weight: 2}
 - {name: default, plugins: {}}
 saturationDetector: {pluginRef: queue-scorer}
-flowControl: {maxBytes: 1}
+flowControl: {maxBytes: lots}
 dataLayer: {discovery: {pluginRef: x}}
 shadow: {profile: other, sample: 3}
 extra: 1
@@ -352,11 +352,11 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
         "plugins[4]",
         "schedulingProfiles[0].plugins[0].weight",
         "schedulingProfiles[1].plugins",
+        "flowControl.maxBytes",
         "shadow.sample",
         "extra",
         "featureGates[0]",
         "dataLayer.discovery",
-        "flowControl.maxBytes",
         "plugins[1].type",
         "plugins[2].parameters.bogus",
         "plugins[3].type",

@@ -68,6 +68,11 @@ apiVersion: inference.networking.x-k8s.io/v1alpha2
 kind: InferenceObjective
 metadata: {name: batch}
 spec: {priority: -1, poolRef: {name: sim}}
+---
+apiVersion: llm-d.ai/v1alpha2
+kind: InferenceObjective
+metadata: {name: interactive}
+spec: {priority: 5, poolRef: {name: sim}}
 """
 """Three pools by header: `sim` (the simulated pods; default), `raw` (bytes of the test), `nobody` (empty)."""
 

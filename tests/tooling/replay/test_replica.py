@@ -1,6 +1,7 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 
 import pytest
 
@@ -15,9 +16,13 @@ from tooling.simulator.presets import pods
 ASK = TraceRequest(0.0, (Piece(1, 512),), 10, session="s")
 
 
+def never(seconds: float, call: Callable[[], None]) -> NoReturn:
+    raise AssertionError("nothing waits here")
+
+
 def replica(spec: str = "prefix-aware", *, sees_answer: bool = True) -> tuple[Replica, Sequence[VirtualPod]]:
     made = [VirtualPod(f"pod-{n}", kind) for n, kind in enumerate(pods("3*laptop"))]
-    return Replica(policy(spec).build, made, lambda: 0.0, Random(0), watched=float(sees_answer)), made
+    return Replica(policy(spec).build, made, lambda: 0.0, Random(0), watched=float(sees_answer), later=never), made
 
 
 def test_endpoints_are_the_pods_in_order() -> None:

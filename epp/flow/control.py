@@ -1,0 +1,423 @@
+"""`FlowControl`: requests wait here while the pool is full, where their order can still be chosen.
+
+It acts when something happens, never on a tick: a request comes, begins or ends, an endpoint comes or goes or is
+scraped, or a time has passed of which it was said before that it would matter. Each look at the queues goes band by
+band, the highest first, and in a band flow by flow as its fairness policy says. The first head whose endpoints are not
+saturated up to its band's ceiling is let go, and chosen for in the same step, so that the next look knows of it. A head
+that may go to no such endpoint holds back all that may go to the same endpoints, in its band and below, and nobody
+else.
+
+Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/flowcontrol.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from math import inf
+from typing import Any, Final, Literal, Protocol, TypeVar, cast
+
+from epp import protocol
+from epp.documents.durations import seconds_of
+from epp.errors import EppError, InternalError, NoEndpoint, Rejected
+from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
+from epp.plugin import Endpoint, Plugin, Request, Response
+from epp.telemetry.series import FlowFigures
+
+Outcome = Literal["Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled"]
+"""How a request's wait ended, in the words that dashboards of llm-d know."""
+REFUSED: Final[frozenset[Outcome]] = frozenset({"RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints"})
+"""Those where we said no."""
+DEFAULT_FLOW: Final = "default-flow"
+_LONGEST_ID: Final = 128
+"""Characters of a fairness id that tell flows apart."""
+_SOONEST: Final = 1e-3
+"""Seconds: what is said to change sooner is waited for so long."""
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+Later = Callable[[float, Callable[[], None]], Timer]
+"""`(seconds, call)`: calls it so much later; 0: as soon as what runs now has ended."""
+
+
+def name_of(plugin: Plugin) -> str:
+    return plugin.name or type(plugin).__name__
+
+
+class FlowObserver(Protocol):
+    def __call__(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
+        """A request's wait ended; those that did not have to wait end with 0 s."""
+
+
+D = TypeVar("D")
+
+
+class Chooser(Protocol[D]):
+    """Who chooses for a request that is let go: `epp.scheduling.scheduler.Scheduler`."""
+
+    def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
+        """The request with its signals of these kinds."""
+
+    def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> D:
+        """Decide and account, in one step. Raises EppError."""
+
+    def finished(self, decision: D, response: Response) -> None:
+        """Close the account."""
+
+
+class FlowControl(Plugin):
+    """The queues of one pool. Each request that enters ends exactly once: `choose` or `refuse` is called, or `leave`.
+
+    `candidates(subset)` are the endpoints a request may go to now, `why_empty(subset)` says why there are none. The
+    hooks of a plugin are how it hears that requests begin and end, those that other replicas sent among them.
+    `on_error(plugin, exception)` hears of plugins that fail: a detector counts as saying 0 then, a limit as none.
+    `trusted`: clients' headers say whose a request is, how long it may wait and when its first token is wanted.
+    """
+
+    def __init__(
+        self,
+        settings: FlowSettings,
+        candidates: Callable[[Group], Sequence[Endpoint]],
+        why_empty: Callable[[Group], str],
+        later: Later,
+        observe: FlowObserver,
+        on_error: Callable[[str, Exception], None],
+        *,
+        clock: Callable[[], float],
+        trusted: bool,
+    ) -> None:
+        self.name = "flow-control"
+        self._on_error = on_error
+        self.clock = clock
+        self._queues = Queues(settings)
+        self._candidates = candidates
+        self._why_empty = why_empty
+        self._later = later
+        self._observe = observe
+        self._trusted = trusted
+        self._saturations: dict[Group, tuple[Entry, float]] = {}
+        """What was found for the last head of each group since something changed."""
+        self._last = 0.0
+        self._timer: tuple[float, Timer] | None = None
+        """When it rings."""
+        self._closed = False
+
+    @property
+    def settings(self) -> FlowSettings:
+        return self._queues.settings
+
+    # --- one request ------------------------------------------------------------------------------------------------
+
+    async def turn(
+        self, request: Request, subset: Group, chooser: Chooser[D], queued: Callable[[], None]
+    ) -> tuple[D, float]:
+        """What is chosen for the request when it is let go, and the seconds it had to wait. Raises EppError.
+
+        `queued` is called where it has to wait. Until the first wait it does not matter which task this runs in.
+        """
+        made: asyncio.Future[D] = asyncio.get_running_loop().create_future()
+
+        def choose(endpoints: Sequence[Endpoint]) -> None:
+            decision = chooser.choose(request, endpoints)
+            if made.cancelled():  # its client is gone since this moment
+                chooser.finished(decision, Response())
+            else:
+                made.set_result(decision)
+
+        def refuse(error: EppError) -> None:
+            if not made.cancelled():
+                made.set_exception(error)
+
+        entry = Entry(request, subset, len(request.body), partial(chooser.look, request), choose, refuse)
+        if self.enter(entry):
+            return made.result(), 0.0
+        queued()
+        try:
+            decision = await made
+        except BaseException:  # its task may have been ended before its first step, too
+            self.leave(entry)
+            if made.done() and not made.cancelled() and made.exception() is None:
+                chooser.finished(made.result(), Response())
+            raise
+        return decision, self.clock() - entry.since
+
+    def enter(self, entry: Entry) -> bool:
+        """A request is complete. True: it was let go at once, `entry.choose` has been called, whose EppErrors are the
+        caller's. False: it waits. Raises Rejected where too many wait.
+        """
+        now, request = self.clock(), entry.request
+        fairness_id = self._fairness_id(request)
+        entry.since = now
+        if not self._queues.requests:
+            self._saturations.clear()
+            endpoints = self._candidates_of(entry)
+            if endpoints and (self._closed or self._is_open_to(entry, now)):
+                self._observe(fairness_id, request.priority, "Dispatched", 0.0)
+                self._tell(fairness_id, entry, now)
+                entry.choose(endpoints)
+                return True
+        self._check_room(entry, fairness_id, now)
+        self._time(entry, now)
+        self._queues.add(entry, fairness_id, now)
+        errors: list[EppError] = []
+        refuse, entry.refuse = entry.refuse, errors.append
+        self._dispatch()
+        entry.refuse = refuse
+        if errors:
+            raise errors[0]
+        return entry.flow is None
+
+    def leave(self, entry: Entry) -> None:
+        """The client is gone. Does nothing where the request does not wait any more."""
+        if entry.flow is not None:
+            self._end(entry, "EvictedContextCancelled")
+            self.changed()
+
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        self.changed()
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.changed()
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self._saturations.clear()
+
+    def changed(self) -> None:
+        """Something happened that may let a request go."""
+        self._saturations.clear()
+        if self._queues.requests:
+            self._ring_in(0.0)
+
+    def endpoints_changed(self) -> None:
+        """Endpoints came or went."""
+        self._queues.look_again()
+        self.changed()
+
+    def configure(self, settings: FlowSettings) -> None:
+        """New settings; what waits goes on waiting, in their order. Nothing is refused for limits that are less now."""
+        entries, now = [*self._queues], self.clock()
+        flows = [entry.flow.id for entry in entries if entry.flow is not None]
+        self._queues = Queues(settings)
+        for entry, fairness_id in zip(entries, flows, strict=True):
+            entry.number = 0
+            self._time(entry, entry.since)
+            self._queues.add(entry, fairness_id, now)
+        self.changed()
+
+    def close(self) -> None:
+        """No flow control from now on: all that waits is let go."""
+        self._closed = True
+        for entry in self._queues:
+            self._let_go(entry)
+
+    def figures(self) -> FlowFigures:
+        rows = []
+        for band in self._queues.bands(self.clock()):
+            for flow in band.in_turn:
+                size = sum(entry.size for entry in flow.waiting)
+                rows.append((flow.id, band.priority, len(flow), size))
+        return FlowFigures(rows, self._last)
+
+    # --- limits and times -------------------------------------------------------------------------------------------
+
+    def _fairness_id(self, request: Request) -> str:
+        given = request.header(protocol.FAIRNESS_ID) if self._trusted else None
+        return given[:_LONGEST_ID] if given else DEFAULT_FLOW
+
+    def _time(self, entry: Entry, now: float) -> None:
+        """Say when it has waited too long."""
+        settings, request = self.settings, entry.request
+        own = settings.band(request.priority).ttl
+        ttl = settings.ttl if own is None else own
+        if self._trusted:
+            asked = _header(request, protocol.REQUEST_TTL, seconds_of)
+            ttl = min(ttl or inf, asked or inf)
+            slo = _header(request, protocol.SLO_TTFT_MS, float)
+            entry.ttft_slo = None if slo is None else slo / 1000
+        entry.expires = now + (ttl or inf)
+        entry.no_endpoint_expires = now + (settings.no_endpoint_ttl or inf)
+
+    def _check_room(self, entry: Entry, fairness_id: str, now: float) -> None:
+        queues, settings = self._queues, self.settings
+        band = queues.band(entry.request.priority, now)
+        limits = (
+            ("requests of its priority", band.requests + 1, band.settings.max_requests),
+            ("bytes of requests of its priority", band.bytes + entry.size, band.settings.max_bytes),
+            ("requests", queues.requests + 1, settings.max_requests),
+            ("bytes of requests", queues.bytes + entry.size, settings.max_bytes),
+        )
+        for what, would_be, limit in limits:
+            if would_be > limit:
+                self._observe(fairness_id, entry.request.priority, "RejectedCapacity", 0.0)
+                raise Rejected(f"the pool is full and {limit:.0f} {what} wait already, which is the most; retry later")
+
+    # --- looking at the queues --------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        """Let go whom there is room for, refuse who has waited too long, and say when to look again."""
+        while (entry := self._next()) is not None:
+            self._let_go(entry)
+        for entry in self._queues.expired(self.clock(), self._has_endpoints):
+            self._expire(entry)
+        self._look_later()
+
+    def _next(self) -> Entry | None:
+        """Who is to be let go now."""
+        if not self._queues.requests:
+            return None
+        blocked: set[Group] = set()
+        bands = self._queues.bands(self.clock())
+        ceilings: dict[Group, Sequence[float]] = {}
+        for at, band in enumerate(bands):
+            for flow in self._turns(band) if band.requests else ():
+                entry = flow.head
+                group = entry.group
+                if group in blocked:
+                    continue
+                saturation = self._saturation(entry)
+                if group not in ceilings:
+                    ceilings[group] = self._ceilings(saturation, bands)
+                if saturation < ceilings[group][at]:
+                    return entry
+                blocked.add(group)
+                if len(blocked) == len(self._queues.groups):
+                    return None
+        return None
+
+    def _turns(self, band: Band) -> Iterable[QueuedFlow]:
+        try:
+            return cast("Iterable[QueuedFlow]", band.settings.fairness.turns(band))
+        except Exception as error:
+            self._on_error(name_of(band.settings.fairness), error)
+            return band.in_turn
+
+    def _is_open_to(self, entry: Entry, now: float) -> bool:
+        band = self._queues.band(entry.request.priority, now)
+        bands = self._queues.bands(now)
+        saturation = self._saturation(entry)
+        return saturation < self._ceilings(saturation, bands)[bands.index(band)]
+
+    def _ceilings(self, saturation: float, bands: Sequence[Band]) -> Sequence[float]:
+        if saturation == inf:
+            return [1.0] * len(bands)
+        try:
+            found = self.settings.usage.ceilings(saturation, [band.priority for band in bands])
+            if len(found) != len(bands):
+                raise ValueError(f"{len(found)} ceilings for {len(bands)} priorities")
+        except Exception as error:
+            self._on_error(name_of(self.settings.usage), error)
+            return [1.0] * len(bands)
+        return found
+
+    def _saturation(self, entry: Entry) -> float:
+        """Of the endpoints it may go to; inf: there are none."""
+        group = entry.group
+        known = self._saturations.get(group)
+        if known is not None and known[0] is entry:
+            return known[1]
+        endpoints, detector = self._candidates_of(entry), self.settings.detector
+        found = inf
+        try:
+            if endpoints and detector.looks_at:
+                found = detector.saturation_for(entry.look(endpoints, detector.looks_at), endpoints)
+            elif endpoints:
+                found = detector.saturation(endpoints)
+        except Exception as error:
+            self._on_error(name_of(detector), error)
+            found = 0.0
+        self._saturations[group] = entry, found
+        if group is None and endpoints:
+            self._last = found
+        return found
+
+    def _tell(self, fairness_id: str, entry: Entry, now: float) -> None:
+        fairness = self.settings.band(entry.request.priority).fairness
+        try:
+            fairness.dispatched(fairness_id, entry, now)
+        except Exception as error:
+            self._on_error(name_of(fairness), error)
+
+    def _candidates_of(self, entry: Entry) -> Sequence[Endpoint]:
+        return self._candidates(entry.group)
+
+    def _has_endpoints(self, group: Group) -> bool:
+        return bool(self._candidates(group))
+
+    def _let_go(self, entry: Entry) -> None:
+        flow = entry.flow
+        assert flow is not None
+        self._end(entry, "Dispatched", served=True)
+        self._tell(flow.id, entry, self.clock())
+        self._saturations.clear()
+        try:
+            endpoints = self._candidates_of(entry)
+            if not endpoints:
+                raise NoEndpoint(self._why_empty(entry.group))
+            entry.choose(endpoints)
+        except EppError as error:
+            entry.refuse(error)
+        except Exception as error:
+            self._on_error(self.name, error)
+            entry.refuse(InternalError("internal error"))
+
+    def _expire(self, entry: Entry) -> None:
+        waited = self.clock() - entry.since
+        if self._has_endpoints(entry.group):
+            self._end(entry, "EvictedTTL")
+            text = f"the pool is full; the request has waited {waited:.1f} s for its turn; retry later"
+            entry.refuse(Rejected(text, reason=protocol.DROP_TTL_EXPIRED))
+            return
+        self._end(entry, "EvictedNoEndpoints")
+        entry.refuse(NoEndpoint(f"{self._why_empty(entry.group)}; the request has waited {waited:.1f} s for one"))
+
+    def _end(self, entry: Entry, outcome: Outcome, *, served: bool = False) -> None:
+        flow = entry.flow
+        assert flow is not None
+        self._queues.remove(entry, served=served)
+        self._observe(flow.id, flow.band.priority, outcome, self.clock() - entry.since)
+
+    def _look_later(self) -> None:
+        if not self._queues.requests:
+            return
+        now = self.clock()
+        seconds = self._queues.next_expiry - now
+        for group in self._queues.groups:
+            if endpoints := self._candidates(group):
+                seconds = min(seconds, self._falls_in(endpoints))
+        if seconds < inf:
+            self._ring_in(max(_SOONEST, seconds))
+
+    def _falls_in(self, endpoints: Sequence[Endpoint]) -> float:
+        try:
+            return self.settings.detector.falls_in(endpoints)
+        except Exception as error:
+            self._on_error(name_of(self.settings.detector), error)
+            return inf
+
+    def _ring_in(self, seconds: float) -> None:
+        """Look at the queues then, or sooner."""
+        at = self.clock() + seconds
+        if self._timer is not None:
+            if self._timer[0] <= at:
+                return
+            self._timer[1].cancel()
+        self._timer = at, self._later(seconds, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._saturations.clear()
+        self._dispatch()
+
+
+def _header(request: Request, names: tuple[str, ...] | str, read: Callable[[str], float]) -> float | None:
+    """A number above 0 that a header says; None: it does not."""
+    text = request.header(names)
+    try:
+        value = read(text) if text else 0.0
+    except ValueError:
+        return None
+    return value if 0 < value < inf else None

@@ -1,0 +1,226 @@
+"""Whose turn it is, of those that wait in flow control: llm-d's policies under its names.
+
+Sources: GIE v1.5 pkg/epp/flowcontrol, llm-d-router v0.10 (fairness, ordering and usage limits; their READMEs).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, Literal
+
+from epp.plugin import (
+    Endpoint,
+    FairnessPolicy,
+    Flow,
+    FlowBand,
+    OrderingPolicy,
+    Request,
+    Response,
+    Slot,
+    UsageLimitPolicy,
+    Waiting,
+)
+
+_OUTPUT: Final = 2.0
+"""What a generated token counts as, in prompt tokens."""
+_PROGRAMS: Final = 10_000
+"""Programs whose service is remembered; of more, the one that was served longest ago is forgotten."""
+_PATIENT: Final = 5.0
+"""Seconds: a head that has waited so long counts as if its program had got nothing."""
+
+
+# --- order in a flow ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class FirstComeFirstServed(OrderingPolicy):
+    """`fcfs-ordering-policy`: in the order in which they came."""
+
+    def place(self, waiting: Waiting) -> float:
+        return 0.0
+
+
+@dataclass(eq=False)
+class EarliestDeadlineFirst(OrderingPolicy):
+    """`edf-ordering-policy`: who would be refused first for having waited too long; those who never would come last."""
+
+    def place(self, waiting: Waiting) -> float:
+        return waiting.expires
+
+
+@dataclass(eq=False)
+class SloDeadline(OrderingPolicy):
+    """`slo-deadline-ordering-policy`: by when the first token is wanted (`x-llm-d-slo-ttft-ms`, where clients' headers
+    are trusted); who does not say comes last.
+    """
+
+    def place(self, waiting: Waiting) -> float:
+        return inf if waiting.ttft_slo is None else waiting.since + waiting.ttft_slo
+
+
+# --- fairness between flows -----------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class GlobalStrict(FairnessPolicy):
+    """`global-strict-fairness-policy`: all flows are one: the head with the first place, whoever it belongs to."""
+
+    def turns(self, band: FlowBand) -> Iterable[Flow]:
+        return band.by_head
+
+
+@dataclass(eq=False)
+class RoundRobin(FairnessPolicy):
+    """`round-robin-fairness-policy`: one of each flow in turn."""
+
+    def turns(self, band: FlowBand) -> Iterable[Flow]:
+        return band.in_turn
+
+
+@dataclass(eq=False)
+class ProgramAware(FairnessPolicy):
+    """`program-aware-fairness`: whose program (fairness id) got least, of prompt tokens and twice its generated ones.
+
+    `strategy`: `las`, least attained service; `rr`: as `round-robin-fairness-policy`; `turn-priority`: who is in its
+    latest turn, half a turn more for each second its head has waited. With `las` service counts half after
+    `service_half_life_seconds` (60); a program's score is its share of what the one served most got, times
+    `weight_service` (0.8), less the seconds its head has waited in fives, times `weight_service_head_wait` (0.2); the
+    least is next. `eviction_ttl_seconds` (3600): a program not served for so long is forgotten;
+    `eviction_sweep_seconds` is taken for llm-d's files, that is exact here. Source: llm-d-router v0.10.
+    """
+
+    strategy: Literal["las", "rr", "turn-priority"] = "las"
+    weight_service: float = 0.8
+    weight_service_head_wait: float = 0.2
+    service_half_life_seconds: float = 60.0
+    eviction_ttl_seconds: float = 3600.0
+    eviction_sweep_seconds: float = 300.0
+    _attained: OrderedDict[str, tuple[float, float, int]] = field(default_factory=OrderedDict, init=False, repr=False)
+    """Program -> (tokens, as they counted at the time, turns); who was served longest ago first."""
+    _program: Slot[str] = field(default_factory=Slot, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("service_half_life_seconds", "eviction_ttl_seconds"):
+            if (value := getattr(self, name)) <= 0:
+                raise ValueError(f"{name}: expected more than 0, got {value:g}")
+        for name in ("weight_service", "weight_service_head_wait", "eviction_sweep_seconds"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {value:g}")
+
+    def turns(self, band: FlowBand) -> Iterable[Flow]:
+        if self.strategy == "rr":
+            return band.in_turn
+        now = self.clock()
+        self._forget(now)
+        if self.strategy == "turn-priority":
+            return sorted(band.in_turn, key=lambda flow: -self._turn(flow, now))
+        most = max((self._service(flow.id, now) for flow in band.in_turn), default=0.0) or 1.0
+        return sorted(band.in_turn, key=lambda flow: self._score(flow, now, most))
+
+    def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
+        self._program.set(waiting.request, flow)
+        self._serve(flow, waiting.request.tokens, now, turns=1)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        if (program := self._program.get(request)) is not None and response.usage is not None:
+            self._serve(program, _OUTPUT * max(0, response.usage.completion), self.clock())
+
+    def statistics(self) -> Mapping[str, float]:
+        """`programs` that are remembered, and Jain's index of how even their service is: 1 is even."""
+        now = self.clock()
+        got = [self._service(program, now) for program in self._attained]
+        squares = sum(tokens * tokens for tokens in got)
+        return {
+            "programs": len(got),
+            "jains_fairness_index": sum(got) ** 2 / (len(got) * squares) if squares else 1.0,
+        }
+
+    def _service(self, program: str, now: float) -> float:
+        tokens, at, _ = self._attained.get(program, (0.0, now, 0))
+        return float(tokens * 0.5 ** ((now - at) / self.service_half_life_seconds))
+
+    def _score(self, flow: Flow, now: float, most: float) -> float:
+        waited = min(1.0, (now - flow.head.since) / _PATIENT)
+        return self.weight_service * self._service(flow.id, now) / most - self.weight_service_head_wait * waited
+
+    def _turn(self, flow: Flow, now: float) -> float:
+        return self._attained.get(flow.id, (0.0, now, 0))[2] + 0.5 * (now - flow.head.since)
+
+    def _serve(self, program: str, tokens: float, now: float, turns: int = 0) -> None:
+        count = self._attained.get(program, (0.0, now, 0))[2] + turns
+        self._attained[program] = (self._service(program, now) + tokens, now, count)
+        self._attained.move_to_end(program)
+        if len(self._attained) > _PROGRAMS:
+            self._attained.popitem(last=False)
+
+    def _forget(self, now: float) -> None:
+        while self._attained:
+            program, (_, at, _) = next(iter(self._attained.items()))
+            if now - at < self.eviction_ttl_seconds:
+                return
+            del self._attained[program]
+
+
+# --- how far each band may fill the pool ----------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class StaticLimit(UsageLimitPolicy):
+    """`static-usage-limit-policy`: the same `threshold` (1.0) for all priorities."""
+
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.threshold <= 1.0:
+            raise ValueError(f"threshold: expected more than 0, up to 1, got {self.threshold:g}")
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        return [self.threshold] * len(priorities)
+
+
+@dataclass(eq=False)
+class PriorityHoldback(UsageLimitPolicy):
+    """`priority-holdback-policy`: the highest priority up to `max_ceiling` (1.0), the lowest up to `min_ceiling`, those
+    between in even steps (`domain: rank`) or as their numbers lie (`value`). `shape`: linear.
+
+    `min_ceiling` has no default in llm-d; here it is 0.9, at which chats beside batches waited half as long as without
+    and the batches lost nothing (docs/flow-control.md).
+    """
+
+    min_ceiling: float = 0.9
+    max_ceiling: float = 1.0
+    shape: Literal["linear"] = "linear"
+    domain: Literal["rank", "value"] = "rank"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.min_ceiling < 1.0:
+            raise ValueError(f"minCeiling: expected 0 or more, less than 1, got {self.min_ceiling:g}")
+        if not self.min_ceiling <= self.max_ceiling <= 1.0 or not self.max_ceiling:
+            raise ValueError(f"maxCeiling: expected more than 0, minCeiling up to 1, got {self.max_ceiling:g}")
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        low, span = self.min_ceiling, self.max_ceiling - self.min_ceiling
+        if len(priorities) < 2:
+            return [self.max_ceiling] * len(priorities)
+        if self.domain == "rank":
+            return [self.max_ceiling - span * i / (len(priorities) - 1) for i in range(len(priorities))]
+        least = priorities[-1]
+        return [low + span * (priority - least) / (priorities[0] - least) for priority in priorities]
+
+
+@dataclass(eq=False)
+class SoftReflectiveCeiling(UsageLimitPolicy):
+    """`soft-reflective-ceiling-policy`: band i of N up to 1 - i * saturation / (N - 1); beyond, it is let go once in
+    saturation / (1 - saturation) looks at the queues.
+    """
+
+    _looks: int = field(default=0, init=False, repr=False)
+
+    def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+        self._looks += 1
+        steps = max(1, len(priorities) - 1)
+        open_ = saturation < 1.0 and self._looks % max(1, round(saturation / (1.0 - saturation))) == 0
+        return [
+            1.0 if i == 0 or open_ or saturation < 1.0 - i * saturation / steps else 0.0 for i in range(len(priorities))
+        ]

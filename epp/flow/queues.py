@@ -1,0 +1,255 @@
+"""Requests that wait, in order: bands by priority, flows by fairness id, places in a flow. No clock, no I/O."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final
+
+from sortedcontainers import SortedDict, SortedKeyList
+
+from epp.errors import EppError
+from epp.plugin import Detector, Endpoint, FairnessPolicy, OrderingPolicy, Request, UsageLimitPolicy
+
+Group = tuple[str, ...] | None
+"""A gateway's subset; None: the whole pool. Requests of one group may go to the same endpoints."""
+BAND_REQUESTS: Final = 5000
+BAND_BYTES: Final = 1_000_000_000
+TTL: Final = 60.0
+"""Seconds. This and the two above are the defaults of llm-d-router v0.10."""
+
+
+@dataclass(frozen=True)
+class BandSettings:
+    """One priority's limits and order. `ttl`: seconds a request may wait while there are endpoints; None: as usual."""
+
+    fairness: FairnessPolicy
+    ordering: OrderingPolicy
+    max_requests: float = BAND_REQUESTS
+    max_bytes: float = BAND_BYTES
+    ttl: float | None = None
+
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """What one configuration says of flow control. Times in seconds, inf: for ever; limits of all bands together."""
+
+    detector: Detector
+    usage: UsageLimitPolicy
+    usual: BandSettings
+    negative: BandSettings
+    """Of priorities below 0 that are not in `bands`; `usual` is for all others."""
+    bands: dict[int, BandSettings] = field(default_factory=dict)
+    max_requests: float = inf
+    max_bytes: float = inf
+    ttl: float = TTL
+    no_endpoint_ttl: float = TTL
+    """The same while there is no endpoint a request may go to."""
+
+    def band(self, priority: int) -> BandSettings:
+        return self.bands.get(priority) or (self.negative if priority < 0 else self.usual)
+
+
+class Entry:
+    """One request that waits (`epp.plugin.Waiting`)."""
+
+    __slots__ = (
+        "choose", "expires", "flow", "group", "look", "look_at", "no_endpoint_expires", "number", "place", "refuse",
+        "request", "since", "size", "ttft_slo",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        group: Group,
+        size: int,
+        look: Callable[[Sequence[Endpoint], Collection[type[Any]]], Request],
+        choose: Callable[[Sequence[Endpoint]], None],
+        refuse: Callable[[EppError], None],
+    ) -> None:
+        self.request = request
+        self.group = group
+        self.size = size
+        """Bytes of its body."""
+        self.look = look
+        """The request with its signals of some kinds."""
+        self.choose = choose
+        self.refuse = refuse
+        self.since = 0.0
+        self.number = 0
+        """Of those that came: later ones have larger ones."""
+        self.expires = self.no_endpoint_expires = inf
+        self.look_at = inf
+        """When it may have waited too long."""
+        self.ttft_slo: float | None = None
+        self.place: tuple[float, int] = (0.0, 0)
+        self.flow: QueuedFlow | None = None
+        """None: it does not wait any more."""
+
+
+class QueuedFlow:
+    """The requests of one fairness id in a band, in their places."""
+
+    __slots__ = ("band", "id", "place", "waiting")
+
+    def __init__(self, band: "Band", id: str) -> None:
+        self.band = band
+        self.id = id
+        self.waiting: SortedKeyList[Entry, tuple[float, int]] = SortedKeyList(key=_place)
+        self.place: tuple[float, int] = (0.0, 0)
+        """Its head's, as its band has it in order."""
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def head(self) -> Entry:
+        return self.waiting[0]
+
+
+def _place(one: Entry | QueuedFlow) -> tuple[float, int]:
+    return one.place
+
+
+class Band:
+    """The flows of one priority that have requests."""
+
+    def __init__(self, priority: int, settings: BandSettings) -> None:
+        self.priority = priority
+        self.settings = settings
+        self.requests = 0
+        self.bytes = 0
+        self.used_at = 0.0
+        self._flows: OrderedDict[str, QueuedFlow] = OrderedDict()
+        self._by_head: SortedKeyList[QueuedFlow, tuple[float, int]] = SortedKeyList(key=_place)
+
+    @property
+    def in_turn(self) -> Iterable[QueuedFlow]:
+        return self._flows.values()
+
+    @property
+    def by_head(self) -> Iterable[QueuedFlow]:
+        return self._by_head
+
+    def add(self, entry: Entry, fairness_id: str) -> None:
+        flow = self._flows.get(fairness_id)
+        if flow is None:
+            flow = self._flows[fairness_id] = QueuedFlow(self, fairness_id)
+        else:
+            self._by_head.remove(flow)
+        entry.flow = flow
+        flow.waiting.add(entry)
+        self._settle(flow)
+        self.requests += 1
+        self.bytes += entry.size
+
+    def remove(self, entry: Entry, *, served: bool) -> None:
+        flow = entry.flow
+        assert flow is not None
+        self._by_head.remove(flow)
+        flow.waiting.remove(entry)
+        entry.flow = None
+        self.requests -= 1
+        self.bytes -= entry.size
+        if not flow.waiting:
+            del self._flows[flow.id]
+            return
+        self._settle(flow)
+        if served:
+            self._flows.move_to_end(flow.id)
+
+    def _settle(self, flow: QueuedFlow) -> None:
+        flow.place = flow.head.place
+        self._by_head.add(flow)
+
+
+class Queues:
+    """All that waits. `keep`: seconds for which a band without requests still counts as in use."""
+
+    def __init__(self, settings: FlowSettings, keep: float = 600.0) -> None:
+        self.settings = settings
+        self.requests = 0
+        self.bytes = 0
+        self.groups: Counter[Group] = Counter()
+        """How many wait, by group."""
+        self._keep = keep
+        self._numbers = 0
+        self._bands: SortedDict[int, Band] = SortedDict(lambda priority: -priority)
+        self._soonest: SortedKeyList[Entry, tuple[float, int]] = SortedKeyList(key=_look_at)
+
+    def __len__(self) -> int:
+        return self.requests
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, those that came first first."""
+        found = [entry for band in self._bands.values() for flow in band.in_turn for entry in flow.waiting]
+        return iter(sorted(found, key=lambda entry: entry.number))
+
+    def bands(self, now: float) -> Sequence[Band]:
+        """Those in use, the highest first."""
+        for band in [*self._bands.values()]:
+            if not band.requests and now - band.used_at > self._keep and band.priority not in self.settings.bands:
+                del self._bands[band.priority]
+        return [*self._bands.values()]
+
+    def band(self, priority: int, now: float) -> Band:
+        band = self._bands.get(priority)
+        if band is None:
+            band = self._bands[priority] = Band(priority, self.settings.band(priority))
+        band.used_at = now
+        return band
+
+    def add(self, entry: Entry, fairness_id: str, now: float) -> None:
+        """From now on it waits; its times are known."""
+        if not entry.number:
+            self._numbers += 1
+            entry.number = self._numbers
+        band = self.band(entry.request.priority, now)
+        entry.place = (band.settings.ordering.place(entry), entry.number)
+        band.add(entry, fairness_id)
+        self.requests += 1
+        self.bytes += entry.size
+        self.groups[entry.group] += 1
+        entry.look_at = min(entry.expires, entry.no_endpoint_expires)
+        self._soonest.add(entry)
+
+    def remove(self, entry: Entry, *, served: bool = False) -> None:
+        """It does not wait any more. `served`: it was its flow's turn."""
+        flow = entry.flow
+        assert flow is not None
+        flow.band.remove(entry, served=served)
+        self.requests -= 1
+        self.bytes -= entry.size
+        self.groups[entry.group] -= 1
+        if not self.groups[entry.group]:
+            del self.groups[entry.group]
+        self._soonest.remove(entry)
+
+    @property
+    def next_expiry(self) -> float:
+        """When an entry has to be looked at by `expired`; inf where there is none."""
+        return self._soonest[0].look_at if self._soonest else inf
+
+    def expired(self, now: float, has_endpoints: Callable[[Group], bool]) -> Sequence[Entry]:
+        """Those that have waited too long."""
+        found = []
+        while self._soonest and self._soonest[0].look_at <= now:
+            entry = self._soonest.pop(0)
+            ends = entry.expires if has_endpoints(entry.group) else entry.no_endpoint_expires
+            entry.look_at = ends if ends > now else inf
+            self._soonest.add(entry)
+            if ends <= now:
+                found.append(entry)
+        return found
+
+    def look_again(self) -> None:
+        """Endpoints came or went, so the other of an entry's two times may be the one that counts."""
+        entries = [*self._soonest]
+        self._soonest.clear()
+        for entry in entries:
+            entry.look_at = min(entry.expires, entry.no_endpoint_expires)
+        self._soonest.update(entries)
+
+
+def _look_at(one: Entry) -> tuple[float, int]:
+    return one.look_at, one.number

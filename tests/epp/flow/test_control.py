@@ -1,0 +1,524 @@
+"""What waits, what is let go and when; each request ends exactly once, whatever happens."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp import protocol
+from epp.errors import EppError, NoEndpoint, Rejected
+from epp.flow.control import FlowControl, Outcome
+from epp.flow.policies import FirstComeFirstServed, PriorityHoldback, RoundRobin, SloDeadline, StaticLimit
+from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
+from epp.plugin import Detector, Endpoint, OrderingPolicy, Request, Response, UsageLimitPolicy
+
+PODS = tuple(Endpoint(f"default/{name}", f"10.0.0.{n}:8000") for n, name in enumerate("abcd", 1))
+
+
+class Slots(Detector):
+    """Each endpoint has room for so many."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used: dict[Endpoint, int] = {}
+        self.asked = 0
+        self.opens_in = inf
+
+    def saturation(self, endpoints: Sequence[Endpoint]) -> float:
+        self.asked += 1
+        return sum(min(1.0, self.used.get(one, 0) / self.size) for one in endpoints) / len(endpoints)
+
+    def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
+        return self.opens_in
+
+
+class Timer:
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class World:
+    """A pool, a clock, timers, and what became of each request: `let go` or its error."""
+
+    def __init__(self, size: int = 1, *, pods: int = 1, trusted: bool = True, **settings: Any) -> None:
+        self.now = 0.0
+        self.pods: tuple[Endpoint, ...] = PODS[:pods]
+        self.slots = Slots(size)
+        self.timers: list[tuple[float, int, Timer]] = []
+        self.fates: dict[str, list[str]] = {}
+        self.order: list[str] = []
+        self.where: dict[str, Endpoint] = {}
+        self.outcomes: list[tuple[str, int, Outcome, float]] = []
+        self.failed: list[str] = []
+        self.flow = FlowControl(
+            make(self.slots, **settings),
+            self.candidates,
+            lambda group: "no endpoint is ready",
+            self.later,
+            lambda *outcome: self.outcomes.append(outcome),
+            lambda plugin, error: self.failed.append(f"{plugin}: {error}"),
+            clock=lambda: self.now,
+            trusted=trusted,
+        )
+
+    def candidates(self, group: Group) -> Sequence[Endpoint]:
+        return self.pods if group is None else tuple(pod for pod in self.pods if pod.address in group)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        heappush(self.timers, (self.now + seconds, len(self.timers) + id(timer), timer))
+        return timer
+
+    def pass_(self, seconds: float = 0.0) -> None:
+        """Time passes."""
+        until = self.now + seconds
+        while self.timers and self.timers[0][0] <= until:
+            at, _, timer = heappop(self.timers)
+            self.now = max(self.now, at)
+            if timer.call is not None:
+                timer.call()
+        self.now = until
+
+    def ask(self, name: str, priority: int = 0, flow: str = "", *, group: Group = None, **headers: str) -> Entry:
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if flow:
+            headers[protocol.FAIRNESS_ID[0]] = flow
+        request = Request(id=name, model="m", priority=priority, headers=headers, body=b"x" * 10)
+        self.fates[name] = []
+
+        def choose(endpoints: Sequence[Endpoint]) -> None:
+            best = min(endpoints, key=lambda pod: self.slots.used.get(pod, 0))
+            self.slots.used[best] = self.slots.used.get(best, 0) + 1
+            self.where[name] = best
+            self.fates[name].append("let go")
+            self.order.append(name)
+
+        def refuse(error: EppError) -> None:
+            self.fates[name].append(f"{error.status} {error.reason}")
+
+        entry = Entry(request, group, 10, lambda endpoints, kinds: request, choose, refuse)
+        try:
+            self.flow.enter(entry)
+        except EppError as error:
+            refuse(error)
+        return entry
+
+    def end(self, name: str) -> None:
+        pod = self.where.pop(name)
+        self.slots.used[pod] -= 1
+        self.flow.on_finished(Request(id=name, model="m"), pod, Response())
+
+    @property
+    def waiting(self) -> int:
+        return sum(row[2] for row in self.flow.figures().waiting)
+
+
+def make(
+    detector: Detector,
+    *,
+    ordering: OrderingPolicy | None = None,
+    usage: UsageLimitPolicy | None = None,
+    max_requests: float = inf,
+    band_bytes: float = inf,
+    band_requests: float = 100,
+    ttl: float = 60.0,
+    no_endpoint_ttl: float = 60.0,
+    bands: dict[int, float] | None = None,
+) -> FlowSettings:
+    def band(ttl: float | None = None) -> BandSettings:
+        return BandSettings(RoundRobin(), ordering or FirstComeFirstServed(), band_requests, band_bytes, ttl)
+
+    own = {priority: band(its) for priority, its in (bands or {}).items()}
+    return FlowSettings(detector, usage or StaticLimit(), band(), band(), own, max_requests, inf, ttl, no_endpoint_ttl)
+
+
+# --- order ----------------------------------------------------------------------------------------------------------
+
+
+def test_with_room_nobody_waits() -> None:
+    world = World(size=2)
+    world.ask("a")
+    world.ask("b")
+    assert world.order == ["a", "b"]
+    assert world.outcomes == [("default-flow", 0, "Dispatched", 0.0)] * 2
+    assert not world.timers
+
+
+def test_who_waits_goes_when_another_ends_the_highest_priority_first() -> None:
+    world = World()
+    for name, priority in (("first", 0), ("batch", -1), ("chat", 5), ("plain", 0)):
+        world.ask(name, priority)
+    world.pass_(3.0)
+    assert world.order == ["first"]
+    for ended in ("first", "chat", "plain", "batch"):
+        world.end(ended)
+        world.pass_()
+    assert world.order == ["first", "chat", "plain", "batch"]
+    assert world.outcomes[1] == ("default-flow", 5, "Dispatched", 3.0)
+    assert world.waiting == 0
+
+
+def test_flows_of_a_band_take_turns() -> None:
+    world = World()
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        world.ask(name, flow=name[0])
+    for _ in range(5):
+        world.end(world.order[-1])
+        world.pass_()
+    assert world.order == ["a1", "a2", "b1", "c1", "a3", "b2"]
+
+
+def test_where_clients_are_not_trusted_all_are_one_flow_and_ask_for_nothing() -> None:
+    world = World(trusted=False, ordering=SloDeadline())
+    for name in ("a1", "a2", "b1"):
+        world.ask(name, flow=name[0], x_llm_d_inference_ttl="1s", x_slo_ttft_ms="5" if name == "b1" else "9000")
+    assert world.flow.figures().waiting == [("default-flow", 0, 2, 20)]
+    world.pass_(2.0)
+    world.end("a1")
+    world.pass_()
+    assert world.order == ["a1", "a2"]
+
+
+def test_deadlines_order_a_flow() -> None:
+    world = World(ordering=SloDeadline())
+    for name, slo in (("first", ""), ("none", ""), ("late", "9000"), ("soon", "500"), ("wrong", "abc"), ("neg", "-1")):
+        world.ask(name, x_slo_ttft_ms=slo)
+    while world.where:
+        world.end(world.order[-1])
+        world.pass_()
+    assert world.order == ["first", "soon", "late", "none", "wrong", "neg"]
+
+
+def test_several_go_where_there_is_room_for_several_and_no_more() -> None:
+    world = World(size=2, pods=2)
+    for number in range(7):
+        world.ask(str(number))
+    assert world.order == ["0", "1", "2", "3"]
+    world.end("0")
+    world.end("3")
+    world.pass_()
+    assert world.order == ["0", "1", "2", "3", "4", "5"]
+    assert world.waiting == 1
+
+
+def test_lower_priorities_leave_room_to_the_highest() -> None:
+    world = World(size=4, usage=PriorityHoldback(0.5))
+    for name, priority in (("b1", -1), ("c1", 1), ("b2", -1), ("c2", 1), ("b3", -1), ("c3", 1)):
+        world.ask(name, priority)
+    assert world.order == ["b1", "c1", "c2", "c3"]
+    world.end("b1")
+    world.end("c1")
+    world.pass_()
+    assert world.order == ["b1", "c1", "c2", "c3"], "half of the room is for the highest"
+    world.end("c2")
+    world.pass_()
+    assert world.order[-1] == "b2"
+
+
+def test_a_head_that_cannot_go_holds_back_none_that_may_go_elsewhere() -> None:
+    world = World(pods=2)
+    a, b = ((pod.address,) for pod in PODS[:2])
+    world.ask("a1", 5, group=a)
+    world.ask("a2", 5, group=a)
+    world.ask("b1", 0, "x", group=b)
+    assert world.order == ["a1", "b1"]
+    world.ask("a3", 0, group=a)
+    world.end("b1")
+    world.pass_()
+    assert world.order == ["a1", "b1"]
+    world.end("a1")
+    world.pass_()
+    assert world.order[-1] == "a2", "the higher band first, where both want the same"
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_are_refused() -> None:
+    world = World(band_requests=2)
+    for number in range(4):
+        world.ask(str(number))
+    world.ask("chat", 1)
+    assert world.fates["3"] == ["429 rejected-saturated"]
+    assert world.outcomes[-1] == ("default-flow", 0, "RejectedCapacity", 0.0)
+    assert world.waiting == 3, "the other band has a limit of its own"
+
+
+@pytest.mark.parametrize("limit", [{"max_requests": 1}, {"band_bytes": 15}])
+def test_every_limit_counts(limit: dict[str, Any]) -> None:
+    world = World(**limit)
+    for number in range(3):
+        world.ask(str(number))
+    assert world.fates == {"0": ["let go"], "1": [], "2": ["429 rejected-saturated"]}
+
+
+def test_who_waits_too_long_is_refused_then_and_not_later() -> None:
+    world = World(ttl=10.0, bands={-1: 3.0})
+    for name, priority, ttl in (("first", 0, ""), ("plain", 0, ""), ("batch", -1, ""), ("short", 0, "500ms")):
+        world.ask(name, priority, x_llm_d_inference_ttl=ttl)
+    world.pass_(0.4)
+    assert world.waiting == 3
+    world.pass_(0.2)
+    assert world.fates["short"] == ["429 rejected-ttl-expired"]
+    world.pass_(2.5)
+    assert world.fates["batch"] == ["429 rejected-ttl-expired"]
+    world.pass_(7.0)
+    assert world.fates["plain"] == ["429 rejected-ttl-expired"]
+    assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", *["EvictedTTL"] * 3]
+
+
+def test_a_header_makes_no_wait_longer_and_bounds_one_without_end() -> None:
+    world = World(ttl=10.0, bands={1: 0.0})
+    world.ask("first")
+    world.ask("long", x_llm_d_inference_ttl="1h")
+    world.ask("endless", 1)
+    world.ask("bounded", 1, x_llm_d_inference_ttl="20s")
+    world.pass_(11.0)
+    assert world.fates["long"] == ["429 rejected-ttl-expired"]
+    world.pass_(3600.0)
+    assert world.fates["bounded"] == ["429 rejected-ttl-expired"]
+    assert world.fates["endless"] == []
+
+
+def test_an_empty_pool_is_a_waiting_room() -> None:
+    world = World(pods=0, ttl=10.0, no_endpoint_ttl=100.0)
+    world.ask("early")
+    world.ask("late")
+    world.pass_(50.0)
+    assert world.waiting == 2
+    world.pods = PODS[:1]
+    world.flow.endpoints_changed()
+    world.pass_()
+    assert world.order == ["early"]
+    assert world.fates["late"] == ["429 rejected-ttl-expired"], "with endpoints it has waited too long"
+    world.pods = ()
+    world.flow.endpoints_changed()
+    world.ask("alone")
+    world.pass_(101.0)
+    assert world.fates["alone"] == ["503 rejected-no-endpoints"]
+    assert world.outcomes[-1][2] == "EvictedNoEndpoints"
+
+
+def test_a_client_that_leaves_makes_room_for_the_next() -> None:
+    world = World()
+    world.ask("first")
+    entry = world.ask("gone")
+    world.ask("next")
+    world.flow.leave(entry)
+    world.flow.leave(entry)
+    world.end("first")
+    world.pass_()
+    assert world.order == ["first", "next"]
+    assert world.fates["gone"] == []
+    assert [outcome[2] for outcome in world.outcomes].count("EvictedContextCancelled") == 1
+
+
+def test_new_settings_keep_what_waits_in_the_order_of_its_coming() -> None:
+    world = World(ttl=60.0)
+    for name in ("first", "a", "b"):
+        world.ask(name, flow=name)
+    world.pass_(5.0)
+    world.flow.configure(make(world.slots, ttl=8.0, band_requests=1))
+    assert world.waiting == 2, "nothing is refused for a limit that came later"
+    world.end("first")
+    world.pass_()
+    assert world.order == ["first", "a"]
+    world.pass_(3.5)
+    assert world.fates["b"] == ["429 rejected-ttl-expired"], "8 s from its coming"
+
+
+def test_without_flow_control_all_go() -> None:
+    world = World()
+    for name in ("first", "a", "b"):
+        world.ask(name)
+    world.flow.close()
+    assert world.order == ["first", "a", "b"]
+    world.ask("c")
+    assert world.order[-1] == "c"
+
+
+# --- when it looks --------------------------------------------------------------------------------------------------
+
+
+def test_it_looks_again_when_the_detector_said_and_never_on_a_tick() -> None:
+    world = World()
+    world.ask("first")
+    world.slots.opens_in = 0.25
+    world.ask("next")
+    asked = world.slots.asked
+    world.pass_(0.2)
+    assert world.slots.asked == asked
+    world.slots.used.clear()
+    world.slots.opens_in = inf
+    world.pass_(0.1)
+    assert world.order == ["first", "next"]
+    asked = world.slots.asked
+    world.pass_(1000.0)
+    assert world.slots.asked == asked
+
+
+def test_many_that_wait_cost_one_look_for_each_that_comes() -> None:
+    world = World(band_requests=inf)
+    for number in range(2000):
+        world.ask(str(number), priority=number % 3, flow=str(number % 50))
+    assert world.slots.asked <= 2000 + 1
+    asked = world.slots.asked
+    world.pass_(10.0)
+    assert world.slots.asked == asked, "nothing happens, so nothing is looked at"
+    world.end("0")
+    world.pass_()
+    assert world.slots.asked <= asked + 2
+
+
+def test_plugins_that_fail_hold_nobody_up() -> None:
+    class Fails(Slots, UsageLimitPolicy):
+        name = "fails"
+
+        def saturation(self, endpoints: Sequence[Endpoint]) -> float:
+            raise RuntimeError("no")
+
+        def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
+            return []
+
+    world = World()
+    fails = Fails(1)
+    world.flow.configure(make(fails, usage=fails))
+    world.ask("a")
+    world.ask("b")
+    assert world.order == ["a", "b"]
+    assert set(world.failed) == {"fails: no", "fails: 0 ceilings for 1 priorities"}
+
+
+# --- on a loop ------------------------------------------------------------------------------------------------------
+
+
+class Chooser:
+    """A scheduler of which nothing is wanted but to be called."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.finishes: list[Endpoint] = []
+        self.error: EppError | None = None
+
+    def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Any) -> Request:
+        return request
+
+    def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint:
+        if self.error is not None:
+            raise self.error
+        self.slots.used[endpoints[0]] = self.slots.used.get(endpoints[0], 0) + 1
+        return endpoints[0]
+
+    def finished(self, decision: Endpoint, response: Response) -> None:
+        self.finishes.append(decision)
+        self.slots.used[decision] -= 1
+
+
+async def test_a_turn_gives_the_decision_and_how_long_it_took() -> None:
+    world, queued = World(), []
+    chooser = Chooser(world.slots)
+
+    async def turn(name: str) -> tuple[Endpoint, float]:
+        return await world.flow.turn(Request(id=name, model="m"), None, chooser, lambda: queued.append(name))
+
+    assert await turn("a") == (PODS[0], 0.0)
+    waits = asyncio.ensure_future(turn("b"))
+    await asyncio.sleep(0)
+    assert queued == ["b"]
+    world.slots.used.clear()
+    world.flow.changed()
+    world.pass_(2.0)
+    assert (await waits)[0] is PODS[0]
+
+    gone = asyncio.ensure_future(turn("c"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert world.waiting == 0
+
+    late = asyncio.ensure_future(turn("d"))
+    await asyncio.sleep(0)
+    world.slots.used.clear()
+    world.flow.changed()
+    world.pass_()  # it is let go, and its client leaves before it hears of that
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert chooser.finishes == [PODS[0]]
+    assert world.slots.used[PODS[0]] == 0
+
+
+async def test_errors_of_choosing_are_the_requests_own() -> None:
+    world = World()
+    chooser = Chooser(world.slots)
+    chooser.error = NoEndpoint("a filter left none")
+    with pytest.raises(NoEndpoint, match="a filter"):
+        await world.flow.turn(Request(id="a", model="m"), None, chooser, lambda: None)
+    world.slots.used[PODS[0]] = 1
+    waits = asyncio.ensure_future(world.flow.turn(Request(id="b", model="m"), None, chooser, lambda: None))
+    await asyncio.sleep(0)
+    world.slots.used.clear()
+    world.flow.changed()
+    world.pass_()
+    with pytest.raises(NoEndpoint, match="a filter"):
+        await waits
+    world.slots.used[PODS[0]] = 1
+    world.flow.configure(make(world.slots, max_requests=0))
+    with pytest.raises(Rejected, match="0 requests wait already"):
+        await world.flow.turn(Request(id="c", model="m"), None, chooser, lambda: None)
+
+
+# --- any history ----------------------------------------------------------------------------------------------------
+
+STEP = st.one_of(
+    st.tuples(st.just("ask"), st.integers(-1, 1), st.sampled_from("xyz"), st.sampled_from([None, "a", "b"])),
+    st.tuples(st.just("end"), st.integers(0, 9), st.just(""), st.none()),
+    st.tuples(st.just("leave"), st.integers(0, 9), st.just(""), st.none()),
+    st.tuples(st.just("pass"), st.integers(0, 9), st.just(""), st.none()),
+    st.tuples(st.just("pods"), st.integers(0, 2), st.just(""), st.none()),
+    st.tuples(st.just("reload"), st.integers(1, 9), st.just(""), st.none()),
+)
+
+
+@given(st.lists(STEP, max_size=60), st.integers(1, 3))
+def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], size: int) -> None:
+    world = World(size=size, pods=2, band_requests=6, ttl=20.0, no_endpoint_ttl=30.0)
+    entries: dict[str, Entry] = {}
+    left: set[str] = set()
+    groups = {None: None, "a": (PODS[0].address,), "b": (PODS[1].address,)}
+    for number, (what, n, flow, group) in enumerate(steps):
+        if what == "ask":
+            entries[str(number)] = world.ask(str(number), n, flow, group=groups[group])
+        elif what == "end" and world.where:
+            world.end([*world.where][n % len(world.where)])
+        elif what == "leave" and entries:
+            name = [*entries][n % len(entries)]
+            if not world.fates[name]:
+                left.add(name)
+            world.flow.leave(entries[name])
+        elif what == "pods":
+            world.pods = PODS[:n]
+            world.flow.endpoints_changed()
+        elif what == "reload":
+            world.flow.configure(make(world.slots, band_requests=n, ttl=20.0, no_endpoint_ttl=30.0))
+        world.pass_(float(n) if what == "pass" else 0.0)
+        waiting = [name for name, fates in world.fates.items() if not fates and name not in left]
+        assert world.waiting == len(waiting)
+        assert all(len(fates) <= 1 for fates in world.fates.values())
+        assert sum(1 for row in world.outcomes) == len(entries) - len(waiting)
+        assert all(used <= size for used in world.slots.used.values())
+        for name in waiting:  # nobody is left behind who could go
+            pods = world.candidates(entries[name].group)
+            assert not pods or all(world.slots.used.get(pod, 0) >= size for pod in pods)
+    world.pass_(100.0)
+    assert world.waiting == 0, "nobody waits for ever"
+    assert not world.failed

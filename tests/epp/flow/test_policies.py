@@ -1,0 +1,167 @@
+"""Order in a flow, turns between flows, ceilings of bands."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from epp.flow.policies import (
+    EarliestDeadlineFirst,
+    FirstComeFirstServed,
+    GlobalStrict,
+    PriorityHoldback,
+    ProgramAware,
+    RoundRobin,
+    SloDeadline,
+    SoftReflectiveCeiling,
+    StaticLimit,
+)
+from epp.plugin import Endpoint, Flow, Request, Response, Usage
+
+
+@dataclass
+class Waits:
+    request: Request
+    since: float = 0.0
+    expires: float = 60.0
+    ttft_slo: float | None = None
+
+
+@dataclass
+class OneFlow:
+    id: str
+    head: Waits
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass
+class OneBand:
+    in_turn: list[Flow]
+    by_head: list[Flow] = field(default_factory=list)
+    priority: int = 0
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+A = Endpoint("default/a", "10.0.0.1:8000")
+
+
+def request(tokens: int = 100) -> Request:
+    return Request(id="r", model="m", tokens=tokens)
+
+
+def test_places() -> None:
+    first, second = Waits(request(), since=1.0, expires=90.0, ttft_slo=5.0), Waits(request(), since=2.0, expires=30.0)
+    assert FirstComeFirstServed().place(first) == FirstComeFirstServed().place(second)
+    assert EarliestDeadlineFirst().place(first) > EarliestDeadlineFirst().place(second)
+    assert SloDeadline().place(first) == 6.0 < SloDeadline().place(second), "who says no time comes last"
+
+
+def test_one_line_for_all_or_one_of_each_in_turn() -> None:
+    a, b = OneFlow("a", Waits(request())), OneFlow("b", Waits(request()))
+    band = OneBand(in_turn=[b, a], by_head=[a, b])
+    assert [*GlobalStrict().turns(band)] == [a, b]
+    assert [*RoundRobin().turns(band)] == [b, a]
+
+
+def aware(**parameters: object) -> tuple[ProgramAware, Clock]:
+    made, clock = ProgramAware(**parameters), Clock()  # type: ignore[arg-type]
+    made.clock = clock
+    return made, clock
+
+
+def order(policy: ProgramAware, *flows: OneFlow) -> list[str]:
+    return [flow.id for flow in policy.turns(OneBand(in_turn=[*flows]))]
+
+
+def test_who_got_least_is_next_and_what_was_generated_counts_twice() -> None:
+    policy, clock = aware()
+    a, b = OneFlow("a", Waits(request(300))), OneFlow("b", Waits(request(100)))
+    policy.dispatched("a", a.head, 0.0)
+    policy.dispatched("b", b.head, 0.0)
+    assert order(policy, a, b) == ["b", "a"]
+    policy.on_finished(b.head.request, A, Response(usage=Usage(prompt=100, completion=150)))
+    assert order(policy, b, a) == ["a", "b"], "100 + 2 * 150 are more than 300"
+    clock.now = 600.0
+    policy.dispatched("a", Waits(request(10)), 600.0)
+    assert order(policy, a, b) == ["b", "a"], "what was long ago hardly counts"
+
+
+def test_who_waits_long_is_next_though_he_got_more() -> None:
+    policy, clock = aware(weight_service_head_wait=2.0)
+    clock.now = 5.0
+    a, b = OneFlow("a", Waits(request(300))), OneFlow("b", Waits(request(), since=5.0))
+    policy.dispatched("a", a.head, 5.0)
+    assert order(policy, b, a) == ["a", "b"]
+
+
+def test_the_latest_turn_first() -> None:
+    policy, clock = aware(strategy="turn-priority")
+    a, b = OneFlow("a", Waits(request())), OneFlow("b", Waits(request()))
+    for _ in range(3):
+        policy.dispatched("a", a.head, 0.0)
+    assert order(policy, b, a) == ["a", "b"]
+    clock.now = 8.0
+    a.head.since = 8.0
+    assert order(policy, a, b) == ["b", "a"], "eight seconds are four turns"
+
+
+def test_programs_are_forgotten() -> None:
+    policy, clock = aware(eviction_ttl_seconds=10.0)
+    policy.dispatched("a", Waits(request()), 0.0)
+    assert policy.statistics() == {"programs": 1, "jains_fairness_index": 1.0}
+    clock.now = 10.0
+    assert order(policy) == []
+    assert policy.statistics()["programs"] == 0
+    for number in range(10_001):
+        policy.dispatched(str(number), Waits(request()), 10.0)
+    assert policy.statistics()["programs"] == 10_000
+
+
+def test_the_index_says_how_even_service_is() -> None:
+    policy, _ = aware()
+    policy.dispatched("a", Waits(request(100)), 0.0)
+    policy.dispatched("b", Waits(request(300)), 0.0)
+    assert policy.statistics()["jains_fairness_index"] == pytest.approx(400**2 / (2 * (100**2 + 300**2)))
+
+
+def test_ceilings() -> None:
+    assert StaticLimit(0.8).ceilings(0.5, (5, 0)) == [0.8, 0.8]
+    assert PriorityHoldback(0.4).ceilings(0.5, (7, 0, -1)) == pytest.approx([1.0, 0.7, 0.4])
+    assert PriorityHoldback(0.4, domain="value").ceilings(0.5, (7, 0, -1)) == pytest.approx([1.0, 0.475, 0.4])
+    assert PriorityHoldback(0.4).ceilings(0.5, (0,)) == [1.0]
+    assert PriorityHoldback().ceilings(0.5, (0, -1)) == pytest.approx([1.0, 0.9])
+
+
+def test_a_reflective_ceiling_opens_the_less_often_the_fuller_the_pool_is() -> None:
+    def opened(saturation: float) -> list[int]:
+        policy = SoftReflectiveCeiling()
+        looks = [policy.ceilings(saturation, (9, 1, 0)) for _ in range(90)]
+        return [sum(saturation < one[band] for one in looks) for band in range(3)]
+
+    assert opened(0.3) == [90, 90, 90]
+    assert opened(0.7) == [90, 45, 45], "seven to three: every second look"
+    assert opened(0.9) == [90, 10, 10]
+    assert opened(1.0) == [0, 0, 0], "nobody is let go where the pool is full"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: StaticLimit(0.0),
+        lambda: StaticLimit(1.1),
+        lambda: PriorityHoldback(1.0),
+        lambda: PriorityHoldback(0.5, max_ceiling=0.4),
+        lambda: ProgramAware(service_half_life_seconds=0.0),
+        lambda: ProgramAware(weight_service=-1.0),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(wrong: object) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        wrong()  # type: ignore[operator]
