@@ -322,6 +322,7 @@ class ServedPool:
                 self._plugin_failed,
                 clock=self._shared.clock,
                 trusted=self._shared.settings.trust_client_headers,
+                replicas=lambda: 1 if self._shared.replicas is None else self._shared.replicas.live,
             )
         return self._flow
 

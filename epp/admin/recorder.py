@@ -62,7 +62,7 @@ class Record(msgspec.Struct, eq=False):
             "namespace": self.namespace,
             **self.decision.as_dict(),
             "predicted_cached_tokens": self.predicted,
-            "decision_ms": _ms(self.decided_at - self.complete_at),
+            "decision_ms": _ms(self.decided_at - self.complete_at - self.decision.waited),
             "outcome": self._outcome(),
         }
 
@@ -275,7 +275,8 @@ def _entry(record: Record, usage: Usage) -> AuditEntry:
         prompt_tokens=usage.prompt,
         completion_tokens=usage.completion,
         cached_tokens=usage.cached,
-        decision_ms=round((record.decided_at - record.complete_at) * 1000, 3),
+        decision_ms=_ms(record.decided_at - record.complete_at - decision.waited),
+        waited_ms=_ms(decision.waited) if decision.waited else None,
         ttft_ms=None if record.ttft is None else round(record.ttft * 1000, 3),
         duration_ms=round(record.duration * 1000, 3),
     )

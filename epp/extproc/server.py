@@ -763,9 +763,11 @@ class Call:
         else:
             self._enter_later(Begun(entering, first))
 
-    def _enter_later(self, entering: Awaitable[RoutedRequest]) -> None:
+    def _enter_later(self, entering: "Coroutine[Any, Any, RoutedRequest] | Begun[RoutedRequest]") -> None:
         self._waiting = deque()
         self._task = asyncio.get_running_loop().create_task(self._enter(entering))
+        # A task that is cancelled before its first step awaits nothing, so would never end what was to be awaited.
+        self._task.add_done_callback(lambda _: entering.close())
 
     async def _enter(self, entering: Awaitable[RoutedRequest]) -> None:
         try:
@@ -961,6 +963,10 @@ class Begun(Generic[V]):
         self._coroutine = coroutine
         self._first = first
         """What it waits for."""
+
+    def close(self) -> None:
+        """End it where it waits; nothing happens where it has ended."""
+        self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, V]:
         waits_for = self._first

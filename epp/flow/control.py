@@ -73,7 +73,8 @@ class FlowControl(Plugin):
     `candidates(subset)` are the endpoints a request may go to now, `why_empty(subset)` says why there are none. The
     hooks of a plugin are how it hears that requests begin and end, those that other replicas sent among them.
     `on_error(plugin, exception)` hears of plugins that fail: a detector counts as saying 0 then, a limit as none.
-    `trusted`: clients' headers say whose a request is, how long it may wait and when its first token is wanted.
+    `replicas()` share the limits of what may wait evenly. `trusted`: clients' headers say whose a request is, how long
+    it may wait and when its first token is wanted.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class FlowControl(Plugin):
         *,
         clock: Callable[[], float],
         trusted: bool,
+        replicas: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._replicas = replicas
         self.name = "flow-control"
         self._on_error = on_error
         self.clock = clock
@@ -250,7 +253,9 @@ class FlowControl(Plugin):
             ("requests", queues.requests + 1, settings.max_requests),
             ("bytes of requests", queues.bytes + entry.size, settings.max_bytes),
         )
-        for what, would_be, limit in limits:
+        share = 1 / self._replicas()
+        for what, would_be, whole in limits:
+            limit = max(whole * share, min(whole, 1))
             if would_be > limit:
                 self._observe(fairness_id, entry.request.priority, "RejectedCapacity", 0.0)
                 raise Rejected(f"the pool is full and {limit:.0f} {what} wait already, which is the most; retry later")

@@ -83,6 +83,11 @@ class ReplicaGroup:
         return Announcer(self.exchange, pool, states)
 
     @property
+    def live(self) -> int:
+        """Replicas that serve now, this one counted."""
+        return 1 + sum(peer.state == "live" for peer in self.exchange.peers.values())
+
+    @property
     def joined(self) -> bool:
         return self.exchange.joined
 

@@ -39,6 +39,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int = -1
     cached_tokens: int = -1
     decision_ms: float | None = None
+    waited_ms: float | None = None
+    """In flow control; None: it did not have to wait."""
     ttft_ms: float | None = None
     duration_ms: float | None = None
 

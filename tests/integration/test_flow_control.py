@@ -117,7 +117,7 @@ async def test_the_highest_priority_goes_first_then_tenants_take_turns(chain: La
     async with chain.http.get(f"{chain.chain.replicas[0].admin}/decisions?limit=1") as page:
         newest = (await page.json())["decisions"][0]
     assert newest["priority"] == -1
-    assert newest["waited_ms"] > newest["decision_ms"] - newest["waited_ms"]
+    assert newest["waited_ms"] > newest["decision_ms"]
 
 
 async def test_who_waits_too_long_or_finds_too_many_gets_429(chain: Laptop) -> None:

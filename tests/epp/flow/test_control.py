@@ -52,6 +52,7 @@ class World:
         self.now = 0.0
         self.pods: tuple[Endpoint, ...] = PODS[:pods]
         self.slots = Slots(size)
+        self.replicas = 1
         self.timers: list[tuple[float, int, Timer]] = []
         self.fates: dict[str, list[str]] = {}
         self.order: list[str] = []
@@ -67,6 +68,7 @@ class World:
             lambda plugin, error: self.failed.append(f"{plugin}: {error}"),
             clock=lambda: self.now,
             trusted=trusted,
+            replicas=lambda: self.replicas,
         )
 
     def candidates(self, group: Group) -> Sequence[Endpoint]:
@@ -258,6 +260,20 @@ def test_every_limit_counts(limit: dict[str, Any]) -> None:
     for number in range(3):
         world.ask(str(number))
     assert world.fates == {"0": ["let go"], "1": [], "2": ["429 rejected-saturated"]}
+
+
+def test_replicas_share_a_limit() -> None:
+    world = World(band_requests=4)
+    world.replicas = 2
+    for number in range(5):
+        world.ask(str(number))
+    assert world.fates["3"] == ["429 rejected-saturated"]
+    world.replicas = 1
+    world.ask("more")
+    assert world.waiting == 3
+    world.replicas = 9
+    world.ask("chat", 1)
+    assert world.waiting == 4, "one may always wait"
 
 
 def test_who_waits_too_long_is_refused_then_and_not_later() -> None:
