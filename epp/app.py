@@ -31,7 +31,7 @@ from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import Certificate as GatewayCertificate
 from epp.flow.control import REFUSED, FlowControl, Outcome
-from epp.parsing.parser import NoObjectives, Parser
+from epp.parsing.parser import Parser
 from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
@@ -223,10 +223,9 @@ class ServedPool:
         )
         if shared.tracing is not None:
             observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
-        rules = pool if settings.trust_client_headers else NoObjectives(pool)
         self.router = Router(
             pool,
-            Parser(rules, shared.tokens.tokens),
+            Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers),
             self._policy(),
             observer,
             shared.clock,

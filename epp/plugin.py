@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 
 import msgspec
 
-from epp.parsing.request import Api, Request, Response, Slot, Usage
+from epp.parsing.request import Api, Request, Response, Slo, Slot, Usage
 from epp.pool.store import Endpoint, Load
 from epp.telemetry.series import KvEventFigures
 
@@ -68,6 +68,7 @@ __all__ = [
     "RunProfile",
     "Scorer",
     "Services",
+    "Slo",
     "Slot",
     "Usage",
     "UsageLimitPolicy",
@@ -416,10 +417,6 @@ class Waiting(Protocol):
     @property
     def expires(self) -> float:
         """When it is refused if it still waits; inf: never."""
-
-    @property
-    def ttft_slo(self) -> float | None:
-        """Seconds after `since` in which its first token is wanted, where that is said."""
 
 
 class Flow(Protocol):

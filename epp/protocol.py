@@ -25,6 +25,7 @@ REQUEST_TTL: Final = "x-llm-d-inference-ttl"
 """How long the request may wait in flow control, as Go writes durations."""
 SLO_TTFT_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+"""Milliseconds until the first token, and for each after it; 0 or empty: none is asked for."""
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 SESSION_TOKEN: Final = "x-session-token"
 SESSION_ID: Final = "x-session-id"
@@ -81,3 +82,7 @@ ROLE_LABEL: Final = "llm-d.ai/role"
 ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Pod annotation: which of the pool's target ports this pod serves, separated by commas; the first wins."""
+OWN_ANNOTATIONS: Final = "warmpath/"
+SLO_TTFT_ANNOTATION: Final = "warmpath/slo-ttft-ms"
+SLO_TPOT_ANNOTATION: Final = "warmpath/slo-tpot-ms"
+"""Annotations of an InferenceObjective, whose CRD has no field for it: what its requests are to be served within."""

@@ -16,6 +16,8 @@ from functools import partial
 from math import inf
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
+from msgspec.structs import replace
+
 from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
@@ -73,8 +75,8 @@ class FlowControl(Plugin):
     `candidates(subset)` are the endpoints a request may go to now, `why_empty(subset)` says why there are none. The
     hooks of a plugin are how it hears that requests begin and end, those that other replicas sent among them.
     `on_error(plugin, exception)` hears of plugins that fail: a detector counts as saying 0 then, a limit as none.
-    `replicas()` share the limits of what may wait evenly. `trusted`: clients' headers say whose a request is, how long
-    it may wait and when its first token is wanted.
+    `replicas()` share the limits of what may wait evenly. `trusted`: clients' headers say whose a request is and how
+    long it may wait.
     """
 
     def __init__(
@@ -123,7 +125,9 @@ class FlowControl(Plugin):
         made: asyncio.Future[D] = asyncio.get_running_loop().create_future()
 
         def choose(endpoints: Sequence[Endpoint]) -> None:
-            decision = chooser.choose(request, endpoints)
+            waited = self.clock() - entry.since
+            known = replace(request, waited=waited) if waited and request.slo is not None else request
+            decision = chooser.choose(known, endpoints)
             if made.cancelled():  # its client is gone since this moment
                 chooser.finished(decision, Response())
             else:
@@ -239,8 +243,6 @@ class FlowControl(Plugin):
         if self._trusted:
             asked = _header(request, protocol.REQUEST_TTL, seconds_of)
             ttl = min(ttl or inf, asked or inf)
-            slo = _header(request, protocol.SLO_TTFT_MS, float)
-            entry.ttft_slo = None if slo is None else slo / 1000
         entry.expires = now + (ttl or inf)
         entry.no_endpoint_expires = now + (settings.no_endpoint_ttl or inf)
 
@@ -418,7 +420,7 @@ class FlowControl(Plugin):
         self._dispatch()
 
 
-def _header(request: Request, names: tuple[str, ...] | str, read: Callable[[str], float]) -> float | None:
+def _header(request: Request, names: str, read: Callable[[str], float]) -> float | None:
     """A number above 0 that a header says; None: it does not."""
     text = request.header(names)
     try:

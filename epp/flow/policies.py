@@ -51,12 +51,13 @@ class EarliestDeadlineFirst(OrderingPolicy):
 
 @dataclass(eq=False)
 class SloDeadline(OrderingPolicy):
-    """`slo-deadline-ordering-policy`: by when the first token is wanted (`x-llm-d-slo-ttft-ms`, where clients' headers
-    are trusted); who does not say comes last.
+    """`slo-deadline-ordering-policy`: by when the first token is wanted, as a header or the objective says; without
+    comes last.
     """
 
     def place(self, waiting: Waiting) -> float:
-        return inf if waiting.ttft_slo is None else waiting.since + waiting.ttft_slo
+        slo = waiting.request.slo
+        return inf if slo is None or slo.ttft is None else waiting.since + slo.ttft
 
 
 # --- fairness between flows -----------------------------------------------------------------------------------------

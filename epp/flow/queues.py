@@ -55,7 +55,7 @@ class Entry:
 
     __slots__ = (
         "choose", "expires", "flow", "group", "look", "look_at", "no_endpoint_expires", "number", "place", "refuse",
-        "request", "since", "size", "ttft_slo",
+        "request", "since", "size",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +81,6 @@ class Entry:
         self.expires = self.no_endpoint_expires = inf
         self.look_at = inf
         """When it may have waited too long."""
-        self.ttft_slo: float | None = None
         self.place: tuple[float, int] = (0.0, 0)
         self.flow: QueuedFlow | None = None
         """None: it does not wait any more."""

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Raw
 
 from epp import protocol
-from epp.errors import UnsupportedMedia
+from epp.errors import BadRequest, UnsupportedMedia
 from epp.parsing.body import ABSENT, Body, Chat, Completion, Embeddings, Messages, Responses, decode
-from epp.parsing.request import RawRequest, Request
+from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Request, Slo
 from epp.parsing.rewrite import rewrite_model
 
 _MAX_ID: Final = 256
@@ -40,23 +40,8 @@ class Rules(Protocol):
     def rewrite(self, model: str) -> str:
         """The model to ask the endpoint for, instead of `model`."""
 
-    def priority(self, objective: str | None) -> int:
-        """The priority of an InferenceObjective by its name; 0 if there is none."""
-
-
-class NoObjectives:
-    """Rules for requests whose control headers are not trusted: no objective, so priority 0."""
-
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
-        self.rewrite = rules.rewrite
-
-    @property
-    def rewrites(self) -> bool:
-        return self._rules.rewrites
-
-    def priority(self, objective: str | None) -> int:
-        return 0
+    def objective(self, name: str) -> Objective:
+        """The InferenceObjective of this name, or NO_OBJECTIVE."""
 
 
 def new_id() -> str:
@@ -65,10 +50,21 @@ def new_id() -> str:
 
 
 class Parser:
-    """Raw request to `Request`. `tokens(model, nbytes)` estimates tokens; `new_id()` names requests without a name."""
+    """Raw request to `Request`. `tokens(model, nbytes)` estimates tokens; `new_id()` names requests without a name.
 
-    def __init__(self, rules: Rules, tokens: Callable[[str, int], int], new_id: Callable[[], str] = new_id) -> None:
+    `trusted`: control headers count; else there is no objective, so priority 0, and no SLO.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        tokens: Callable[[str, int], int],
+        new_id: Callable[[], str] = new_id,
+        *,
+        trusted: bool,
+    ) -> None:
         self._rules = rules
+        self._trusted = trusted
         self._tokens = tokens
         self._new_id = new_id
 
@@ -77,7 +73,7 @@ class Parser:
 
         A path we do not know, a method other than POST and a body that is compressed give api `other`: it is routed by
         load alone. Raises for a body of a known path BadRequest if it is wrong, UnsupportedMedia if its coding is
-        unknown, or any while models are rewritten; never another error.
+        unknown, or any while models are rewritten; BadRequest for an SLO that is no number; never another error.
         """
         decoder = _decoder(raw)
         opaque = why_opaque(raw) if decoder is not None else ""
@@ -90,6 +86,7 @@ class Parser:
         asked = fields.model_name()
         prompt = fields.prompt()
         model = self._rules.rewrite(asked)
+        priority, slo = self._wanted(raw.headers)
         request = Request(
             id=self._id(raw.headers),
             model=model,
@@ -100,7 +97,8 @@ class Parser:
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),
             salt=fields.salt(),
-            priority=self._priority(raw.headers),
+            priority=priority,
+            slo=slo,
             headers=raw.headers,
             body=raw.body,
             sees_answer=raw.sees_answer,
@@ -108,11 +106,13 @@ class Parser:
         return request, None if model == asked else rewrite_model(raw.body, model)
 
     def _other(self, raw: RawRequest, opaque: str) -> Request:
+        priority, slo = self._wanted(raw.headers)
         return Request(
             id=self._id(raw.headers),
             model="",
             api="other",
-            priority=self._priority(raw.headers),
+            priority=priority,
+            slo=slo,
             headers=raw.headers,
             body=raw.body,
             sees_answer=raw.sees_answer,
@@ -123,9 +123,50 @@ class Parser:
         given = headers.get(protocol.REQUEST_ID, "")
         return given if 0 < len(given) <= _MAX_ID else self._new_id()
 
-    def _priority(self, headers: Mapping[str, str]) -> int:
-        newer, older = protocol.OBJECTIVE
-        return self._rules.priority(headers.get(newer) if newer in headers else headers.get(older))
+    def _wanted(self, headers: Mapping[str, str]) -> tuple[int, Slo | None]:
+        """Priority, and within what it is to be served: each part as its header says, else as its objective does."""
+        if not self._trusted:
+            return 0, None
+        name = _first(headers, protocol.OBJECTIVE)
+        found = self._rules.objective(name) if name else NO_OBJECTIVE
+        ttft, tpot = _first(headers, protocol.SLO_TTFT_MS), _first(headers, protocol.SLO_TPOT_MS)
+        if not (ttft or tpot):
+            return found.priority, found.slo
+        usual = found.slo or Slo()
+        slo = Slo(
+            _seconds(ttft, protocol.SLO_TTFT_MS[0]) if ttft else usual.ttft,
+            _seconds(tpot, protocol.SLO_TPOT_MS[0]) if tpot else usual.tpot,
+            "" if found is NO_OBJECTIVE else name,
+        )
+        return found.priority, None if slo.ttft is slo.tpot is None else slo
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, str]) -> str:
+    newer, older = names
+    return headers[newer] if newer in headers else headers.get(older, "")
+
+
+def _seconds(text: str, header: str) -> float | None:
+    """Of an SLO; None: 0, which asks for nothing."""
+    try:
+        return milliseconds(text)
+    except ValueError as error:
+        raise BadRequest(f"{header}: {error}", param=header) from None
+
+
+_LONGEST: Final = 1e9
+"""Milliseconds of an SLO: eleven days."""
+
+
+def milliseconds(text: str) -> float | None:
+    """Seconds of so many milliseconds; None: 0. ValueError says what was expected."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _LONGEST:
+        raise ValueError(f"got {text[:60]!r}; expected milliseconds, 0 to {_LONGEST:g}")
+    return value / 1000 or None
 
 
 def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:

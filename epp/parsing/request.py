@@ -38,6 +38,29 @@ NO_HEADERS: Mapping[str, str] = {}
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
 
+class Slo(msgspec.Struct, frozen=True):
+    """What a request is to be served within. Seconds; None: as it comes."""
+
+    ttft: float | None = None
+    """Until its first token, from the complete request on."""
+    tpot: float | None = None
+    """For each token after it, in the mean."""
+    objective: str = ""
+    """The InferenceObjective it belongs to; "" = none that the pool has."""
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """What an InferenceObjective says of its requests."""
+
+    priority: int = 0
+    """Higher first, negative may be shed."""
+    slo: Slo | None = None
+
+
+NO_OBJECTIVE: Final = Objective()
+"""Of requests that name none, or one that the pool does not have."""
+
+
 class RawRequest(msgspec.Struct, frozen=True, eq=False):
     """One complete HTTP request as the ext_proc server received it.
 
@@ -80,6 +103,10 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """vLLM's `cache_salt`: prompts with different salts share nothing. A long one is its digest, see `short_salt`."""
     priority: int = 0
     """From the InferenceObjective; higher first, negative may be shed."""
+    slo: Slo | None = None
+    """From its headers, else the InferenceObjective."""
+    waited: float = 0.0
+    """Seconds that it waited in flow control, before it was let go: they count as time until its first token."""
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""

@@ -176,7 +176,7 @@ class KubePools:
         return None
 
     async def _build(self, pool: InferencePool, pods: Watch[Pod]) -> tuple[PoolState, set[str]]:
-        """The pool's state, and what is wrong with some of its Pods; put together while requests go on."""
+        """The pool's state, and what is wrong with some of its objects; put together while requests go on."""
         ports = [port.number for port in pool.spec.target_ports]
         objectives = [(group, each) for group, w in self._objectives.items() for each in w.objects().values()]
         rewrites = [(group, each) for group, w in self._rewrites.items() for each in w.objects().values()]
@@ -184,7 +184,11 @@ class KubePools:
 
         def build() -> tuple[PoolState, set[str]]:
             endpoints, refused = _endpoints(found, ports)
-            return state_of(pool, endpoints, preferred(objectives), preferred(rewrites)), refused
+
+            def refuse(each: InferenceObjective, path: str, why: str) -> None:
+                refused.add(f"inferenceobjectives {each.metadata.id}: {path}: {why}")
+
+            return state_of(pool, endpoints, preferred(objectives), preferred(rewrites), refuse), refused
 
         return await asyncio.to_thread(build)
 

@@ -3,7 +3,7 @@
 Sources: llm-d-router `file-discovery` for endpoints files; see `pool.objects` for Kubernetes'.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from epp import protocol
@@ -24,8 +24,8 @@ from epp.pool.objects import (
     InferenceModelRewrite,
     InferenceObjective,
     endpoints_at,
+    objectives_of,
     preferred,
-    priorities_of,
     refers,
     rewrites_of,
     state_of,
@@ -92,7 +92,7 @@ def _flag_pool(found: dict[str, Found], name: str) -> PoolState:
     return PoolState(
         name=name,
         endpoints=tuple(endpoint for _, endpoint, _ in endpoints),
-        objectives=priorities_of(_preferred(found["InferenceObjective"])),
+        objectives=objectives_of(_preferred(found["InferenceObjective"]), _refusing(found)),
         rewrites=rewrites_of(_preferred(found["InferenceModelRewrite"])),
     )
 
@@ -120,6 +120,7 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
         (endpoint for _, endpoint, _ in endpoints),
         _preferred(found["InferenceObjective"]),
         _preferred(found["InferenceModelRewrite"]),
+        _refusing(found),
     )
 
 
@@ -133,6 +134,14 @@ def _entries(document: Document, file: EndpointsFile) -> list[tuple[str, Endpoin
         )
         for at, entry, address in entries_of(document, file)
     ]
+
+
+def _refusing(found: dict[str, Found]) -> Callable[[InferenceObjective, str, str], None]:
+    def refuse(objective: InferenceObjective, path: str, why: str) -> None:
+        document = next(document for document, each in found["InferenceObjective"] if each is objective)
+        raise document.error(path, why)
+
+    return refuse
 
 
 def _preferred(found: Found) -> list[Any]:

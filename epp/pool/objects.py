@@ -3,8 +3,8 @@
 Sources: GIE `apix/v1alpha2` (InferenceObjective, InferenceModelRewrite); see `documents.objects` for the others.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Final, TypeVar
 
 from msgspec import Meta
 
@@ -19,6 +19,9 @@ from epp.documents.objects import (
     addresses_of,
     created,
 )
+from epp.documents.strict import nearest
+from epp.parsing.parser import milliseconds
+from epp.parsing.request import Objective, Slo
 from epp.pool.store import Endpoint, PoolState, Rewrite, Target
 
 
@@ -110,14 +113,17 @@ def state_of(
     endpoints: Iterable[Endpoint],
     objectives: Iterable[InferenceObjective],
     rewrites: Iterable[InferenceModelRewrite],
+    refuse: Callable[[InferenceObjective, str, str], None],
 ) -> PoolState:
-    """What these objects say of the pool; objectives and rewrites of other pools are left out."""
+    """What these objects say of the pool; objectives and rewrites of other pools are left out. `refuse` as in
+    `objectives_of`.
+    """
     meta, picker = pool.metadata, pool.spec.endpoint_picker_ref
     return PoolState(
         name=meta.name,
         namespace=meta.namespace,
         endpoints=tuple(endpoints),
-        objectives=priorities_of(each for each in objectives if refers(each, meta)),
+        objectives=objectives_of((each for each in objectives if refers(each, meta)), refuse),
         rewrites=rewrites_of(each for each in rewrites if refers(each, meta)),
         grpc_port=picker.port.number if picker is not None and picker.port is not None else None,
     )
@@ -128,6 +134,29 @@ def refers(each: InferenceObjective | InferenceModelRewrite, pool: Metadata) -> 
     return each.spec.pool_ref.name == pool.name and each.metadata.namespace == pool.namespace
 
 
-def priorities_of(objects: Iterable[InferenceObjective]) -> dict[str, int]:
-    """Name -> priority of each; one that names none has 0."""
-    return {each.metadata.name: each.spec.priority or 0 for each in objects}
+def objectives_of(
+    objects: Iterable[InferenceObjective], refuse: Callable[[InferenceObjective, str, str], None]
+) -> dict[str, Objective]:
+    """What each says, by name; one without a priority has 0, one without our annotations no SLO.
+
+    `refuse` hears of each annotation that is wrong, which then counts as missing: object, path, what is wrong.
+    """
+    found = {}
+    for each in objects:
+        ms: dict[str, float | None] = {}
+        for name, value in (each.metadata.annotations or {}).items():
+            if not name.startswith(protocol.OWN_ANNOTATIONS):
+                continue
+            try:
+                if name not in _SLOS:
+                    raise ValueError(f"no such annotation{nearest(name, _SLOS) or '; expected ' + ' or '.join(_SLOS)}")
+                ms[name] = milliseconds(value)
+            except ValueError as error:
+                refuse(each, f"metadata.annotations[{name[:80]!r}]", str(error))
+        ttft, tpot = (ms.get(name) for name in _SLOS)
+        slo = None if ttft is tpot is None else Slo(ttft, tpot, each.metadata.name)
+        found[each.metadata.name] = Objective(each.spec.priority or 0, slo)
+    return found
+
+
+_SLOS: Final = (protocol.SLO_TTFT_ANNOTATION, protocol.SLO_TPOT_ANNOTATION)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from epp.documents.addresses import join, normal
+from epp.parsing.request import NO_OBJECTIVE, Objective
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -96,8 +97,8 @@ class PoolState(msgspec.Struct, frozen=True):
     name: str
     namespace: str = "default"
     endpoints: tuple[Endpoint, ...] = ()
-    objectives: Mapping[str, int] = {}
-    """InferenceObjective name -> priority."""
+    objectives: Mapping[str, Objective] = {}
+    """By the name of the InferenceObjective."""
     rewrites: tuple[Rewrite, ...] = ()
     grpc_port: int | None = None
     """Port of the pool's endpointPickerRef, where it names one."""
@@ -123,7 +124,7 @@ class Pool:
         self._endpoints: tuple[Endpoint, ...] = ()
         self._by_address: dict[str, Endpoint] = {}
         self._by_ip: dict[str, list[Endpoint]] = {}
-        self._objectives: Mapping[str, int] = {}
+        self._objectives: Mapping[str, Objective] = {}
         self._rewrites: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
 
     @property
@@ -239,9 +240,9 @@ class Pool:
         ip, port = _split(address)
         return self._by_address.get(join(ip, port)) if port else None
 
-    def priority(self, objective: str | None) -> int:
-        """The priority of an InferenceObjective by name; 0 for none and for one we do not know."""
-        return self._objectives.get(objective, 0) if objective is not None else 0
+    def objective(self, name: str) -> Objective:
+        """What the InferenceObjective of this name says; NO_OBJECTIVE: we do not know it."""
+        return self._objectives.get(name, NO_OBJECTIVE)
 
     @property
     def rewrites(self) -> bool:

@@ -74,7 +74,7 @@ class Replica:
         )
         pool.ready = True
         pool._first.set()
-        self.router = Router(pool, Parser(pool, ratio.tokens), policy, observer, time.monotonic)
+        self.router = Router(pool, Parser(pool, ratio.tokens, trusted=False), policy, observer, time.monotonic)
 
     async def serve(self, raw: RawRequest) -> None:
         async with self.router.route(raw) as routed:

@@ -30,7 +30,7 @@ def router(strategy: str, audit: AuditLog, metrics: Metrics) -> Router:
         others=(LearnTokens(tokens.observe),),
     )
     recorder = Recorder("p", metrics, Decisions(), audit, clock=lambda: 0.0, wall_clock=lambda: 0.0)
-    parser = Parser(pool, tokens.tokens, lambda: "made-up")
+    parser = Parser(pool, tokens.tokens, lambda: "made-up", trusted=True)
     return Router(pool, parser, Policy(Admission(pipeline.detector), scheduler), recorder, lambda: 0.0)
 
 

@@ -11,7 +11,7 @@ from epp import route
 from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
-from epp.parsing.request import RawRequest, Response
+from epp.parsing.request import Objective, RawRequest, Response
 from epp.plugin import Detector, Endpoint, Filter, Plugin, Producer, Request
 from epp.pool.store import Pool, PoolState, Rewrite, Target
 from epp.route import Admission, Policy, Router
@@ -90,12 +90,12 @@ class Rig:
     def __init__(self, *, state: PoolState | None = None, filters: Sequence[Filter] = (), slow: bool = False) -> None:
         self.pool = Pool("p", random=Random(1))
         endpoints = (pod("a", address=A), pod("b", address=B))
-        self.pool.apply(state or PoolState("p", endpoints=endpoints, objectives={"batch": -1}))
+        self.pool.apply(state or PoolState("p", endpoints=endpoints, objectives={"batch": Objective(-1)}))
         self.diary, self.accounts, self.detector = Diary(), Accounts(), ConcurrencyDetector(max_concurrency=1)
         self.now = 0.0
         self.router = Router(
             self.pool,
-            Parser(self.pool, lambda model, size: size // 4, lambda: "made-up"),
+            Parser(self.pool, lambda model, size: size // 4, lambda: "made-up", trusted=True),
             Policy(
                 Admission(self.detector),
                 scheduler(
@@ -129,7 +129,7 @@ def chat(*, body: bytes = CHAT, subset: tuple[str, ...] | None = None, **headers
 def unloaded() -> Rig:
     rig = Rig()
     rig.pool = rig.router.pool = Pool("p", random=Random(1))
-    rig.router.parser = Parser(rig.pool, lambda model, size: size // 4, lambda: "made-up")
+    rig.router.parser = Parser(rig.pool, lambda model, size: size // 4, lambda: "made-up", trusted=True)
     return rig
 
 

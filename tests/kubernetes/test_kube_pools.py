@@ -78,9 +78,9 @@ async def test_objectives_and_rewrites_follow(cluster: Cluster, metrics: Recorde
         (pool,) = pools.pools
         await seen("an empty pool", lambda: pool.ready)
         await cluster.create(LLMD_GROUP, "inferenceobjectives", "vip", {**ref, "priority": 5})
-        await seen("an objective", lambda: pool.priority("vip") == 5)
+        await seen("an objective", lambda: pool.objective("vip").priority == 5)
         await cluster.patch(LLMD_GROUP, "inferenceobjectives", "vip", {"spec": {"priority": -1}})
-        await seen("an objective's new priority", lambda: pool.priority("vip") == -1)
+        await seen("an objective's new priority", lambda: pool.objective("vip").priority == -1)
         await cluster.create(LLMD_GROUP, "inferencemodelrewrites", "r", {**ref, "rules": rules})
         await seen("a rewrite", lambda: pool.rewrite("m") == "one")
         rules[0]["targets"] = [{"modelRewrite": "two"}]
@@ -88,7 +88,7 @@ async def test_objectives_and_rewrites_follow(cluster: Cluster, metrics: Recorde
         await seen("a rewrite's new target", lambda: pool.rewrite("m") == "two")
         await cluster.delete(LLMD_GROUP, "inferenceobjectives", "vip")
         await cluster.delete(LLMD_GROUP, "inferencemodelrewrites", "r")
-        await seen("the end of both", lambda: pool.priority("vip") == 0 and pool.rewrite("m") == "m")
+        await seen("the end of both", lambda: pool.objective("vip").priority == 0 and pool.rewrite("m") == "m")
     assert metrics.degradations == []
 
 
@@ -112,15 +112,15 @@ async def test_definitions_installed_later_are_noticed_and_llm_ds_win(
     await cluster.create(LLMD_GROUP, "inferenceobjectives", "vip", {**ref, "priority": 5})
     async with followed(pools_of(Named(("p",)), cluster, metrics)) as pools:
         (pool,) = pools.pools
-        await seen("a pool without the older group", lambda: pool.priority("vip") == 5)
+        await seen("a pool without the older group", lambda: pool.objective("vip").priority == 5)
         cluster.plane.kubectl("apply", "-f", "-", stdin=legacy_definitions)
         cluster.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         await cluster.create(LEGACY_GROUP, "inferenceobjectives", "vip", {**ref, "priority": 1})
         await cluster.create(LEGACY_GROUP, "inferenceobjectives", "old", {**ref, "priority": 2})
-        await seen("a definition installed late (asked every 5 s)", lambda: pool.priority("old") == 2)
-        assert pool.priority("vip") == 5
+        await seen("a definition installed late (asked every 5 s)", lambda: pool.objective("old").priority == 2)
+        assert pool.objective("vip").priority == 5
         await cluster.delete(LLMD_GROUP, "inferenceobjectives", "vip")
-        await seen("the older group's objective instead", lambda: pool.priority("vip") == 1)
+        await seen("the older group's objective instead", lambda: pool.objective("vip").priority == 1)
     assert metrics.degradations == []
 
 
@@ -203,7 +203,9 @@ async def test_our_role_is_enough_and_nothing_else_is_asked(
         wanted = await labelled("", cluster.namespace, api)
     async with followed(pools_of(wanted, cluster, metrics)) as pools:
         (pool,) = pools.pools
-        await seen("everything, with our role", lambda: len(pool.endpoints) == 1 and pool.priority("vip") == 5)
+        await seen(
+            "everything, with our role", lambda: len(pool.endpoints) == 1 and pool.objective("vip").priority == 5
+        )
     assert metrics.degradations == []
     asked = plane.requests_of(f"system:serviceaccount:{namespace}:warmpath")
     assert {verb for verb, _, _ in asked} == {"list", "watch"}

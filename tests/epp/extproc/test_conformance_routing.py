@@ -25,7 +25,7 @@ class Rig:
         self.diary = Diary()
         self.router = Router(
             self.pool,
-            Parser(self.pool, lambda model, size: size // 4, lambda: "made-up"),
+            Parser(self.pool, lambda model, size: size // 4, lambda: "made-up", trusted=False),
             Policy(Admission(ConcurrencyDetector()), scheduler(picker=RoundRobinPicker())),
             self.diary,
             lambda: 0.0,

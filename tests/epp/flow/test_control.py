@@ -15,7 +15,7 @@ from epp.errors import EppError, NoEndpoint, Rejected
 from epp.flow.control import FlowControl, Outcome
 from epp.flow.policies import FirstComeFirstServed, PriorityHoldback, RoundRobin, SloDeadline, StaticLimit
 from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
-from epp.plugin import Detector, Endpoint, OrderingPolicy, Request, Response, UsageLimitPolicy
+from epp.plugin import Detector, Endpoint, OrderingPolicy, Request, Response, Slo, UsageLimitPolicy
 
 PODS = tuple(Endpoint(f"default/{name}", f"10.0.0.{n}:8000") for n, name in enumerate("abcd", 1))
 
@@ -89,11 +89,20 @@ class World:
                 timer.call()
         self.now = until
 
-    def ask(self, name: str, priority: int = 0, flow: str = "", *, group: Group = None, **headers: str) -> Entry:
+    def ask(
+        self,
+        name: str,
+        priority: int = 0,
+        flow: str = "",
+        *,
+        group: Group = None,
+        slo: Slo | None = None,
+        **headers: str,
+    ) -> Entry:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if flow:
             headers[protocol.FAIRNESS_ID[0]] = flow
-        request = Request(id=name, model="m", priority=priority, headers=headers, body=b"x" * 10)
+        request = Request(id=name, model="m", priority=priority, slo=slo, headers=headers, body=b"x" * 10)
         self.fates[name] = []
 
         def choose(endpoints: Sequence[Endpoint]) -> None:
@@ -179,9 +188,9 @@ def test_flows_of_a_band_take_turns() -> None:
 
 
 def test_where_clients_are_not_trusted_all_are_one_flow_and_ask_for_nothing() -> None:
-    world = World(trusted=False, ordering=SloDeadline())
+    world = World(trusted=False)
     for name in ("a1", "a2", "b1"):
-        world.ask(name, flow=name[0], x_llm_d_inference_ttl="1s", x_slo_ttft_ms="5" if name == "b1" else "9000")
+        world.ask(name, flow=name[0], x_llm_d_inference_ttl="1s")
     assert world.flow.figures().waiting == [("default-flow", 0, 2, 20)]
     world.pass_(2.0)
     world.end("a1")
@@ -191,12 +200,12 @@ def test_where_clients_are_not_trusted_all_are_one_flow_and_ask_for_nothing() ->
 
 def test_deadlines_order_a_flow() -> None:
     world = World(ordering=SloDeadline())
-    for name, slo in (("first", ""), ("none", ""), ("late", "9000"), ("soon", "500"), ("wrong", "abc"), ("neg", "-1")):
-        world.ask(name, x_slo_ttft_ms=slo)
+    for name, ttft in (("first", None), ("none", None), ("late", 9.0), ("soon", 0.5), ("tokens", None)):
+        world.ask(name, slo=None if name == "none" else Slo(ttft, 0.05))
     while world.where:
         world.end(world.order[-1])
         world.pass_()
-    assert world.order == ["first", "soon", "late", "none", "wrong", "neg"]
+    assert world.order == ["first", "soon", "late", "none", "tokens"]
 
 
 def test_several_go_where_there_is_room_for_several_and_no_more() -> None:

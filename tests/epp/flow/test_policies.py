@@ -15,7 +15,7 @@ from epp.flow.policies import (
     SoftReflectiveCeiling,
     StaticLimit,
 )
-from epp.plugin import Endpoint, Flow, Request, Response, Usage
+from epp.plugin import Endpoint, Flow, Request, Response, Slo, Usage
 
 
 @dataclass
@@ -23,7 +23,6 @@ class Waits:
     request: Request
     since: float = 0.0
     expires: float = 60.0
-    ttft_slo: float | None = None
 
 
 @dataclass
@@ -52,12 +51,13 @@ class Clock:
 A = Endpoint("default/a", "10.0.0.1:8000")
 
 
-def request(tokens: int = 100) -> Request:
-    return Request(id="r", model="m", tokens=tokens)
+def request(tokens: int = 100, slo: Slo | None = None) -> Request:
+    return Request(id="r", model="m", tokens=tokens, slo=slo)
 
 
 def test_places() -> None:
-    first, second = Waits(request(), since=1.0, expires=90.0, ttft_slo=5.0), Waits(request(), since=2.0, expires=30.0)
+    first = Waits(request(slo=Slo(5.0)), since=1.0, expires=90.0)
+    second = Waits(request(slo=Slo(tpot=0.05)), since=2.0, expires=30.0)
     assert FirstComeFirstServed().place(first) == FirstComeFirstServed().place(second)
     assert EarliestDeadlineFirst().place(first) > EarliestDeadlineFirst().place(second)
     assert SloDeadline().place(first) == 6.0 < SloDeadline().place(second), "who says no time comes last"

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from epp.errors import BadRequest, UnsupportedMedia
 from epp.parsing.parser import Parser
-from epp.parsing.request import Api, RawRequest, Request
+from epp.parsing.request import NO_OBJECTIVE, Api, Objective, RawRequest, Request, Slo
 
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
 
 
 class Rules:
-    """Rewrites `old` to `new` if it `rewrites`; the objective `vip` has priority 7."""
+    """Rewrites `old` to `new` if it `rewrites`; the objective `vip` has priority 7 and an SLO."""
 
     def __init__(self, rewrites: bool = True) -> None:
         self.rewrites = rewrites
@@ -23,8 +23,8 @@ class Rules:
     def rewrite(self, model: str) -> str:
         return "new" if model == "old" and self.rewrites else model
 
-    def priority(self, objective: str | None) -> int:
-        return 7 if objective == "vip" else 0
+    def objective(self, name: str) -> Objective:
+        return Objective(7, Slo(2.0, 0.05, "vip")) if name == "vip" else NO_OBJECTIVE
 
 
 def parse(
@@ -33,9 +33,10 @@ def parse(
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
     rewrites: bool = True,
+    trusted: bool = True,
 ) -> tuple[Request, bytes | None]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    parser = Parser(Rules(rewrites), lambda model, nbytes: nbytes // 4, lambda: "made-up")
+    parser = Parser(Rules(rewrites), lambda model, nbytes: nbytes // 4, lambda: "made-up", trusted=trusted)
     return parser.parse(RawRequest(method, path, headers or {}, content, sees_answer=True))
 
 
@@ -133,6 +134,34 @@ def test_a_rewritten_model_changes_the_body_to_forward_only() -> None:
 @pytest.mark.parametrize("given", ["", "x" * 257])
 def test_requests_without_a_usable_id_get_one(given: str) -> None:
     assert parse(CHAT, headers={"x-request-id": given})[0].id == "made-up"
+
+
+@pytest.mark.parametrize(
+    ("headers", "slo"),
+    [
+        ({}, None),
+        ({"x-slo-ttft-ms": "500"}, Slo(0.5)),
+        ({"x-llm-d-slo-ttft-ms": "250", "x-slo-ttft-ms": "500", "x-slo-tpot-ms": "12.5"}, Slo(0.25, 0.0125)),
+        ({"x-llm-d-slo-ttft-ms": "0", "x-slo-tpot-ms": ""}, None),
+        ({"x-llm-d-inference-objective": "vip"}, Slo(2.0, 0.05, "vip")),
+        ({"x-llm-d-inference-objective": "vip", "x-slo-tpot-ms": "20"}, Slo(2.0, 0.02, "vip")),
+        ({"x-llm-d-inference-objective": "vip", "x-slo-ttft-ms": "0"}, Slo(None, 0.05, "vip")),
+        ({"x-llm-d-inference-objective": "made up", "x-slo-tpot-ms": "20"}, Slo(None, 0.02)),
+    ],
+)
+def test_headers_say_within_what_to_serve_else_the_objective_does(headers: dict[str, str], slo: Slo | None) -> None:
+    assert parse(CHAT, headers=headers)[0].slo == slo
+    assert parse(b"", "/other", headers)[0].slo == slo, "of a request that is not read, too"
+    request = parse(CHAT, headers=headers, trusted=False)[0]
+    assert (request.slo, request.priority) == (None, 0)
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "1e10", "1" * 1000])
+def test_an_slo_that_is_no_time_is_refused_by_its_header(value: str) -> None:
+    with pytest.raises(BadRequest, match=r"^x-llm-d-slo-tpot-ms: got '.{1,60}'; expected milliseconds") as error:
+        parse(CHAT, headers={"x-slo-tpot-ms": value})
+    assert error.value.param == "x-llm-d-slo-tpot-ms"
+    assert parse(CHAT, headers={"x-slo-tpot-ms": value}, trusted=False)[0].slo is None
 
 
 def test_the_newer_objective_header_wins() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from epp.errors import ConfigError
+from epp.parsing.request import Objective, Slo
 from epp.pool import watch as module
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import OBJECTIVES, POOLS, REWRITES, KubePools, Named, Selected, labelled
@@ -127,7 +128,7 @@ async def test_without_the_definitions_it_waits_for_them(fake: FakeApiServer) ->
         await fake.put(POOL, "p", pool(8000))
         await until(lambda: found.ready)
         await fake.put(OLD_OBJECTIVE, "vip", objective(5))
-        await until(lambda: found.priority("vip") == 5)
+        await until(lambda: found.objective("vip").priority == 5)
     assert metrics.degradations == []
 
 
@@ -162,11 +163,11 @@ async def test_llm_ds_own_group_wins_by_name(fake: FakeApiServer) -> None:
     async with following(Named(("p",))) as pools:
         (found,) = pools.pools
         await until(lambda: found.ready)
-        assert [found.priority(name) for name in ("vip", "old", "none", "elsewhere")] == [10, 2, 0, 0]
+        assert [found.objective(name).priority for name in ("vip", "old", "none", "elsewhere")] == [10, 2, 0, 0]
         assert found.rewrite("m") == "new"
         await fake.delete(OBJECTIVE, "vip")
         await fake.delete(REWRITE, "r")
-        await until(lambda: found.priority("vip") == 1 and found.rewrite("m") == "old")
+        await until(lambda: found.objective("vip").priority == 1 and found.rewrite("m") == "old")
 
 
 async def test_a_bad_pod_is_left_out_and_reported_once(fake: FakeApiServer) -> None:
@@ -181,6 +182,22 @@ async def test_a_bad_pod_is_left_out_and_reported_once(fake: FakeApiServer) -> N
         await until(lambda: len(found.endpoints) == 2)
     assert metrics.reasons() == ["kubernetes-object-refused"]
     assert metrics.degradations[0][1].startswith("pods ns/b: ")
+
+
+async def test_a_bad_annotation_of_an_objective_counts_as_missing_and_is_reported_once(fake: FakeApiServer) -> None:
+    await fake.put(POOL, "p", pool(8000))
+    said = {"warmpath/slo-ttft-ms": "soon", "warmpath/slo-tpot-ms": "20", "kubectl.kubernetes.io/x": "y"}
+    await fake.put(OBJECTIVE, "vip", objective(5) | {"metadata": {"annotations": said}})
+    metrics = RecordedMetrics()
+    async with following(Named(("p",)), metrics) as pools:
+        (found,) = pools.pools
+        await until(lambda: found.ready)
+        assert found.objective("vip") == Objective(5, Slo(None, 0.02, "vip"))
+        await fake.put("pods", "c", pod("10.0.0.3"))
+        await until(lambda: len(found.endpoints) == 1)
+    assert metrics.reasons() == ["kubernetes-object-refused"]
+    detail = "inferenceobjectives ns/vip: metadata.annotations['warmpath/slo-ttft-ms']: got 'soon'; expected"
+    assert metrics.degradations[0][1].startswith(detail)
 
 
 async def test_a_bad_pool_keeps_what_it_was(fake: FakeApiServer) -> None:

@@ -5,6 +5,7 @@ import yaml
 
 from epp.documents.files import Document
 from epp.errors import ConfigError
+from epp.parsing.request import Objective, Slo
 from epp.pool.manifests import pools_of
 from epp.pool.store import PoolState, Rewrite, Target
 
@@ -40,11 +41,11 @@ endpoints:
 """
 
 
-def objective(group: str = "llm-d.ai", pool: str = "llama", priority: str = "5") -> str:
+def objective(group: str = "llm-d.ai", pool: str = "llama", priority: str = "5", annotations: str = "{}") -> str:
     return f"""
 apiVersion: {group}/v1alpha2
 kind: InferenceObjective
-metadata: {{name: vip, namespace: ns}}
+metadata: {{name: vip, namespace: ns, annotations: {annotations}}}
 spec: {{poolRef: {{name: {pool}}}, priority: {priority}}}
 """
 
@@ -89,7 +90,7 @@ def test_a_pool_has_the_pods_endpoints_and_rules_that_belong_to_it(group: str) -
     assert (state.name, state.namespace, state.grpc_port) == ("llama", "ns", 9002)
     names = ["ns/a", "ns/b", "ns/llama-0-rank-0", "ns/llama-0-rank-1"]
     assert [each.name for each in state.endpoints] == names
-    assert state.objectives == {"vip": 5}
+    assert state.objectives == {"vip": Objective(5)}
     assert state.rewrites == (Rewrite(("a",), (Target("b"),)),)
 
 
@@ -107,13 +108,29 @@ def test_a_pool_without_a_picker_is_a_pool() -> None:
     assert load(text)[0].grpc_port is None
 
 
+def test_an_objective_says_within_what_its_requests_are_to_be_served() -> None:
+    both = "{warmpath/slo-ttft-ms: '500', warmpath/slo-tpot-ms: '25.5', team: x}"
+    for texts in ((POOL, objective(annotations=both)), (ENDPOINTS, objective(annotations=both))):
+        found = load(*texts, pool="llama")[0].objectives
+        assert found == {"vip": Objective(5, Slo(0.5, 0.0255, "vip"))}
+    assert load(POOL, objective(annotations="{warmpath/slo-tpot-ms: '0'}"))[0].objectives == {"vip": Objective(5)}
+
+
 def test_a_priority_may_be_left_out() -> None:
-    assert load(POOL, objective(priority="null"))[0].objectives == {"vip": 0}
+    assert load(POOL, objective(priority="null"))[0].objectives == {"vip": Objective(0)}
 
 
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
+        (
+            [POOL, objective(annotations="{warmpath/slo-ttft-ms: soon}")],
+            "f#2: InferenceObjective ns/vip: metadata.annotations['warmpath/slo-ttft-ms']: got 'soon'; expected",
+        ),
+        (
+            [POOL, objective(annotations="{warmpath/slo-tfft-ms: '1'}")],
+            "no such annotation; did you mean 'warmpath/slo-ttft-ms'?",
+        ),
         (
             ["endpoints: [{name: a, address: localhost, port: 1}]"],
             "f#1: endpoints[0].address: got 'localhost'; expected",

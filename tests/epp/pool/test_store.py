@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.parsing.parser import Parser, Rules
-from epp.parsing.request import RawRequest
+from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Slo
 from epp.pool.store import Endpoint, Load, Pool, PoolState, Rewrite, Target
 from tests.support.process.waiting import until
 
@@ -118,16 +118,17 @@ def test_an_empty_answer_is_explained() -> None:
 def test_a_pool_is_what_the_parser_asks_for_rules() -> None:
     rules: Rules = rewriting(Rewrite(("a",), (Target("b"),)))
     body = b'{"model": "a", "messages": []}'
-    request, forward = Parser(rules, lambda model, nbytes: nbytes, str).parse(
+    request, forward = Parser(rules, lambda model, nbytes: nbytes, str, trusted=True).parse(
         RawRequest("POST", "/v1/chat/completions", {}, body)
     )
     assert (request.model, forward) == ("b", b'{"model": "b", "messages": []}')
 
 
-def test_objectives_have_priorities() -> None:
+def test_objectives_are_known_by_name() -> None:
     pool = pool_of()
-    pool.apply(PoolState("p", objectives={"vip": 7, "batch": -1}))
-    assert [pool.priority(name) for name in ("vip", "batch", "unknown", None)] == [7, -1, 0, 0]
+    vip = Objective(7, Slo(0.5))
+    pool.apply(PoolState("p", objectives={"vip": vip}))
+    assert (pool.objective("vip"), pool.objective("unknown")) == (vip, NO_OBJECTIVE)
 
 
 def rewriting(*rules: Rewrite) -> Pool:
