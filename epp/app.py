@@ -36,6 +36,7 @@ from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
 from epp.pool.scrape import Scraper
+from epp.pool.slices import ServiceAddresses
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
 from epp.prefix.token_ratio import TokenRatio
@@ -120,6 +121,8 @@ class Settings:
     """Other replicas, `host:port` each."""
     peers_dns: str | None = None
     """`name:port`: all addresses of the name are replicas."""
+    peers_service: tuple[str, str] | None = None
+    """Namespace and name of a Service of Kubernetes: all its addresses are replicas."""
     replica_secret_file: Path | None = None
     """What all replicas know and nobody else."""
     max_body: int = 16 << 20
@@ -338,9 +341,11 @@ class ServedPool:
 
 def _replicas(settings: Settings, shared: Shared) -> ReplicaGroup | None:
     """This replica among others; None: it is alone."""
-    if settings.replica_port is None and not settings.peer and settings.peers_dns is None:
+    named = settings.peer or settings.peers_dns is not None or settings.peers_service is not None
+    if settings.replica_port is None and not named:
         if settings.replica_secret_file is not None:
-            raise ConfigError("--replica-secret-file", "expected with --peer, --peers-dns or --replica-port only")
+            expected = "expected with --peer, --peers-dns, --peers-service or --replica-port only"
+            raise ConfigError("--replica-secret-file", expected)
         return None
     return ReplicaGroup(
         ReplicaSettings(
@@ -348,6 +353,7 @@ def _replicas(settings: Settings, shared: Shared) -> ReplicaGroup | None:
             protocol.REPLICA_PORT if settings.replica_port is None else settings.replica_port,
             settings.peer,
             settings.peers_dns,
+            _replica_service(settings, shared),
             settings.replica_secret_file,
         ),
         shared.clock,
@@ -355,6 +361,15 @@ def _replicas(settings: Settings, shared: Shared) -> ReplicaGroup | None:
         shared.metrics.degraded,
         shared.metrics.recovered,
     )
+
+
+def _replica_service(settings: Settings, shared: Shared) -> ServiceAddresses | None:
+    """The Service behind which the replicas are. Its port is named as in our manifests, or the only one."""
+    if settings.peers_service is None:
+        return None
+    namespace, name = settings.peers_service
+    chance = random.Random(shared.random.getrandbits(64))
+    return ServiceAddresses(namespace, name, "replicas", shared.api, shared.metrics, "replicas-service", chance)
 
 
 def _gateway_certificate(settings: Settings, metrics: Metrics) -> GatewayCertificate | None:

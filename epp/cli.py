@@ -15,7 +15,18 @@ import click
 
 from epp import __version__, protocol
 from epp.errors import ConfigError
-from epp.flags import CipherSuites, Duration, GoCommand, MinimalTls, Modules, Ports, Verbosity, log_format, log_level
+from epp.flags import (
+    CipherSuites,
+    Duration,
+    GoCommand,
+    MinimalTls,
+    Modules,
+    NamespacedName,
+    Ports,
+    Verbosity,
+    log_format,
+    log_level,
+)
 from epp.telemetry.log import FORMATS, LEVELS
 from epp.telemetry.text import printable_lines
 
@@ -222,6 +233,13 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     "--peers-dns",
     metavar="NAME:PORT",
     help="All addresses of this name are replicas, as of a headless Service; looked up every second.",
+)
+@click.option(
+    "--peers-service",
+    type=NamespacedName(),
+    metavar="NAMESPACE/NAME",
+    help="Kubernetes: all addresses of this Service are replicas, ready or not, at its port `replicas` or only one. "
+    "Its EndpointSlices are watched.",
 )
 @click.option(
     "--replica-secret-file",

@@ -14,6 +14,7 @@ from epp.documents.durations import seconds_of
 from epp.telemetry.log import Format, Level
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
+_DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PORT: Final = click.IntRange(0, 65535)
 _DEBUG: Final = 4
 """The reference's verbosities: 2 default, 3 verbose, 4 debug, 5 trace."""
@@ -48,6 +49,20 @@ class Ports(click.ParamType[tuple[int, ...]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         return tuple(_PORT(each, param, ctx) for each in str(value).split(","))
+
+
+class NamespacedName(click.ParamType[tuple[str, str]]):
+    """(namespace, name) of an object of Kubernetes, from `NAMESPACE/NAME`."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        namespace, slash, name = str(value).partition("/")
+        if not (slash and _DNS_LABEL.fullmatch(namespace) and _DNS_LABEL.fullmatch(name)):
+            self.fail(f"{value!r} is no name; expected NAMESPACE/NAME, each of a-z, 0-9 and -", param, ctx)
+        return namespace, name
 
 
 class Modules(click.ParamType["tuple[str, ...] | None"]):

@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from epp.errors import ConfigError
 from epp.plugin import Plugin
@@ -32,6 +33,15 @@ _PAUSE: Final = 0.01
 _BURST: Final = 512
 
 
+class Service(Protocol):
+    """Peers that something else knows of."""
+
+    name: str
+
+    async def follow(self, found: Callable[[Sequence[str]], None]) -> None:
+        """Call with the addresses of all, at first and after each change; for ever."""
+
+
 @dataclass(frozen=True)
 class ReplicaSettings:
     """What the flags say."""
@@ -43,6 +53,8 @@ class ReplicaSettings:
     """`host:port` each; this replica may be among them."""
     dns: str | None = None
     """`name:port`: all addresses of the name are peers."""
+    service: Service | None = None
+    """All its addresses are peers."""
     secret_file: Path | None = None
 
 
@@ -70,6 +82,8 @@ class ReplicaGroup:
         self._sockets = Sockets(self._received, self._ask, secret)
         self.exchange = Exchange(random.getrandbits(63) + 1, self._sockets, clock, degraded, recovered)
         self._clock = clock
+        self._known: dict[str, Sequence[str]] = {}
+        """Addresses of peers, by how they became known."""
         self._asked: deque[bytes] = deque(maxlen=_ASKED)
         self._is_asked = asyncio.Event()
         self.port = settings.port
@@ -111,8 +125,12 @@ class ReplicaGroup:
 
     async def run(self) -> None:
         """Exchange with peers, for ever."""
+        self._found("peers", self._settings.peers)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._look())
+            if self._settings.dns is not None:
+                tasks.create_task(self._look_up(self._settings.dns))
+            if self._settings.service is not None:
+                tasks.create_task(self._settings.service.follow(lambda addresses: self._found("service", addresses)))
             tasks.create_task(self._send_snapshots())
             while True:
                 self.exchange.tick()
@@ -139,23 +157,23 @@ class ReplicaGroup:
                     if sent % _TURN == 0:
                         await asyncio.sleep(_PAUSE if sent % _BURST == 0 else 0)
 
-    async def _look(self) -> None:
-        """Follow who the peers are."""
-        named: list[str] = []
+    async def _look_up(self, name: str) -> None:
+        """Follow who has a name."""
         while True:
-            if self._settings.dns is not None:
-                try:
-                    async with asyncio.timeout(_LOOK_DEADLINE):
-                        named = await _addresses(self._settings.dns)
-                    self._recovered("replicas-dns")
-                except (OSError, TimeoutError) as error:  # those known last are still the best guess
-                    self._degraded("replicas-dns", f"{self._settings.dns}: {error}", lasting=True)
-            _, gone = self.exchange.found([*self._settings.peers, *named])
-            for address in gone:
-                self._sockets.disconnect(address)
-            if self._settings.dns is None:
-                return
+            try:
+                async with asyncio.timeout(_LOOK_DEADLINE):
+                    self._found("dns", await _addresses(name))
+                self._recovered("replicas-dns")
+            except (OSError, TimeoutError) as error:  # those known last are still the best guess
+                self._degraded("replicas-dns", f"{name}: {error}", lasting=True)
             await asyncio.sleep(_LOOK)
+
+    def _found(self, how: str, addresses: Sequence[str]) -> None:
+        """These are all peers that became known that way."""
+        self._known[how] = addresses
+        _, gone = self.exchange.found([*chain.from_iterable(self._known.values())])
+        for address in gone:
+            self._sockets.disconnect(address)
 
 
 async def _addresses(name: str) -> list[str]:
@@ -174,7 +192,8 @@ def _checked(flag: str, address: str) -> None:
 
 def _reached(settings: ReplicaSettings) -> list[str]:
     """Where is listened, and who is spoken to."""
-    return [settings.host, *(peer.rpartition(":")[0] for peer in (*settings.peers, settings.dns or "") if peer)]
+    named = [peer.rpartition(":")[0] for peer in (*settings.peers, settings.dns or "") if peer]
+    return [settings.host, *named, *([f"Service {settings.service.name}"] if settings.service is not None else [])]
 
 
 def _is_loopback(host: str) -> bool:

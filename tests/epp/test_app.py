@@ -483,6 +483,7 @@ async def test_replicas_of_one_process_each_find_each_other(settings: Settings, 
     [
         ({"peer": ("nowhere",)}, "--peer"),
         ({"peers_dns": "replicas.example:9004"}, "--replica-secret-file"),
+        ({"peers_service": ("ns", "replicas")}, "no Kubernetes credentials"),
         ({"host": "0.0.0.0", "replica_port": 0}, "--replica-secret-file"),
         ({"replica_secret_file": Path("/nowhere")}, "--replica-secret-file"),
         ({"peer": ("127.0.0.1:9004",), "replica_secret_file": Path("/nowhere")}, "cannot read"),

@@ -127,6 +127,8 @@ def test_a_flag_that_does_nothing_is_taken_and_reported_only_if_it_asks_for_some
         ("--zap-encoder=xml", "'xml' is not one of 'json', 'console'"),
         ("--zap-log-level=loud", "'loud' is no level; expected one of debug, info, error, panic, or a number"),
         ("--endpoint-target-ports=8000,x", "'x' is not a valid integer"),
+        ("--peers-service=replicas", "'replicas' is no name; expected NAMESPACE/NAME"),
+        ("--peers-service=ns/replicas/x", "'ns/replicas/x' is no name; expected NAMESPACE/NAME"),
         ("--pol-name=p", "No such option '--pol-name'. (Did you mean one of: '--pool-name'"),
         ("-pol-name=p", "No such option '--pol-name'. (Did you mean one of: '--pool-name'"),
     ],

@@ -125,12 +125,14 @@ def test_replicas_find_each_other_where_they_listen() -> None:
     assert (service["spec"]["clusterIP"], service["spec"]["publishNotReadyAddresses"]) == ("None", True)
     assert [each["port"] for each in service["spec"]["ports"]] == [protocol.REPLICA_PORT]
     flags = [step["value"] for step in patches if step["path"].endswith("/args/-")]
-    assert flags[0] == f"--peers-dns={service['metadata']['name']}:{protocol.REPLICA_PORT}"
+    assert [each["name"] for each in service["spec"]["ports"]] == ["replicas"]
+    assert flags[0] == f"--peers-service=$(NAMESPACE)/{service['metadata']['name']}"
     (mounted,) = [step["value"] for step in patches if step["path"].endswith("/volumeMounts/-")]
     assert flags[1] == f"--replica-secret-file={mounted['mountPath']}/secret"
     rules = [step["value"] for step in patches if step["path"].split("/")[2] in ("ingress", "egress")]
-    assert [protocol.REPLICA_PORT in [port["port"] for port in rule["ports"]] for rule in rules] == [True, True, False]
-    assert [port["port"] for port in rules[2]["ports"]] == [53, 53]
+    assert [[port["port"] for port in rule["ports"]] for rule in rules] == [[protocol.REPLICA_PORT]] * 2
+    (right,) = [step["value"] for step in patches if step["path"] == "/rules/-"]
+    assert (right["resources"], right["verbs"]) == (["endpointslices"], ["get", "list", "watch"])
 
 
 def test_a_pod_that_goes_has_time_for_all_it_does() -> None:

@@ -1,4 +1,6 @@
+import asyncio
 import time
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -19,10 +21,16 @@ POOL = "default/llm"
 class Process:
     """What a process has of sharing: a group, and the scheduler of one pool."""
 
-    def __init__(self, *peers: str, secret: Path | None = None, dns: str | None = None) -> None:
+    def __init__(
+        self,
+        *peers: str,
+        secret: Path | None = None,
+        dns: str | None = None,
+        service: "KnownService | None" = None,
+    ) -> None:
         self.degraded: list[str] = []
         self.group = ReplicaGroup(
-            ReplicaSettings("127.0.0.1", 0, peers, dns, secret),
+            ReplicaSettings("127.0.0.1", 0, peers, dns, service, secret),
             time.monotonic,
             Random(),
             lambda reason, detail="", *, lasting=False: self.degraded.append(reason),
@@ -38,6 +46,19 @@ class Process:
         self.group.add_pool(SharedPool(POOL, lambda: True, lambda: self.endpoints, lambda: self.scheduler))
         self.group.open()
         self.address = f"127.0.0.1:{self.group.port}"
+
+
+class KnownService:
+    """A Service whose addresses a test says."""
+
+    name = "ns/replicas"
+
+    def __init__(self) -> None:
+        self.found: Callable[[Sequence[str]], None] = lambda addresses: None
+
+    async def follow(self, found: Callable[[Sequence[str]], None]) -> None:
+        self.found = found
+        await asyncio.Event().wait()
 
 
 async def started(stack: AsyncExitStack, *peers: str, **options: object) -> Process:
@@ -84,6 +105,23 @@ async def test_peers_are_found_by_name_and_one_of_them_is_oneself() -> None:
         assert second.group.exchange.open == 0
 
 
+async def test_peers_come_and_go_as_a_service_says_beside_those_that_are_named(secret: Path) -> None:
+    async with AsyncExitStack() as stack:
+        first, second = await started(stack, secret=secret), await started(stack, secret=secret)
+        service = KnownService()
+        third = await started(stack, first.address, secret=secret, service=service)
+
+        def live() -> list[str]:
+            return [peer["address"] for peer in third.group.as_dict()["peers"] if peer["state"] == "live"]
+
+        await until(lambda: live() == [first.address])
+        service.found([second.address, third.address])
+        await until(lambda: live() == [first.address, second.address])
+        service.found([third.address])
+        assert live() == [first.address]
+        assert third.degraded == []
+
+
 @pytest.mark.parametrize("peer", ["nowhere", "host:", ":9004", "host:0", "host:70000", "host:http"])
 async def test_a_peer_that_is_no_address_is_refused(peer: str) -> None:
     with pytest.raises(ConfigError, match=r"--peer.*expected HOST:PORT"):
@@ -93,6 +131,8 @@ async def test_a_peer_that_is_no_address_is_refused(peer: str) -> None:
 async def test_beyond_loopback_a_secret_is_wanted(secret: Path) -> None:
     with pytest.raises(ConfigError, match=r"--replica-secret-file.*beyond loopback"):
         Process("10.0.0.1:9004")
+    with pytest.raises(ConfigError, match=r"--replica-secret-file.*as Service ns/replicas is"):
+        Process(service=KnownService())
     Process("10.0.0.1:9004", secret=secret).group.close()
     Process("[::1]:9004", "localhost:9004").group.close()
 

@@ -12,7 +12,8 @@ from epp.cli import warmpath, with_command
 
 
 def settings_of(arguments: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> epp.app.Settings:
-    """What a container with these arguments would run with. Mounted files are taken from `folder`, by their names.
+    """What a container with these arguments would run with, in the namespace `inference`. Mounted files are taken from
+    `folder`, by their names.
 
     AssertionError with what the command line says if it refuses them.
     """
@@ -24,6 +25,7 @@ def settings_of(arguments: Sequence[str], folder: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(epp.app, "run", run)
     (folder / "certs").mkdir(exist_ok=True)
+    arguments = [each.replace("$(NAMESPACE)", "inference") for each in arguments]
     arguments = [re.sub("(^|=)/(?=config/|certs)", rf"\g<1>{folder}/", each) for each in arguments]
     (folder / "config").mkdir(exist_ok=True)
     for argument in arguments:
