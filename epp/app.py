@@ -31,6 +31,8 @@ from epp.extproc.server import Settings as ServerSettings
 from epp.extproc.stream import Memory
 from epp.extproc.tls import Certificate as GatewayCertificate
 from epp.flow.control import REFUSED, FlowControl, Outcome
+from epp.flow.guards import Guards
+from epp.flow.limits import Limits
 from epp.parsing.parser import Parser
 from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
@@ -213,6 +215,8 @@ class ServedPool:
             self.pipeline = load_strategy(
                 settings.strategy, clock=shared.clock, random=shared.random, flow_control=settings.flow_control
             )
+        self._limits: Limits | None = None
+        self._limit_series = shared.metrics.add_limits(pool.name)
         self._flow: FlowControl | None = None
         self._waits = shared.metrics.add_flow(pool.name, lambda: self._flow.figures() if self._flow else None)
         observer: RequestObserver = Recorder(
@@ -295,15 +299,38 @@ class ServedPool:
         )
 
     def _policy(self) -> Policy:
-        flow = self._flow_control()
+        flow, limits = self._flow_control(), self._tenants_limits()
+        guards = self.pipeline.guards
+        beside = (self._learner, self._announcer, flow, limits)
         scheduler = self.pipeline.scheduler(
             wall_clock=wall_clock,
             on_error=self._plugin_failed,
             fallbacks=self._shared.settings.fallbacks,
-            others=(self._learner, *([self._announcer] if self._announcer else []), *([flow] if flow else [])),
+            others=[each for each in beside if each is not None],
             shadow_random=self._shared.random,
         )
-        return Policy(Admission(self.pipeline.detector), scheduler, flow)
+        admission = Admission(self.pipeline.detector)
+        return Policy(admission, scheduler, flow, Guards(guards, self._plugin_failed) if guards else None, limits)
+
+    def _tenants_limits(self) -> Limits | None:
+        """What the pipeline says, with what tenants have used already."""
+        settings, metrics, replicas = self.pipeline.limits, self._shared.metrics, self._shared.replicas
+        if settings is None:
+            return None
+        if self._limits is not None:
+            self._limits.configure(settings)
+            return self._limits
+        name = f"{self.pool.namespace}/{self.pool.name}"
+        self._limits = Limits(
+            settings,
+            self._shared.clock,
+            self._limit_series.refused,
+            lambda: metrics.degraded("limits-too-many-tenants", self.pool.name),
+            instance=self._shared.random.getrandbits(63),
+            tell=None if replicas is None else lambda piece: replicas.tell(name, "limits", piece),
+            later=lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+        )
+        return self._limits
 
     def _flow_control(self) -> FlowControl | None:
         """What the pipeline says, with the requests that wait already."""

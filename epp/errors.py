@@ -10,33 +10,50 @@ EppError                     answered to the client as OpenAI-style JSON
  · InternalError       500   our bug; the message says nothing about the inside
  · NoEndpoint          503   no endpoint to send it to now
  · DeadlineExceeded    503   we took too long to decide
+ · Refused             any   by a guard of the configuration, which says with what status
+ · RateLimited         429   a tenant has used up what the configuration allows it
+ · NotAllowed          403   a model that this tenant may not use
 ConfigError                  a file or a flag is wrong: path, value, expectation; refused at start
  · ConfigErrors              all that is wrong with one file
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, Final
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from epp import protocol
 from epp.telemetry.text import printable
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class EppError(Exception):
     """A request that gets an answer from us instead of from an endpoint.
 
     `reason`, when set, is sent in the drop-reason header and is a metric label, so it comes from a small fixed set
-    (`protocol.DROP_*`). `param` is the JSON path of the field at fault, as in OpenAI's error objects.
+    (`protocol.DROP_*`). `param` is the JSON path of the field at fault and `code` what programs know the error by, as
+    in OpenAI's error objects; without a code it is the reason. `headers` are set on the answer.
     """
 
-    status: ClassVar[int] = 500
-    kind: ClassVar[str] = "api_error"
+    status: int = 500
+    kind: str = "api_error"
     """`error.type` of the JSON answer, in OpenAI's vocabulary."""
 
-    def __init__(self, message: str, *, param: str | None = None, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        reason: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.reason = reason
+        self.code = code
+        self.headers = headers
 
 
 class BadRequest(EppError):
@@ -108,6 +125,29 @@ class DeadlineExceeded(EppError):
         super().__init__(message, reason=protocol.DROP_TTL_EXPIRED)
 
 
+class Refused(EppError):
+    """A guard does not let it pass."""
+
+    def __init__(self, status: int, message: str, code: str | None) -> None:
+        super().__init__(message, code=code, reason=protocol.DROP_GUARD)
+        self.status = status
+        self.kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+
+class RateLimited(EppError):
+    """Its tenant has used up what the configuration allows it a minute, or at once."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
+class NotAllowed(EppError):
+    """A model that others may use, and this tenant not."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class ConfigError(Exception):
     """A configuration that is refused. `str()` is one sentence: where, what was found, what was expected."""
 
@@ -127,5 +167,6 @@ class ConfigErrors(ConfigError):
         Exception.__init__(self, self.message)
 
 
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _SHOWN: Final = 100
 _LONGEST: Final = 1000

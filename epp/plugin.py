@@ -11,8 +11,9 @@ is nothing to register. Every hook is synchronous and runs on the event loop bet
         def score(self, request, endpoints):
             return least(e.load.waiting for e in endpoints)
 
-A request passes: `Producer.prepare` (may wait) -> one synchronous step: `Producer.produce`, filters, scorers, picker,
-`on_picked` -> `on_answered` -> `on_first_token` -> `on_finished`: this once per `on_picked`, however the request ends.
+A request passes: `Guard.check` -> `Producer.prepare` (may wait) -> one synchronous step: `Producer.produce`, filters,
+scorers, picker, `on_picked` -> `on_answered` -> `on_first_token` -> `on_finished`: this once per `on_picked`, however
+the request ends.
 
 A plugin's life: it is built from its parameters, `start` gives it the process's `Services`, and `run` is a task of its
 own from then until a reload drops it or the process ends. A reload that leaves its parameters as they are takes it
@@ -50,6 +51,7 @@ __all__ = [
     "Filter",
     "Flow",
     "FlowBand",
+    "Guard",
     "InFlight",
     "KvEventFigures",
     "Level",
@@ -62,6 +64,7 @@ __all__ = [
     "PrefixMatch",
     "Producer",
     "ProfileHandler",
+    "Refusal",
     "Report",
     "Request",
     "Response",
@@ -73,6 +76,7 @@ __all__ = [
     "Usage",
     "UsageLimitPolicy",
     "Waiting",
+    "annotated",
     "least",
     "most",
     "scores_of",
@@ -283,6 +287,28 @@ class Plugin:
         return None
 
 
+class Refusal(NamedTuple):
+    """What the client of a request that a guard refuses gets, as an OpenAI error."""
+
+    status: int
+    """400 to 599."""
+    message: str
+    code: str | None = None
+    """A word by which programs know the error, `error.code`."""
+
+
+class Guard(Plugin, ABC):
+    """Sees each request first of all, before it waits or takes anything: to refuse it, or to say more of it."""
+
+    @abstractmethod
+    def check(self, request: Request) -> Request | Refusal | None:
+        """None: it passes as it is. Another Request, made by `annotated`: it passes as that.
+
+        Guards are asked in the order of the configuration; each sees what those before it said. One that raises
+        refuses: what cannot be checked does not pass.
+        """
+
+
 class Filter(Plugin, ABC):
     @abstractmethod
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
@@ -475,6 +501,17 @@ class UsageLimitPolicy(Plugin, ABC):
 
 
 # --- helpers --------------------------------------------------------------------------------------------------------
+
+
+def annotated(request: Request, *, priority: int | None = None, tenant: str | None = None) -> Request:
+    """The request with another priority, or as that of a tenant: for flow control, and `limits` of the configuration.
+    None leaves what it has.
+    """
+    return msgspec.structs.replace(
+        request,
+        priority=request.priority if priority is None else priority,
+        tenant=request.tenant if tenant is None else tenant,
+    )
 
 
 def least(values: Iterable[float]) -> list[float]:

@@ -54,6 +54,8 @@ DROP_SATURATED: Final = "rejected-saturated"
 DROP_NO_ENDPOINTS: Final = "rejected-no-endpoints"
 DROP_TTL_EXPIRED: Final = "rejected-ttl-expired"
 DROP_SHUTTING_DOWN: Final = "rejected-shutting-down"
+DROP_GUARD: Final = "rejected-guard"
+DROP_LIMIT: Final = "rejected-limit"
 
 # --- GIE's Gateway conformance suite, only with --conformance-testing -----------------------------------------------
 TEST_SELECTION: Final = "test-epp-endpoint-selection"

@@ -1,4 +1,4 @@
-"""The path of a request: parse, rewrite, admit, look, choose, forward, finish."""
+"""The path of a request: parse, rewrite, guard, admit, look, choose, forward, finish."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,8 @@ from typing import ClassVar, Final, Protocol
 
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.flow.control import FlowControl
+from epp.flow.guards import Guards
+from epp.flow.limits import Limits
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request
@@ -123,6 +125,8 @@ class Policy:
     scheduler: Scheduler
     flow: FlowControl | None = None
     """Decides instead of `admission`, where there is one."""
+    guards: Guards | None = None
+    limits: Limits | None = None
 
 
 class Router:
@@ -181,10 +185,15 @@ class RequestScope:
         router, raw, policy = self._router, self._raw, self._policy
         scheduler = policy.scheduler
         complete_at = router.clock()
+        admitted: Request | None = None
         try:
             if router.pool.is_new:
                 await router.pool.first_state(NEW_POOL_SECONDS)
             request, body = router.parser.parse(raw)
+            if policy.guards is not None:
+                request = policy.guards.check(request)
+            if policy.limits is not None:
+                request = admitted = policy.limits.admit(request)
             request = await scheduler.prepare(request)
             subset = raw.subset if router.honour_subset else None
             if policy.flow is not None:
@@ -197,8 +206,11 @@ class RequestScope:
                     raise NoEndpoint(router.pool.why_empty(subset))
                 policy.admission.admit(request, endpoints)
                 decision = scheduler.choose(request, endpoints)
-        except EppError as error:
-            router.observer.failed(raw, error)
+        except BaseException as error:  # the client may be gone, too
+            if admitted is not None and policy.limits is not None:
+                policy.limits.given_back(admitted)
+            if isinstance(error, EppError):
+                router.observer.failed(raw, error)
             raise
         del self._raw  # it may be large and the answer long
         self._routed = self.routed(decision, body, scheduler, router.pool, router.clock)
@@ -214,5 +226,7 @@ class RequestScope:
         self._end()
 
     def _end(self) -> None:
+        if self._policy.limits is not None:
+            self._policy.limits.ended(self._routed.decision.request, self._routed.response)
         self._policy.scheduler.finished(self._routed.decision, self._routed.response)
         self._router.observer.finished(self._routed.decision, self._routed.response)

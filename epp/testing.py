@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from epp.configuration import loader
+from epp.flow.guards import Guards
+from epp.flow.limits import Limits
 from epp.plugin import Endpoint, Load, NoTokens, Request, Services
 from epp.scheduling.decision import Decision
 
@@ -66,13 +68,17 @@ def services(endpoints: Sequence[Endpoint] = (), **given: Any) -> Services:
 def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) -> Decision:
     """What the configuration (EndpointPickerConfig YAML) decides for `request`, from a cold start, the same each time.
 
-    A plugin's exception comes through as it is. Raises ConfigError, and EppError as a client would get it. Opens an
-    event loop of its own: call it where none runs.
+    Guards and limits come first: what they refuse raises the EppError that the client gets. A plugin's exception comes
+    through as it is. Raises ConfigError, and EppError as a client would get it. Opens an event loop of its own: call it
+    where none runs.
     """
     pipeline = loader.load_text(config_text, clock=lambda: 0.0, random=random.Random(0))
     for plugin in pipeline.plugins:
         plugin.start(services(endpoints))
     scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise)
+    request = Guards(pipeline.guards, _raise).check(request)
+    if pipeline.limits is not None:
+        request = Limits(pipeline.limits, lambda: 0.0, lambda tenant, limit: None, lambda: None).admit(request)
     return scheduler.choose(asyncio.run(scheduler.prepare(request)), endpoints)
 
 

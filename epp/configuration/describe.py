@@ -9,6 +9,7 @@ from typing import Any, Final
 from epp.configuration.loader import Pipeline, Profile
 from epp.configuration.registry import OWN
 from epp.documents.strict import parameters_of
+from epp.flow.limits import LimitSettings
 from epp.plugin import Plugin
 from epp.telemetry.text import printable
 
@@ -17,7 +18,9 @@ _LONGEST: Final = 10_000
 
 def describe(pipeline: Pipeline) -> str:
     """The pipeline in the order a request passes it, with every parameter, weight and what was added by default."""
-    lines = [_line("admission", "detector", pipeline.detector, pipeline)]
+    lines = [_line("guards", "guard", guard, pipeline) for guard in pipeline.guards]
+    lines += _tenants(pipeline.limits)
+    lines.append(_line("admission", "detector", pipeline.detector, pipeline))
     asked = [*_flow(pipeline, lines)]
     lines += [_line("signals", f"{p.produces.__name__} from", p, pipeline) for p in pipeline.producers]
     lines.append(_line("profiles", "handler", pipeline.handler, pipeline))
@@ -27,7 +30,7 @@ def describe(pipeline: Pipeline) -> str:
         profile, where = shadow.profile, f"shadow {shadow.profile.name}"
         lines.append((where, f"picks for {shadow.sample:g} of the requests, priced by {shadow.cost.name}"))
         lines += _profile(profile, where, pipeline)
-    shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.producers, *asked)}
+    shown = {id(each) for each in (pipeline.detector, pipeline.handler, *pipeline.guards, *pipeline.producers, *asked)}
     for profile in (*pipeline.profiles.values(), *([shadow.profile] if shadow else ())):
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
@@ -37,6 +40,26 @@ def describe(pipeline: Pipeline) -> str:
     lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]
     width = max(len(place) for place, _ in lines)
     return "\n".join(f"{place:<{width}}  {text}" for place, text in lines)
+
+
+def _tenants(settings: LimitSettings | None) -> Iterator[tuple[str, str]]:
+    """The lines of limits: whose a request is, and what each tenant may use."""
+    if settings is None:
+        return
+    source = settings.source
+    by = "a guard's word; else all requests are one's" if source is None else f"header {source.header}"
+    yield "limits", f"tenant by {by}{f', claim {source.claim}' if source is not None and source.claim else ''}"
+    for name, limits in {"each tenant": settings.usual, **{f"tenant {n}": o for n, o in settings.own.items()}}.items():
+        counts = {
+            "requests a minute": limits.requests_per_minute,
+            "tokens a minute": limits.tokens_per_minute,
+            "requests at once": limits.concurrent_requests,
+            "tokens of a prompt": limits.max_prompt_tokens,
+            "tokens of an answer": limits.max_output_tokens,
+        }
+        said = [f"{limit:.0f} {what}" for what, limit in counts.items() if limit < inf]
+        said += [] if limits.models is None else [f"of models {', '.join(limits.models) or 'none'}"]
+        yield "limits", f"{name}: {', '.join(said) or 'none'}"
 
 
 def _flow(pipeline: Pipeline, lines: list[tuple[str, str]]) -> Iterator[Plugin]:

@@ -13,16 +13,19 @@ from typing import Any, Final
 
 from epp.configuration.builtin import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
 from epp.configuration.flow import flow_settings, policies, with_flow_control
+from epp.configuration.limits import limit_settings
 from epp.configuration.registry import PluginEntry, PluginRegistry
 from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
+from epp.flow.limits import LimitSettings
 from epp.flow.queues import FlowSettings
 from epp.plugin import (
     Cost,
     Detector,
     FairnessPolicy,
     Filter,
+    Guard,
     OrderingPolicy,
     Picker,
     Plugin,
@@ -86,6 +89,9 @@ class Pipeline:
     """Names of plugins that are declared and referred to by nothing; they take no entry."""
     idle: tuple[str, ...] = ()
     """Settings of the configuration that are accepted and change nothing: path and why."""
+    guards: tuple[Guard, ...] = ()
+    """In the order of the configuration."""
+    limits: LimitSettings | None = None
 
     def scheduler(
         self,
@@ -214,6 +220,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
     _check_built_in(config, registry, problems)
     detector = _detector(config, registry, problems)
     flow = flow_settings(config, registry, detector, problems) if config.flow_control_on else None
+    limits = limit_settings(config, problems)
     profiles = _profiles(config, registry, problems)
     shadow = None
     with problems.collect():
@@ -238,6 +245,8 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         registry.by_name,
         tuple(unused),
         _idle(config, registry),
+        tuple(entry.plugin for entry in registry.by_name.values() if isinstance(entry.plugin, Guard)),
+        limits,
     )
 
 
@@ -354,7 +363,7 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
 def _kind(entry: PluginEntry) -> str:
     kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
     kinds |= {Detector: "saturation detector", FairnessPolicy: "fairness policy", OrderingPolicy: "ordering policy"}
-    kinds[UsageLimitPolicy] = "usage limit policy"
+    kinds |= {UsageLimitPolicy: "usage limit policy", Guard: "guard"}
     return "a " + next(
         (word for kind, word in kinds.items() if isinstance(entry.plugin, kind)), "plugin of no such kind"
     )

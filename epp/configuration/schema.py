@@ -151,8 +151,38 @@ class ShadowSpec:
 
 
 @dataclass(frozen=True)
+class TenantSpec:
+    """Ours: where a request says whose it is, see `epp.flow.tenants.TenantSource`."""
+
+    header: str
+    claim: str = ""
+
+
+@dataclass(frozen=True)
+class TenantLimitsSpec:
+    """Ours: what a tenant may use, 0 for any number; see `epp.flow.limits.TenantLimits`."""
+
+    requests_per_minute: Quantity | None = None
+    tokens_per_minute: Quantity | None = None
+    concurrent_requests: Quantity | None = None
+    max_prompt_tokens: Quantity | None = None
+    max_output_tokens: Quantity | None = None
+    models: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class LimitsSpec(TenantLimitsSpec):
+    """Ours: of each tenant, and of some by name, who have what they do not say from the others."""
+
+    tenant: TenantSpec | None = None
+    tenants: dict[str, TenantLimitsSpec] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EndpointPickerConfig:
-    """A file, decoded; refer to the sources above for the meaning of each field, and to `ShadowSpec` for ours."""
+    """A file, decoded; refer to the sources above for the meaning of each field, and to `ShadowSpec` and `LimitsSpec`
+    for ours.
+    """
 
     api_version: Any = None
     kind: Any = None
@@ -165,6 +195,7 @@ class EndpointPickerConfig:
     request_handler: RequestHandler | None = None
     parser: PluginRef | None = None
     shadow: ShadowSpec | None = None
+    limits: LimitsSpec | None = None
 
     @property
     def flow_control_on(self) -> bool:

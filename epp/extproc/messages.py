@@ -295,10 +295,12 @@ def replaced_chunk(body: bytes) -> bytes:
 def refusal(error: EppError) -> bytes:
     """The answer to the client, in OpenAI's error shape, instead of an endpoint's."""
     param = error.param and _printable(error.param)
-    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": error.reason}}
+    code = error.code or error.reason
+    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": code}}
     headers = [_set("content-type", "application/json")]
     if error.reason:
         headers.append(_set(protocol.DROP_REASON, error.reason))
+    headers += [_set(name, value) for name, value in error.headers.items()]
     immediate = pb.ImmediateResponse(
         status=pb.HttpStatus(code=error.status),
         headers=pb.HeaderMutation(set_headers=headers),

@@ -232,7 +232,7 @@ class FlowControl(Plugin):
     # --- limits and times -------------------------------------------------------------------------------------------
 
     def _fairness_id(self, request: Request) -> str:
-        given = request.header(protocol.FAIRNESS_ID) if self._trusted else None
+        given = (request.header(protocol.FAIRNESS_ID) if self._trusted else None) or request.tenant
         return given[:_LONGEST_ID] if given else DEFAULT_FLOW
 
     def _time(self, entry: Entry, now: float) -> None:

@@ -4,6 +4,7 @@ The formats are OpenAI's as vLLM serves them (chat completions, completions, res
 messages.
 """
 
+from math import inf
 from typing import ClassVar, TypeVar
 
 import msgspec
@@ -17,6 +18,9 @@ T = TypeVar("T")
 ABSENT = Raw()
 MAX_MODEL = 1024
 """Longest model name taken, in characters: it becomes a label and a key in several maps."""
+
+_MOST_TOKENS = 1_000_000_000
+_LONGEST_NUMBER = 400
 
 _TEXT = msgspec.json.Decoder(str)
 
@@ -73,7 +77,7 @@ class Body(msgspec.Struct):
     def answer_tokens(self) -> int | None:
         """The answer's bound in tokens, or None: not given, or not a number an engine would take."""
         limit = bytes(self.output_limit())
-        return int(limit) if limit.isdigit() and len(limit) <= 9 else None
+        return int(limit) if limit.isdigit() and len(limit) <= 9 else _unusual_number(limit)
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -113,6 +117,17 @@ def shown(value: Raw, limit: int = 60) -> str:
     return text if len(view) <= limit else f"{text}… ({len(view)} bytes)"
 
 
+def _unusual_number(text: bytes) -> int | None:
+    """A whole number that is not written as one, as engines take it: `5e3`, `64.0`, `"64"`; at most `_MOST_TOKENS`."""
+    if not text or len(text) > _LONGEST_NUMBER:
+        return None
+    try:
+        value = float(text.strip(b'"'))
+    except ValueError:
+        return None
+    return int(min(value, _MOST_TOKENS)) if value >= 0 and (value == inf or value.is_integer()) else None
+
+
 def _fault(message: str, body: bytes) -> str:
     if body.startswith(b"\xef\xbb\xbf"):
         return "it begins with a byte order mark (byte 0)"
@@ -139,7 +154,8 @@ class Chat(Body):
         return joined(self.tools, messages)
 
     def output_limit(self) -> Raw:
-        return self.max_completion_tokens if memoryview(self.max_completion_tokens) else self.max_tokens
+        newer = bytes(self.max_completion_tokens)
+        return self.max_tokens if newer in (b"", b"null") else self.max_completion_tokens
 
 
 class Completion(Body, rename={"text": "prompt"}):

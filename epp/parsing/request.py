@@ -107,6 +107,9 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """From its headers, else the InferenceObjective."""
     waited: float = 0.0
     """Seconds that it waited in flow control, before it was let go: they count as time until its first token."""
+    tenant: str = ""
+    """Whose it is, where a guard or the limits of the configuration found that out; flow control takes it for the
+    fairness id where no header that counts says one."""
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""

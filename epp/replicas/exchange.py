@@ -222,6 +222,10 @@ class Exchange:
         end = wire.Finished(number, response.status, response.served, response.complete, seen, counts)
         self._publish(wire.encode(end), urgent=False)
 
+    def tell(self, pool: str, plugin: str, piece: Any) -> None:
+        """Something a plugin tells the same plugin of its peers beside requests: it comes to their `restore`."""
+        self._publish(wire.encode(wire.Piece(pool, plugin, piece)), urgent=False)
+
     def leave(self) -> None:
         """This replica ends; its peers need not wait for it."""
         self._publish(wire.encode(wire.Leaving()))
@@ -409,6 +413,8 @@ class Exchange:
             _end(peer.open.pop(message.number, None), _response(message, now))
         elif isinstance(message, wire.Beat):
             self._take_beat(peer, message, now)
+        elif isinstance(message, wire.Piece):
+            self._restore(message)
         elif isinstance(message, wire.Leaving):
             peer.state, peer.ready, peer.fading = "left", False, len(peer.open)
             self._stop_asking(peer)
@@ -495,8 +501,7 @@ class Exchange:
                 peer.wanted = peer.asked[:1]
         elif isinstance(message, wire.Piece):
             peer.pieces += 1
-            if (pool := self._pools.get(message.pool)) is not None:
-                pool.accounts().restore(message.plugin, message.piece, self._endpoints(pool))
+            self._restore(message)
         elif isinstance(message, wire.End):
             complete = peer.pieces == message.pieces
             if complete and peer.asked[:1] == wire.SNAPSHOT:
@@ -507,6 +512,10 @@ class Exchange:
             if not complete:
                 self._degraded("replicas-gap", f"a snapshot of {peer.address} came in part")
                 peer.wanted = wire.SNAPSHOT
+
+    def _restore(self, message: wire.Piece) -> None:
+        if (pool := self._pools.get(message.pool)) is not None:
+            pool.accounts().restore(message.plugin, message.piece, self._endpoints(pool))
 
     def _reconcile(self, peer: Peer) -> None:
         """All it has in flight is known: what else we thought so has ended meanwhile."""

@@ -96,6 +96,10 @@ class ReplicaGroup:
         """What tells peers of the requests of a pool."""
         return Announcer(self.exchange, pool, states)
 
+    def tell(self, pool: str, plugin: str, piece: Any) -> None:
+        """A plugin's word to the same plugin of all peers, which comes to their `restore`."""
+        self.exchange.tell(pool, plugin, piece)
+
     @property
     def live(self) -> int:
         """Replicas that serve now, this one counted."""

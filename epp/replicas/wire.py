@@ -91,7 +91,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=6):
 
 
 class Piece(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=7):
-    """A part of what a plugin knows."""
+    """A part of what a plugin knows: of a snapshot, or, in a live frame, what it tells beside requests."""
 
     pool: str
     plugin: str

@@ -25,6 +25,7 @@ from epp.telemetry.series import (
     FlowSeries,
     Histogram,
     KvEventFigures,
+    LimitSeries,
     Models,
     ModelSeries,
     ReplicaFigures,
@@ -91,6 +92,7 @@ class Metrics:
         self._replicas: Callable[[], ReplicaFigures] | None = None
         self._flows: dict[str, tuple[FlowSeries, Callable[[], FlowFigures | None]]] = {}
         """Pool -> what waited in its flow control, and what waits."""
+        self._limits: dict[str, LimitSeries] = {}
         self._models = Models(clock)
         self._running: dict[str, int] = {}
         """Any model's requests that were given to an endpoint, while there are any."""
@@ -134,6 +136,11 @@ class Metrics:
         """Show what this returns at scrape time (None: flow control is off), and what is counted in the result."""
         series = FlowSeries()
         self._flows[pool] = series, figures
+        return series
+
+    def add_limits(self, pool: str) -> LimitSeries:
+        """Show what is counted in the result."""
+        series = self._limits[pool] = LimitSeries()
         return series
 
     # --- one request
@@ -350,6 +357,11 @@ class Metrics:
             for labels, histogram in series.waits.items():
                 yield (pool, *labels), histogram
 
+    def _limit_refusals(self) -> Rows:
+        for pool, series in self._limits.items():
+            for labels, count in series.refusals.items():
+                yield (pool, *labels), count
+
     def _of_flows(self, of: Callable[[tuple[str, int, int, int]], int]) -> Rows:
         for pool, (series, source) in self._flows.items():
             figures = source()
@@ -409,6 +421,7 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
     "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),
     "warmpath_pool_saturation": Metrics._saturations,
+    "warmpath_limit_refused_total": Metrics._limit_refusals,
     "warmpath_endpoint_decisions_total": lambda m: m._of_endpoints(lambda s: s.decisions),
     "inference_extension_scheduler_attempts_total": Metrics._attempts,
     "warmpath_endpoint_prompt_tokens_total": lambda m: m._of_endpoints(lambda s: s.tokens),

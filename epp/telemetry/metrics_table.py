@@ -244,6 +244,13 @@ FAMILIES: tuple[Family, ...] = (
         ("pool",),
         aliases=_of_flow("pool_saturation", "pool"),
     ),
+    Family(
+        "warmpath_limit_refused_total",
+        "counter",
+        "Requests refused because of a tenant's limits, by limit: model, prompt-tokens, output-tokens, requests, "
+        "tokens, concurrent-requests",
+        ("pool", "tenant", "limit"),
+    ),
     # --- endpoints; their series end with the endpoint
     Family(
         "warmpath_endpoint_prompt_tokens_total",

@@ -96,6 +96,22 @@ class FlowSeries:
         return fairness_id
 
 
+class LimitSeries:
+    """Refusals by (tenant, limit), of at most `MAX_FLOWS` tenants by name."""
+
+    def __init__(self) -> None:
+        self.refusals: dict[tuple[str, str], int] = {}
+        self._tenants: set[str] = set()
+
+    def refused(self, tenant: str, limit: str) -> None:
+        if tenant not in self._tenants:
+            if len(self._tenants) < table.MAX_FLOWS:
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHER
+        self.refusals[tenant, limit] = self.refusals.get((tenant, limit), 0) + 1
+
+
 class ModelSeries:
     """What is counted per model."""
 

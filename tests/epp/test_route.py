@@ -2,17 +2,20 @@ import asyncio
 import tracemalloc
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from epp import route
 from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
+from epp.flow.guards import Guards
+from epp.flow.limits import Limits, LimitSettings, TenantLimits
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import Objective, RawRequest, Response
-from epp.plugin import Detector, Endpoint, Filter, Plugin, Producer, Request
+from epp.plugin import Detector, Endpoint, Filter, Guard, Plugin, Producer, Refusal, Request, annotated
 from epp.pool.store import Pool, PoolState, Rewrite, Target
 from epp.route import Admission, Policy, Router
 from epp.scheduling.decision import Decision
@@ -77,6 +80,24 @@ class Slow(Producer[int]):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, int]:
         return dict.fromkeys(endpoints, 1)
+
+
+class Endless(Producer[int]):
+    """It never finds out."""
+
+    produces = int
+
+    async def prepare(self, request: Request) -> None:
+        await asyncio.Event().wait()
+
+    def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, int]:
+        return dict.fromkeys(endpoints, 1)
+
+
+class Denies(Guard):
+    def check(self, request: Request) -> Request | Refusal | None:
+        team = request.header("x-team") or ""
+        return Refusal(451, "no") if team == "mallory" else annotated(request, tenant=team)
 
 
 class Nobody(Filter):
@@ -154,6 +175,64 @@ async def test_a_pool_that_does_not_come_is_not_waited_for_long(monkeypatch: pyt
     monkeypatch.setattr(route, "NEW_POOL_SECONDS", 0.01)
     error = await unloaded().refusal(chat())
     assert (error.status, str(error)) == (503, "pool default/p is not loaded yet")
+
+
+def limited(rig: Rig, **usual: Any) -> Limits:
+    """The rig with limits of one tenant, who is who says nothing."""
+    limits = Limits(LimitSettings(TenantLimits(**usual)), lambda: rig.now, lambda *_: None, lambda: None)
+    fresh = scheduler(picker=RoundRobinPicker(), others=[rig.accounts, rig.detector, limits])
+    rig.router.policy = replace(rig.router.policy, scheduler=fresh, limits=limits)
+    return limits
+
+
+async def test_a_tenants_request_counts_from_its_coming_to_its_end() -> None:
+    rig = Rig()
+    limited(rig, concurrent_requests=1, requests_per_minute=9)
+    async with rig.router.route(chat()) as routed:
+        error = await rig.refusal(chat())
+        assert (error.status, error.code) == (429, "rate_limit_exceeded")
+        headers = routed.answered(200, A)
+        assert headers["x-ratelimit-remaining-requests"] == "8"
+    async with rig.router.route(chat()):
+        pass
+    assert rig.diary.lines[1] == "failed 429"
+
+
+async def test_what_the_answer_reports_takes_the_place_of_the_estimate() -> None:
+    rig = Rig()
+    limited(rig, tokens_per_minute=100)
+    body = CHAT.replace(b"}]}", b'}], "max_tokens": 60}')
+    for _ in range(3):
+        async with rig.router.route(chat(body=body)) as routed:
+            routed.answered(200, A, "application/json")
+            routed.answer_chunk(b'{"usage": {"prompt_tokens": 9, "completion_tokens": 2}}', end=True)
+    assert (await rig.refusal(chat(body=body))).status == 429
+
+
+async def test_a_request_that_finds_no_endpoint_or_loses_its_client_has_used_nothing() -> None:
+    rig = Rig()
+    limits = limited(rig, concurrent_requests=1, requests_per_minute=1)
+    assert (await rig.refusal(chat(subset=()))).status == 503
+    rig.router.policy = replace(rig.router.policy, scheduler=scheduler(producers=[Endless()]))
+    asking = asyncio.ensure_future(rig.router.route(chat()).__aenter__())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert limits.admit(Request(id="r", model="m", body=b"x")).tenant == "anonymous"
+
+
+async def test_guards_come_first_and_their_refusal_is_the_answer() -> None:
+    rig = Rig()
+    limits = limited(rig, requests_per_minute=1)
+    rig.router.policy = replace(rig.router.policy, guards=Guards([Denies()], lambda plugin, error: None))
+    for _ in range(2):
+        error = await rig.refusal(chat(x_team="mallory"))
+        assert (error.status, error.message, error.reason) == (451, "no", "rejected-guard")
+    async with rig.router.route(chat(x_team="a")) as routed:
+        assert routed.decision.request.tenant == "a"
+    assert (await rig.refusal(chat(x_team="a"))).status == 429
+    assert limits.admit(Request(id="r", model="m", body=b"x", tenant="b")).tenant == "b"
 
 
 async def test_a_pool_that_went_is_not_waited_for() -> None:

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from epp import protocol
-from epp.errors import EppError, NoEndpoint, TooLarge
+from epp.errors import EppError, NoEndpoint, RateLimited, TooLarge
 from epp.extproc import messages
 from epp.extproc.proto import ext_proc_pb2 as pb
 from tests.support.ext_proc.messages import answer_headers, header_map, metadata, request_headers
@@ -167,6 +167,14 @@ def test_a_refusal_is_openai_json() -> None:
         b"content-type": b"application/json",
         b"x-llm-d-request-dropped-reason": b"rejected-no-endpoints",
     }
+
+
+def test_a_refusal_has_its_own_code_and_headers() -> None:
+    answer = refused(RateLimited("later", code="rate_limit_exceeded", reason="why", headers={"retry-after": "7"}))
+    assert answer.status.code == 429
+    assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
+    headers = {option.header.key: option.header.raw_value for option in answer.headers.set_headers}
+    assert headers[b"retry-after"] == b"7"
 
 
 def test_a_refusal_of_any_text_is_bounded_json() -> None:

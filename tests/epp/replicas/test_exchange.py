@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 from epp.replicas import wire
 from epp.replicas.exchange import FADE, JOIN, SILENT
-from tests.support.scheduling.replicas import Member, Network, together
+from tests.support.scheduling.replicas import POOL, Member, Network, together
 
 
 async def test_a_prompt_sent_by_one_replica_draws_the_same_prompt_at_all_others() -> None:
@@ -58,6 +58,17 @@ async def test_a_replica_that_joins_knows_what_the_others_know() -> None:
     a.answer(running)
     network.deliver()
     assert late.exchange.open == 0
+
+
+def test_what_a_plugin_tells_comes_to_the_same_plugin_of_all_peers() -> None:
+    network, (a, *others) = together(3)
+    told: list[tuple[str, object]] = []
+    for other in others:
+        other.scheduler.restore = lambda name, piece, endpoints: told.append((name, piece))  # type: ignore[method-assign]
+    a.exchange.tell(POOL, "limits", ["counts", 1, [["t", 1, 20, 1]]])
+    a.exchange.tell("default/unknown", "limits", [])
+    network.deliver()
+    assert told == [("limits", ["counts", 1, [["t", 1, 20, 1]]])] * 2
 
 
 async def test_a_snapshot_repeats_the_order_in_which_prompts_are_forgotten() -> None:
