@@ -2,10 +2,10 @@
 
 It acts when something happens, never on a tick: a request comes, begins or ends, an endpoint comes or goes or is
 scraped, or a time has passed of which it was said before that it would matter. Each look at the queues goes band by
-band, the highest first, and in a band flow by flow as its fairness policy says. The first head whose endpoints are not
-saturated up to its band's ceiling is let go, and chosen for in the same step, so that the next look knows of it. A head
-that may go to no such endpoint holds back all that may go to the same endpoints, in its band and below, and nobody
-else.
+band, the highest first, and in a band flow by flow as its fairness policy says. The first request whose endpoints are
+not saturated up to its band's ceiling is let go, and chosen for in the same step, so that the next look knows of it.
+One that may go to no such endpoint holds back all that may go to the same endpoints, in its flow, its band and below,
+and nobody else: its own tenant's requests for other endpoints go.
 
 Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/flowcontrol.
 """
@@ -225,8 +225,7 @@ class FlowControl(Plugin):
         rows = []
         for band in self._queues.bands(self.clock()):
             for flow in band.in_turn:
-                size = sum(entry.size for entry in flow.waiting)
-                rows.append((flow.id, band.priority, len(flow), size))
+                rows.append((flow.id, band.priority, flow.requests, flow.bytes))
         return FlowFigures(rows, self._last)
 
     # --- limits and times -------------------------------------------------------------------------------------------
@@ -281,18 +280,16 @@ class FlowControl(Plugin):
         ceilings: dict[Group, Sequence[float]] = {}
         for at, band in enumerate(bands):
             for flow in self._turns(band) if band.requests else ():
-                entry = flow.head
-                group = entry.group
-                if group in blocked:
-                    continue
-                saturation = self._saturation(entry)
-                if group not in ceilings:
-                    ceilings[group] = self._ceilings(saturation, bands)
-                if saturation < ceilings[group][at]:
-                    return entry
-                blocked.add(group)
-                if len(blocked) == len(self._queues.groups):
-                    return None
+                while (entry := flow.first(blocked)) is not None:
+                    group = entry.group
+                    saturation = self._saturation(entry)
+                    if group not in ceilings:
+                        ceilings[group] = self._ceilings(saturation, bands)
+                    if saturation < ceilings[group][at]:
+                        return entry
+                    blocked.add(group)
+                    if len(blocked) == len(self._queues.groups):
+                        return None
         return None
 
     def _turns(self, band: Band) -> Iterable[QueuedFlow]:

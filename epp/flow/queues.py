@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import Any, Final
 
@@ -86,27 +87,74 @@ class Entry:
         """None: it does not wait any more."""
 
 
+class _Line:
+    """The requests of a flow that may go to the same endpoints, in their places."""
+
+    __slots__ = ("group", "place", "waiting")
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.waiting: SortedKeyList[Entry, tuple[float, int]] = SortedKeyList(key=_place)
+        self.place: tuple[float, int] = (0.0, 0)
+        """Its first one's, as its flow has it in order."""
+
+
 class QueuedFlow:
     """The requests of one fairness id in a band, in their places."""
 
-    __slots__ = ("band", "id", "place", "waiting")
+    __slots__ = ("_by_first", "_lines", "band", "bytes", "id", "place", "requests")
 
     def __init__(self, band: "Band", id: str) -> None:
         self.band = band
         self.id = id
-        self.waiting: SortedKeyList[Entry, tuple[float, int]] = SortedKeyList(key=_place)
+        self.requests = 0
+        self.bytes = 0
         self.place: tuple[float, int] = (0.0, 0)
         """Its head's, as its band has it in order."""
+        self._lines: dict[Group, _Line] = {}
+        self._by_first: SortedKeyList[_Line, tuple[float, int]] = SortedKeyList(key=_place)
 
     def __len__(self) -> int:
-        return len(self.waiting)
+        return self.requests
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Its requests, those of one group after those of another."""
+        return chain.from_iterable(line.waiting for line in self._lines.values())
 
     @property
     def head(self) -> Entry:
-        return self.waiting[0]
+        return self._by_first[0].waiting[0]
+
+    def first(self, blocked: Collection[Group]) -> Entry | None:
+        """The first that may go elsewhere than the `blocked` groups may."""
+        return next((line.waiting[0] for line in self._by_first if line.group not in blocked), None)
+
+    def add(self, entry: Entry) -> None:
+        line = self._lines.get(entry.group)
+        if line is None:
+            line = self._lines[entry.group] = _Line(entry.group)
+        else:
+            self._by_first.remove(line)
+        line.waiting.add(entry)
+        self._count(line, 1, entry.size)
+
+    def remove(self, entry: Entry) -> None:
+        line = self._lines[entry.group]
+        self._by_first.remove(line)
+        line.waiting.remove(entry)
+        self._count(line, -1, -entry.size)
+
+    def _count(self, line: _Line, requests: int, size: int) -> None:
+        self.requests += requests
+        self.bytes += size
+        if line.waiting:
+            line.place = line.waiting[0].place
+            self._by_first.add(line)
+        else:
+            del self._lines[line.group]
 
 
-def _place(one: Entry | QueuedFlow) -> tuple[float, int]:
+def _place(one: Entry | QueuedFlow | _Line) -> tuple[float, int]:
     return one.place
 
 
@@ -137,7 +185,7 @@ class Band:
         else:
             self._by_head.remove(flow)
         entry.flow = flow
-        flow.waiting.add(entry)
+        flow.add(entry)
         self._settle(flow)
         self.requests += 1
         self.bytes += entry.size
@@ -146,11 +194,11 @@ class Band:
         flow = entry.flow
         assert flow is not None
         self._by_head.remove(flow)
-        flow.waiting.remove(entry)
+        flow.remove(entry)
         entry.flow = None
         self.requests -= 1
         self.bytes -= entry.size
-        if not flow.waiting:
+        if not flow.requests:
             del self._flows[flow.id]
             return
         self._settle(flow)
@@ -181,7 +229,7 @@ class Queues:
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, those that came first first."""
-        found = [entry for band in self._bands.values() for flow in band.in_turn for entry in flow.waiting]
+        found = [entry for band in self._bands.values() for flow in band.in_turn for entry in flow]
         return iter(sorted(found, key=lambda entry: entry.number))
 
     def bands(self, now: float) -> Sequence[Band]:

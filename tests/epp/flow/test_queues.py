@@ -58,7 +58,7 @@ def test_a_flow_has_its_requests_in_their_places_and_equals_as_they_came() -> No
     for one in made:
         queues.add(one, "a", now=0.0)
     (flow,) = queues.band(0, 0.0).in_turn
-    assert [*flow.waiting] == [made[3], made[1], made[0], made[2]]
+    assert [*flow] == [made[3], made[1], made[0], made[2]]
 
 
 def test_flows_by_head_follow_their_heads_and_in_turn_those_who_were_served() -> None:
