@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -22,8 +22,9 @@ from epp.admin.server import AdminServer, AdminSettings
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
 from epp.configuration.lifecycle import Lasting, Lifecycle
-from epp.configuration.loader import Pipeline, load_strategy, load_text
+from epp.configuration.loader import Pipeline, load_strategy, load_text, read_file
 from epp.configuration.reload import ConfigFile
+from epp.configuration.schema import parse
 from epp.errors import ConfigError
 from epp.extproc.conformance_routing import ConformanceRouter
 from epp.extproc.server import AGE, AnyServer, ExtProcServer
@@ -230,9 +231,11 @@ class ServedPool:
         )
         if shared.tracing is not None:
             observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
+        parser = Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers)
+        parser.use(self.pipeline.parsers)
         self.router = Router(
             pool,
-            Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers),
+            parser,
             self._policy(),
             observer,
             shared.clock,
@@ -278,6 +281,7 @@ class ServedPool:
 
     def _changed(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
+        self.router.parser.use(pipeline.parsers)
         self.router.policy = self._policy()
         self.lifecycle.use((*pipeline.plugins, self._learner))
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
@@ -461,6 +465,7 @@ async def serve(settings: Settings) -> int:
         log.info("given and without effect: %s", "; ".join(settings.idle_flags))
     if settings.conformance_testing:
         log.warning("--conformance-testing: clients choose their endpoints; not for production")
+    settings = discovered(settings)
     shared = Shared(settings)
     try:
         await _serve(settings, shared, stop, stop_now)
@@ -569,6 +574,18 @@ def _access(settings: Settings, shared: Shared) -> Access | None:
     """Who may read the second server; None: anyone who reaches it."""
     asked = not settings.endpoints if settings.metrics_endpoint_auth is None else settings.metrics_endpoint_auth
     return Access(shared.api, shared.metrics, shared.clock) if asked else None
+
+
+def discovered(settings: Settings) -> Settings:
+    """With the endpoints file that the configuration names, where the flags name none."""
+    text = settings.config_text if settings.config is None else read_file(settings.config)
+    if settings.endpoints or text is None:
+        return settings
+    try:
+        found = parse(text).endpoints_file
+    except ConfigError:  # the pool's own start says all that is wrong with it
+        return settings
+    return settings if found is None else replace(settings, endpoints=(found,))
 
 
 async def _pools(settings: Settings, shared: Shared) -> StaticPools | KubePools:

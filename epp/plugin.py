@@ -36,15 +36,18 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 
 import msgspec
 
+from epp.errors import BadRequest
 from epp.parsing.request import Api, Request, Response, Slo, Slot, Usage
 from epp.pool.store import Endpoint, Load
 from epp.telemetry.series import KvEventFigures
 
 __all__ = [
     "Api",
+    "BadRequest",
     "CacheRoom",
     "Cost",
     "Detector",
+    "EncoderMatch",
     "Endpoint",
     "FailureShare",
     "FairnessPolicy",
@@ -64,6 +67,7 @@ __all__ = [
     "PrefixMatch",
     "Producer",
     "ProfileHandler",
+    "ReadsPrefixMatch",
     "Refusal",
     "Report",
     "Request",
@@ -114,6 +118,13 @@ class CacheRoom(msgspec.Struct, frozen=True, gc=False):
     shared: int = 0
     """Of `pinned`, what this request's prompt has in common with those in flight, so what it uses without taking more;
     reported where it would not fit otherwise. What is cached and idle counts as free until a request uses it again."""
+
+
+class EncoderMatch(msgspec.Struct, frozen=True, gc=False):
+    """How many of a request's different images, videos and audio clips an endpoint has encoded lately."""
+
+    held: int
+    items: int
 
 
 class InFlight(NamedTuple):
@@ -309,6 +320,22 @@ class Guard(Plugin, ABC):
         """
 
 
+@dataclass
+class ReadsPrefixMatch(Plugin):
+    """A plugin that reads `PrefixMatch`, of the producer it names where a configuration has several."""
+
+    needs: ClassVar[tuple[type[Any], ...]] = (PrefixMatch,)
+
+    prefix_match_info_producer_name: str = ""
+    """Name of the producer; empty: the first one of the configuration."""
+    prefix_match: type[PrefixMatch] = field(default=PrefixMatch, init=False, repr=False)
+    """Under which that producer's signal is; set by the loader."""
+
+    def matches(self, request: Request) -> Mapping[Endpoint, PrefixMatch]:
+        """What each candidate holds of the prompt; empty where the producer failed."""
+        return request.signals.get(self.prefix_match, {})
+
+
 class Filter(Plugin, ABC):
     @abstractmethod
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
@@ -380,11 +407,13 @@ RunProfile = Callable[[str], Sequence[Endpoint]]
 class ProfileHandler(Plugin, ABC):
     @abstractmethod
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
-        """Run one or more of `profiles` and say whose picks count."""
+        """Run one or more of `profiles` and say whose picks count. Raises BadRequest where the request itself is wrong
+        (400)."""
 
 
 class Producer(Plugin, ABC, Generic[S]):
-    """Finds a signal. `produces` names its type; one producer per type is active in a configuration."""
+    """Finds a signal. `produces` names its type; one producer per type is active in a configuration, and of
+    `PrefixMatch` those too that another plugin names (`ReadsPrefixMatch`)."""
 
     produces: ClassVar[type[Any]]
     waits: ClassVar[bool] = True

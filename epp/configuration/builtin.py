@@ -32,6 +32,7 @@ CLASSES: Final = {
     "encode-filter": f"{_FILTERS}.EncodeFilter",
     "prefix-cache-affinity-filter": f"{_FILTERS}.PrefixCacheAffinityFilter",
     "session-affinity-filter": f"{_FILTERS}.SessionAffinityFilter",
+    "context-length-aware": f"{_FILTERS}.ContextLengthAware",
     "utilization-filter": f"{_FILTERS}.UtilizationFilter",
     "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
     "queue-scorer": f"{_SCORERS}.QueueScorer",
@@ -42,6 +43,7 @@ CLASSES: Final = {
     "load-aware-scorer": f"{_SCORERS}.LoadAwareScorer",
     "token-load-scorer": f"{_SCORERS}.TokenLoadScorer",
     "session-affinity-scorer": f"{_SCORERS}.SessionAffinityScorer",
+    "header-label-affinity-scorer": f"{_SCORERS}.HeaderLabelAffinityScorer",
     "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
     "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
     "precise-prefix-cache-scorer": f"{_SCORERS}.PrecisePrefixCacheScorer",
@@ -51,8 +53,12 @@ CLASSES: Final = {
     "weighted-random-picker": f"{_PICKERS}.WeightedRandomPicker",
     "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
     "single-profile-handler": f"{_PICKERS}.SingleProfileHandler",
+    "header-profile-handler": f"{_PICKERS}.HeaderProfileHandler",
     "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
+    "burst-prefix-cache-producer": "epp.prefix.approximate.BurstPrefixCache",
     "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
+    "mm-embeddings-cache-producer": "epp.prefix.media.EncoderCaches",
+    "mm-embeddings-cache-scorer": "epp.prefix.media.EncoderCacheScorer",
     "approx-cache-room-producer": "epp.prefix.approximate.ApproximateCacheRoom",
     "failure-share-producer": "epp.scheduling.failures.FailureShares",
     "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
@@ -81,21 +87,35 @@ ALIASES: Final = {
 MODULES: Final = {"epp.rivals": "tooling.policies"}
 """Older name of a module of ours -> the one that has its plugins."""
 
-BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...]]]] = {
+_TOKENS: Final = Idle("tokens come from the files of --tokenizer, else from a pod's own /tokenize")
+BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "openai-parser": {},
     "anthropic-parser": {},
+    "vllmhttp-parser": {},
+    "sglanghttp-parser": {},
     "passthrough-parser": {},
     "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
     "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
-    "token-producer": {"backend": ("estimate",)},
+    "token-producer": {
+        "backend": ("estimate", "vllm"),
+        "modelName": _TOKENS,
+        "vllm": _TOKENS,
+        "udsTokenizerConfig": _TOKENS,
+        "tokenizersPoolConfig": _TOKENS,
+        "estimate": Idle("tokens of a prompt are estimated by a ratio that is learned for each model"),
+    },
+    "file-discovery": {
+        "path": Idle(""),
+        "watchFile": Idle("the file is always followed", True),
+    },
     "endpoint-notification-source": {},
     "destination-endpoint-served-verifier": {},  # with --conformance-testing
 }
-"""Type of what is always on and has no plugin here -> its parameters, with the values that change nothing."""
+"""Type of what is always on and has no plugin here -> its parameters: the values that are built in, or why any does
+nothing."""
 
 _PREDICTION: Final = "predicted latency"
 _DISAGGREGATION: Final = "prefill/decode disaggregation"
-_MEDIA: Final = "encoder caches of images and video"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
 _TOPOLOGY: Final = "topology"
 _CLUSTERS: Final = "pools over several clusters"
@@ -116,7 +136,6 @@ MISSING: Final = {
     "p2p-source-producer": _DISAGGREGATION,
     "disaggregatedset-rollout-screener": _DISAGGREGATION,
     "disaggregatedset-rollout-pod-extractor": _DISAGGREGATION,
-    "header-profile-handler": "profiles chosen by a header",
     "data-parallel-profile-handler": "data-parallel ranks behind one port; give the InferencePool a port for each rank",
     "topology-affinity-filter": _TOPOLOGY,
     "topology-affinity-scorer": _TOPOLOGY,
@@ -127,24 +146,16 @@ MISSING: Final = {
     "dcgm-extractor": _ATTRIBUTES,
     "models-data-source": _ATTRIBUTES,
     "models-data-extractor": _ATTRIBUTES,
-    "context-length-aware": "ranges of context length by label",
-    "header-label-affinity-scorer": "affinity between a header and a label",
-    "burst-prefix-cache-producer": "placing a burst together; in-flight prompts count as held already",
-    "mm-embeddings-cache-scorer": _MEDIA,
-    "mm-embeddings-cache-producer": _MEDIA,
     "session-id-producer": "session ids from cookies; name headers in the session affinity plugin's sessionIdConfig",
     "session-state-producer": "state kept for each session",
     "agent-identity": "fairness by agent",
     "probabilistic-admitter": "shedding by chance",
     "request-attribute-reporter": "reporting a request's attributes to the gateway",
     "vllmgrpc-parser": "vLLM's gRPC API",
-    "vllmhttp-parser": "vLLM's pre-tokenised API (/inference/v1/generate)",
-    "sglanghttp-parser": "SGLang's own API (/generate)",
     "vertexai-parser": "Vertex AI's API",
     "sheddable-eviction-filter": "eviction of requests in flight",
     "priority-then-time-eviction-order-policy": "eviction of requests in flight",
     "k8s-notification-source": "data sources beside the engines' metrics",
-    "file-discovery": "discovery as a plugin; name the endpoints file on the command line",
     "local-syncer": "state shared between replicas",
     "redis-syncer": "state shared between replicas",
     "multicluster-approx-prefix-cache-producer": _CLUSTERS,
@@ -196,8 +207,16 @@ IMPLIES: Final = {"precise-prefix-cache-scorer": "precise-prefix-cache-producer"
 
 _POOL_KNOWS: Final = "which pods there are, the pool says"
 _SWEEP: Final = {"sessionIdConfig.evictionSweepSeconds": Idle("a session's end is exact, without sweeps")}
-_ONE_PRODUCER: Final = Idle("the one prefix producer of the configuration answers")
+_UNREAD: Final = Idle("without effect in llm-d too; prefixMatchInfoProducerName says it")
+_AT_ONCE: Final = Idle("no window is waited for: a prompt on its way counts as held at once")
 IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
+    "burst-prefix-cache-producer": {
+        "windowDurationMs": _AT_ONCE,
+        "maxBatchSize": _AT_ONCE,
+        "balanceBy": _AT_ONCE,
+        "minColocateBlocks": Idle("a prompt counts as held as far as it is the same, whatever its length"),
+        "maxPerReplica": Idle("how many of a group an endpoint gets, the other scorers say", -1),
+    },
     "precise-prefix-cache-producer": {
         "indexerConfig": Idle("one index in this process holds the events; no backends and no tokenizers belong to it"),
         "tokenProcessorConfig": Idle("blocks are the engines' own, and no hash seed has to agree"),
@@ -206,9 +225,8 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
         "kvEventsConfig.podDiscoveryConfig.podLabelSelector": Idle(_POOL_KNOWS),
         "kvEventsConfig.podDiscoveryConfig.podNamespace": Idle(_POOL_KNOWS),
     },
-    "prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
-    "precise-prefix-cache-scorer": {"prefixMatchInfoProducerName": _ONE_PRODUCER},
-    "no-hit-lru-scorer": {"prefixPluginType": _ONE_PRODUCER, "prefixPluginName": _ONE_PRODUCER},
+    "no-hit-lru-scorer": {"prefixPluginType": _UNREAD, "prefixPluginName": _UNREAD},
+    "active-request-scorer": {"requestTimeout": Idle("a request's end is seen, so none is given up after a time")},
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
@@ -216,5 +234,5 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
 
-LISTENERS: Final = frozenset({"precise-prefix-cache-producer"})
+LISTENERS: Final = frozenset({"precise-prefix-cache-producer", "precise-prefix-cache-scorer"})
 """Types that need llm-d's data layer to be configured for them; here they get their data themselves."""

@@ -18,7 +18,10 @@ _LONGEST: Final = 10_000
 
 def describe(pipeline: Pipeline) -> str:
     """The pipeline in the order a request passes it, with every parameter, weight and what was added by default."""
-    lines = [_line("guards", "guard", guard, pipeline) for guard in pipeline.guards]
+    lines = [("requests", f"read by {', '.join(pipeline.parsers)}")] if pipeline.parsers else []
+    if pipeline.endpoints_file is not None:
+        lines.append(("endpoints", f"of the file {pipeline.endpoints_file}, where --endpoints names none"))
+    lines += [_line("guards", "guard", guard, pipeline) for guard in pipeline.guards]
     lines += _tenants(pipeline.limits)
     lines.append(_line("admission", "detector", pipeline.detector, pipeline))
     asked = [*_flow(pipeline, lines)]

@@ -15,11 +15,19 @@ from epp.configuration.builtin import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSIN
 from epp.configuration.flow import flow_settings, policies, with_flow_control
 from epp.configuration.limits import limit_settings
 from epp.configuration.registry import PluginEntry, PluginRegistry
-from epp.configuration.schema import EndpointPickerConfig, ProfilePlugin, SchedulingProfile, placed, salvaged
+from epp.configuration.schema import (
+    FILE_DISCOVERY,
+    EndpointPickerConfig,
+    ProfilePlugin,
+    SchedulingProfile,
+    placed,
+    salvaged,
+)
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
 from epp.flow.limits import LimitSettings
 from epp.flow.queues import FlowSettings
+from epp.parsing.parser import PARSERS
 from epp.plugin import (
     Cost,
     Detector,
@@ -29,6 +37,7 @@ from epp.plugin import (
     OrderingPolicy,
     Picker,
     Plugin,
+    PrefixMatch,
     Producer,
     ProfileHandler,
     Scorer,
@@ -83,6 +92,10 @@ class Pipeline:
     flow: FlowSettings | None
     """Of flow control; None: requests do not wait here."""
     shadow: ShadowProfile | None
+    parsers: tuple[str, ...]
+    """Types of those that the configuration names, in its order; none: the usual ones."""
+    endpoints_file: Path | None
+    """The pool's endpoints, where `--endpoints` names none."""
     registry: Mapping[str, PluginEntry]
     """Every plugin of the configuration and every one added, by name."""
     unused: tuple[str, ...]
@@ -217,10 +230,12 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
     if not config.plugins and not registry.nameless:
         problems.add("plugins", "expected at least one plugin, got none")
     registry.declare(config.plugins, problems)
+    registry.name_prefix_producers(problems)
     _check_built_in(config, registry, problems)
     detector = _detector(config, registry, problems)
     flow = flow_settings(config, registry, detector, problems) if config.flow_control_on else None
     limits = limit_settings(config, problems)
+    parsers = _parsers(config, registry, problems)
     profiles = _profiles(config, registry, problems)
     shadow = None
     with problems.collect():
@@ -242,6 +257,8 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         detector,
         flow,
         shadow,
+        parsers,
+        config.endpoints_file,
         registry.by_name,
         tuple(unused),
         _idle(config, registry),
@@ -263,6 +280,17 @@ def _check_built_in(config: EndpointPickerConfig, registry: PluginRegistry, prob
             problems.add(path, f"{name} is not there yet: {MISSING[name]}")
         else:
             problems.add(path, f"no plugin is called {short(name)}{nearest(name, [*registry.built_in, *BUILT_IN])}")
+
+
+def _parsers(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> tuple[str, ...]:
+    found = []
+    for path, name in config.parsers:
+        type_ = registry.types.get(name, name)
+        if type_ in PARSERS:
+            found.append(type_)
+        elif type_ in BUILT_IN:
+            problems.add(path, f"{short(name)} is no parser; expected one of {', '.join(PARSERS)}")
+    return tuple(found)
 
 
 def _detector(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> Detector:
@@ -349,6 +377,9 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
         raise ConfigError(f"{path}.pluginRef", f"{short(name)} is in this profile already; expected it once")
     seen.add(name)
     entry = registry.by_name.get(name)
+    if entry is None and registry.types.get(name) == "token-producer":  # samples of llm-d have it there
+        registry.idle.append((f"{path}.pluginRef", f"{short(name)} is built in and always on"))
+        return None
     if entry is None:
         raise ConfigError(f"{path}.pluginRef", registry.no_plugin(name))
     if not isinstance(entry.plugin, (Filter, Scorer, Picker)):
@@ -397,7 +428,16 @@ def _shadow(
 
 def _idle(config: EndpointPickerConfig, registry: PluginRegistry) -> tuple[str, ...]:
     found = list(config.idle)
-    found += [(path, f"{short(name)} is built in and always on") for name, path in registry.built_in.items()]
+    parsers = {name for _, name in config.parsers}
+    for name, path in registry.built_in.items():
+        if registry.types[name] == FILE_DISCOVERY:
+            if name != config.discovery[1]:
+                found.append((path, f"{short(name)} says nothing: dataLayer.discovery does not name it"))
+        elif registry.types[name] not in PARSERS:
+            found.append((path, f"{short(name)} is built in and always on"))
+        elif name not in parsers:
+            found.append((path, f"{short(name)} reads nothing: requestHandler.parsers does not name it"))
+    found += registry.idle
     for entry in registry.by_name.values():
         for key, idle in IDLE.get(ALIASES.get(entry.type, entry.type), {}).items():
             if (value := value_at(entry.parameters, key)) is not None and value != idle.usual:
@@ -444,7 +484,15 @@ def _unused(
         OrderingPolicy,
         UsageLimitPolicy,
     )  # any other kind works by being declared
-    return [p.name for p in registry.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
+    found = [p.name for p in registry.by_name.values() if isinstance(p.plugin, chosen) and id(p.plugin) not in used]
+    read = {PrefixMatch}.union(*(p.plugin.needs for p in registry.by_name.values()))
+    return found + [
+        p.name
+        for p in registry.by_name.values()
+        if isinstance(p.plugin, Producer)
+        and issubclass(p.plugin.produces, PrefixMatch)
+        and p.plugin.produces not in read
+    ]
 
 
 def _producers(registry: PluginRegistry, unused: list[str]) -> tuple[Producer[Any], ...]:
@@ -461,7 +509,7 @@ def _producers(registry: PluginRegistry, unused: list[str]) -> tuple[Producer[An
         todo = [entry for entry in registry.by_name.values() if entry.name not in done and entry.name not in unused]
     by_signal: dict[type[Any], PluginEntry] = {}
     for entry in registry.by_name.values():
-        if isinstance(entry.plugin, Producer):
+        if isinstance(entry.plugin, Producer) and entry.name not in unused:
             first = by_signal.setdefault(entry.plugin.produces, entry)
             if first is not entry:
                 what = entry.plugin.produces.__qualname__

@@ -3,15 +3,17 @@
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from random import Random
-from typing import Any, Final, TypeVar
+from types import new_class
+from typing import Any, Final, TypeVar, cast
 
 from epp.configuration import builtin
 from epp.configuration.schema import PluginSpec
 from epp.documents.strict import Problems, Wrong, build, nearest, short
 from epp.errors import ConfigError
-from epp.plugin import CacheRoom, FailureShare, InFlight, Plugin, PrefixMatch, Producer
+from epp.plugin import CacheRoom, EncoderMatch, FailureShare, InFlight, Plugin, PrefixMatch, Producer, ReadsPrefixMatch
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -26,8 +28,11 @@ _PRODUCERS: Final[Mapping[type[Any], str]] = {
     CacheRoom: "approx-cache-room-producer",
     InFlight: "inflight-load-producer",
     FailureShare: "failure-share-producer",
+    EncoderMatch: "mm-embeddings-cache-producer",
 }
 """Signal -> the producer added where a plugin needs it and the configuration has none."""
+_PREFIX_PRODUCERS: Final = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
+"""Types that are added where a plugin names one as its producer of prefix matches."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,10 @@ class PluginRegistry:
         self.by_name: dict[str, PluginEntry] = {}
         self.built_in: dict[str, str] = {}
         """Names of plugins whose job is done without a plugin object -> their paths."""
+        self.types: dict[str, str] = {}
+        """Their types."""
+        self.idle: list[tuple[str, str]] = []
+        """Path and why, of their parameters that change nothing."""
         self.failed: set[str] = set()
         """Names of plugins that are declared and wrong; nothing more is reported of them."""
         self.nameless = False
@@ -94,7 +103,7 @@ class PluginRegistry:
             with problems.collect():
                 cls = self._class(spec, path)
                 if cls is None:
-                    self.built_in[name] = path
+                    self.built_in[name], self.types[name] = path, builtin.ALIASES.get(spec.type, spec.type)
                 elif hasattr(cls, "companion_of"):
                     later.append((cls, spec, path))
                 else:
@@ -127,6 +136,38 @@ class PluginRegistry:
             return f"no plugin is called {short(name)}; the one of that type is called {same.name!r}"
         return f"no plugin is called {short(name)}{nearest(name, named) or '; expected one of ' + ', '.join(named)}"
 
+    def name_prefix_producers(self, problems: Problems) -> None:
+        """Tell the producers of `PrefixMatch` apart, and each plugin that names one under what its signal is.
+
+        The first is read by all that name none. A type of ours that is named and not declared is added.
+        """
+        readers = [entry for entry in self.by_name.values() if isinstance(entry.plugin, ReadsPrefixMatch)]
+        named = {}
+        for entry in readers:
+            wanted = cast("ReadsPrefixMatch", entry.plugin).prefix_match_info_producer_name
+            path = f"{entry.path}.parameters.prefixMatchInfoProducerName"
+            if not wanted or self.reported(wanted):
+                continue
+            if wanted not in self.by_name and wanted in _PREFIX_PRODUCERS:
+                self.builtin(wanted, Producer, f"{entry.name} reads what it finds")
+            if not _finds_prefixes(found := self.by_name.get(wanted)):
+                own = [each.name for each in self.by_name.values() if _finds_prefixes(each)]
+                what = "no plugin is called" if found is None else "no producer of prefix matches is"
+                problems.add(path, f"{what} {short(wanted)}{nearest(wanted, [*own, *_PREFIX_PRODUCERS])}")
+                continue
+            named[entry.name] = wanted
+        signals: dict[str, type[PrefixMatch]] = {}
+        for entry in self.by_name.values():
+            if _finds_prefixes(entry):
+                first = not signals
+                signals[entry.name] = PrefixMatch if first else _signal_of(entry.name)
+                vars(entry.plugin)["produces"] = signals[entry.name]
+        for entry in readers:
+            plugin = cast("ReadsPrefixMatch", entry.plugin)
+            plugin.prefix_match = signals.get(named.get(entry.name, ""), PrefixMatch)
+            needs = tuple(plugin.prefix_match if need is PrefixMatch else need for need in type(plugin).needs)
+            vars(plugin)["needs"] = needs
+
     def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
         """A new entry of this built-in type under a name of its own, with default parameters."""
         if name in self.by_name:
@@ -153,12 +194,21 @@ class PluginRegistry:
         if kind in builtin.MISSING:
             raise ConfigError(f"{path}.type", f"{kind} is not there yet: {builtin.MISSING[kind]}")
         problems = Problems()
+        if (harmless := builtin.BUILT_IN.get(kind)) is None:
+            return find_class(kind, f"{path}.type", self._plugins_from)
         for key, value in parameters.items():
-            if (harmless := builtin.BUILT_IN.get(kind)) is not None and value not in harmless.get(key, ()):
-                built_in = f"{short(harmless[key][0])} is built in" if key in harmless else "its defaults are built in"
-                problems.add(f"{path}.parameters.{key}", f"{kind} with {short(value)} is not there yet; {built_in}")
+            where, known = f"{path}.parameters.{key}", harmless.get(key)
+            if isinstance(known, builtin.Idle):
+                self.idle += [(where, known.why)] if known.why and value != known.usual else []
+            elif known is None:
+                expected = (
+                    "; expected one of " + ", ".join(harmless) if harmless else "; no parameters are expected here"
+                )
+                problems.add(where, f"unknown{nearest(key, harmless) or expected}")
+            elif value not in known:
+                problems.add(where, f"{kind} with {short(value)} is not there; {short(known[0])} is built in")
         problems.check()
-        return None if kind in builtin.BUILT_IN else find_class(kind, f"{path}.type", self._plugins_from)
+        return None
 
     def _make(self, cls: type[Plugin], spec: PluginSpec, path: str, added: str = "") -> Plugin:
         name, parameters = spec.name or spec.type, dict(spec.parameters or {})
@@ -191,6 +241,16 @@ class PluginRegistry:
         raise ConfigError(
             path, f"{cls.__qualname__} works only with {wanted.__qualname__}, which is not among the plugins"
         )
+
+
+def _finds_prefixes(entry: PluginEntry | None) -> bool:
+    return entry is not None and isinstance(entry.plugin, Producer) and type(entry.plugin).produces is PrefixMatch
+
+
+@cache
+def _signal_of(producer: str) -> type[PrefixMatch]:
+    """Under what the prefix matches of a producer of this name are, where it is not the first."""
+    return new_class(f"PrefixMatch of {producer}", (PrefixMatch,), {"frozen": True, "gc": False})
 
 
 def _moved(specs: list[PluginSpec], problems: Problems) -> list[tuple[str, PluginSpec]]:

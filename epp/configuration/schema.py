@@ -11,6 +11,7 @@ One shape holds all three: what llm-d renamed in v1 is in `_RENAMED`, the old na
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from epp import protocol
@@ -25,6 +26,7 @@ _RENAMED: Final = {
 }
 """Names before llm-d.ai/v1 -> names in it."""
 
+FILE_DISCOVERY: Final = "file-discovery"
 FLOW_CONTROL: Final = "flowControl"
 """The feature gate that has an effect."""
 
@@ -40,6 +42,7 @@ _GATES: Final[Mapping[str, _Gate]] = {
     "dataLayer": _Gate(True, "endpoints' metrics are read in one way"),
     "enableLegacyMetrics": _Gate(False, "endpoints' metrics are read in one way"),
     "haPopulateNonLeaderDatastore": _Gate(True, "every replica is active, none leads"),
+    "prepareDataPlugins": _Gate(True, "producers always run before the pick"),
 }
 
 
@@ -210,16 +213,42 @@ class EndpointPickerConfig:
         return f"{where}.pluginRef", (section.plugin_ref if section else None) or ""
 
     @property
-    def built_in(self) -> list[tuple[str, str]]:
-        """(path, name) of every plugin named for a job that Warmpath has no plugins for: parsing, data sources."""
+    def parsers(self) -> list[tuple[str, str]]:
+        """(path, name) of the parsers named, in order."""
         named = [("parser.pluginRef", self.parser.plugin_ref)] if self.parser else []
         for i, parser in enumerate(self.request_handler.parsers if self.request_handler else ()):
             named.append((f"requestHandler.parsers[{i}].pluginRef", parser.plugin_ref))
+        return named
+
+    @property
+    def built_in(self) -> list[tuple[str, str]]:
+        """(path, name) of every plugin named for a job that Warmpath has no plugins for: parsing, data sources."""
+        named = self.parsers
         for i, source in enumerate(self.data_layer.sources if self.data_layer else ()):
             where = f"dataLayer.sources[{i}]"
             named.append((f"{where}.pluginRef", source.plugin_ref))
             named += [(f"{where}.extractors[{j}].pluginRef", e.plugin_ref) for j, e in enumerate(source.extractors)]
         return named
+
+    @property
+    def discovery(self) -> tuple[str, str]:
+        """(path, name) of the plugin that says where endpoints come from; the name is empty where none is named."""
+        found = self.data_layer.discovery if self.data_layer else None
+        if found is None:
+            return "", ""
+        if found.endpoints is not None:
+            return "dataLayer.discovery.endpoints.pluginRef", found.endpoints.plugin_ref
+        return "dataLayer.discovery.pluginRef", found.plugin_ref or ""
+
+    @property
+    def endpoints_file(self) -> Path | None:
+        """The file that the pool's endpoints are in, where the configuration says so (llm-d's `file-discovery`)."""
+        _, name = self.discovery
+        for plugin in self.plugins:
+            if name and name == (plugin.name or plugin.type) and plugin.type == FILE_DISCOVERY:
+                path = (plugin.parameters or {}).get("path")
+                return Path(path) if isinstance(path, str) and path else None
+        return None
 
     @property
     def idle(self) -> list[tuple[str, str]]:
@@ -235,16 +264,28 @@ class EndpointPickerConfig:
                 for each in fields(self.flow_control)
                 if each.name != "saturation_detector" and getattr(self.flow_control, each.name) not in (None, False)
             ]
-        parsing = "the path of a request says how it is parsed; bodies of other paths are passed on as they are"
-        if self.parser:
-            found.append(("parser", parsing))
-        if self.request_handler and self.request_handler.parsers:
-            found.append(("requestHandler.parsers", parsing))
+        if self.data_layer and self.data_layer.inject_defaults is False:
+            found.append(("dataLayer.injectDefaults", "endpoints' metrics are always read"))
         if self.data_layer and self.data_layer.sources:
             found.append(
                 ("dataLayer.sources", "endpoints' metrics are always read, and who needs events listens itself")
             )
         return found
+
+
+def _check_discovery(config: EndpointPickerConfig, problems: Problems) -> None:
+    path, name = config.discovery
+    if not name or isinstance(name, Wrong):
+        return
+    names = [plugin.name or plugin.type for plugin in config.plugins]
+    found = next((plugin for plugin, own in zip(config.plugins, names, strict=True) if own == name), None)
+    if found is None:
+        problems.add(path, f"no plugin is called {short(name)}{nearest(name, names)}")
+    elif found.type != FILE_DISCOVERY:
+        problems.add(path, f"{short(name)} finds no endpoints; expected a plugin of type {FILE_DISCOVERY}")
+    elif config.endpoints_file is None:
+        where = f"plugins[{config.plugins.index(found)}].parameters.path"
+        problems.add(where, "missing; expected the path of a file with `endpoints:`")
 
 
 def parse(text: str | bytes, where: str = "") -> EndpointPickerConfig:
@@ -320,13 +361,7 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
     """Refuse what the rest of Warmpath would have to do and cannot yet."""
     layer, flow = config.data_layer, config.flow_control
     if layer is not None:
-        if layer.inject_defaults is False:
-            problems.add("dataLayer.injectDefaults", "endpoints' metrics are always scraped; expected true")
-        if layer.discovery is not None:
-            problems.add(
-                "dataLayer.discovery",
-                "discovery plugins are not there yet: where endpoints come from is said on the command line",
-            )
+        _check_discovery(config, problems)
         for each in fields(layer):
             if each.name.startswith(("peer_", "cross_")) and getattr(layer, each.name) is not None:
                 problems.add(f"dataLayer.{yaml_name(each)}", "state shared between replicas is not there yet")

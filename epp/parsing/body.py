@@ -1,7 +1,7 @@
 """A JSON body read once and shallowly: top-level fields stay raw bytes, nothing below them is built.
 
-The formats are OpenAI's as vLLM serves them (chat completions, completions, responses, embeddings) and Anthropic's
-messages.
+The formats are OpenAI's as vLLM serves them (chat completions, completions, responses, embeddings), Anthropic's
+messages, vLLM's and SGLang's own for token ids, and vLLM's for pooling models.
 """
 
 from math import inf
@@ -23,6 +23,8 @@ _MOST_TOKENS = 1_000_000_000
 _LONGEST_NUMBER = 400
 
 _TEXT = msgspec.json.Decoder(str)
+_HEAD = 64
+"""Bytes of an array in which its first value is looked for."""
 
 
 class Body(msgspec.Struct):
@@ -46,6 +48,10 @@ class Body(msgspec.Struct):
     def output_limit(self) -> Raw:
         """The field that bounds the answer's tokens."""
         return self.max_tokens
+
+    def prompt_tokens(self, prompt: bytes) -> int | None:
+        """How many tokens the prompt has, where the body itself says so: a prompt of token ids. Else None."""
+        return None
 
     def model_name(self) -> str:
         """`model`; BadRequest if it is missing, empty, too long or no string."""
@@ -110,6 +116,12 @@ def joined(*parts: Raw) -> bytes:
     return b"".join([part for part in parts if part is not ABSENT])
 
 
+def ids_in(prompt: bytes) -> int | None:
+    """How many token ids an array holds, or arrays of them; None where it is text."""
+    head = prompt[:_HEAD].translate(None, b" \t\r\n[")
+    return prompt.count(b",") + 1 if head[:1].isdigit() else None
+
+
 def shown(value: Raw, limit: int = 60) -> str:
     """A value as a message may show it: short, printable."""
     view = memoryview(value)
@@ -171,6 +183,9 @@ class Completion(Body, rename={"text": "prompt"}):
             return bytes(self.prompt_embeds)
         return bytes(require(self.text, "prompt", b'"[', "a string, an array of strings or an array of token ids"))
 
+    def prompt_tokens(self, prompt: bytes) -> int | None:
+        return ids_in(prompt)
+
 
 class Responses(Body):
     """`/v1/responses`. Instructions become the system message."""
@@ -202,6 +217,92 @@ class Embeddings(Body):
         if not memoryview(self.input) and memoryview(self.messages):
             return bytes(require(self.messages, "messages", b"[", "an array of messages"))
         return bytes(require(self.input, "input", b'"[', "a string, an array of strings or an array of token ids"))
+
+
+class _Sampling(msgspec.Struct):
+    max_tokens: Raw = ABSENT
+    max_new_tokens: Raw = ABSENT
+
+
+_SAMPLING = msgspec.json.Decoder(_Sampling)
+
+
+class _Ids(Body):
+    """A prompt of token ids. The model may be left out, where a server has one only."""
+
+    api: ClassVar[Api] = "generate"
+
+    sampling_params: Raw = ABSENT
+
+    def model_name(self) -> str:
+        return "" if self.model in (ABSENT, Raw(b"null")) else super().model_name()
+
+    def output_limit(self) -> Raw:
+        try:
+            found = _SAMPLING.decode(self.sampling_params)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return ABSENT
+        return found.max_tokens if memoryview(found.max_tokens) else found.max_new_tokens
+
+    def prompt_tokens(self, prompt: bytes) -> int | None:
+        return ids_in(prompt)
+
+
+class Generate(_Ids):
+    """vLLM's `/inference/v1/generate`. Source: vLLM 0.32."""
+
+    token_ids: Raw = ABSENT
+
+    def prompt(self) -> bytes:
+        return bytes(require(self.token_ids, "token_ids", b"[", "an array of token ids"))
+
+
+class NativeGenerate(_Ids):
+    """SGLang's `/generate`: token ids or a text, one or several. Source: SGLang 0.5."""
+
+    input_ids: Raw = ABSENT
+    text: Raw = ABSENT
+
+    def prompt(self) -> bytes:
+        if not memoryview(self.input_ids) and memoryview(self.text):
+            return bytes(require(self.text, "text", b'"[', "a string or an array of strings"))
+        return bytes(require(self.input_ids, "input_ids", b"[", "an array of token ids"))
+
+
+class Pooling(Body):
+    """vLLM's `/rerank`, `/score`, `/classify` and `/pooling`: texts in one field or in two, the query first."""
+
+    api: ClassVar[Api] = "pooling"
+
+    query: Raw = ABSENT
+    queries: Raw = ABSENT
+    text_1: Raw = ABSENT
+    input: Raw = ABSENT
+    messages: Raw = ABSENT
+    data: Raw = ABSENT
+    data_1: Raw = ABSENT
+    documents: Raw = ABSENT
+    items: Raw = ABSENT
+    text_2: Raw = ABSENT
+    data_2: Raw = ABSENT
+
+    def model_name(self) -> str:
+        return "" if self.model in (ABSENT, Raw(b"null")) else super().model_name()
+
+    def prompt(self) -> bytes:
+        return joined(
+            self.query,
+            self.queries,
+            self.text_1,
+            self.input,
+            self.messages,
+            self.data,
+            self.data_1,
+            self.documents,
+            self.items,
+            self.text_2,
+            self.data_2,
+        )
 
 
 class Messages(Body):

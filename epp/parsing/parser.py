@@ -1,6 +1,6 @@
 """`Parser`: a raw HTTP request to `Request`, read once; or not read (api `other`) and routed by load alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from posixpath import normpath
 from typing import Final, Protocol
 from urllib.parse import unquote
@@ -11,23 +11,51 @@ from msgspec import Raw
 
 from epp import protocol
 from epp.errors import BadRequest, UnsupportedMedia
-from epp.parsing.body import ABSENT, Body, Chat, Completion, Embeddings, Messages, Responses, decode
+from epp.parsing.body import (
+    ABSENT,
+    Body,
+    Chat,
+    Completion,
+    Embeddings,
+    Generate,
+    Messages,
+    NativeGenerate,
+    Pooling,
+    Responses,
+    decode,
+)
 from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Request, Slo
 from epp.parsing.rewrite import rewrite_model
 
 _MAX_ID: Final = 256
 """Longest request id taken from a client, in characters."""
 
-_FORMATS: Final[tuple[tuple[str, msgspec.json.Decoder[Body]], ...]] = (
-    ("/v1/chat/completions", msgspec.json.Decoder(Chat)),
-    ("/v1/completions", msgspec.json.Decoder(Completion)),
-    ("/v1/responses", msgspec.json.Decoder(Responses)),
-    ("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
-    ("/v1/messages", msgspec.json.Decoder(Messages)),
-)
+_Format = tuple[str, msgspec.json.Decoder[Body]]
+_CHAT: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Chat)
+_COMPLETION: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Completion)
+_POOLING: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Pooling)
 
-
-_BY_PATH: Final = dict(_FORMATS)
+PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
+    "openai-parser": (
+        ("/v1/chat/completions", _CHAT),
+        ("/v1/completions", _COMPLETION),
+        ("/v1/responses", msgspec.json.Decoder(Responses)),
+        ("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
+        ("/v1/chat/completions/render", _CHAT),
+        ("/v1/completions/render", _COMPLETION),
+        ("/rerank", _POOLING),
+        ("/score", _POOLING),
+        ("/classify", _POOLING),
+        ("/pooling", _POOLING),
+    ),
+    "anthropic-parser": (("/v1/messages", msgspec.json.Decoder(Messages)),),
+    "vllmhttp-parser": (("/inference/v1/generate", msgspec.json.Decoder(Generate)),),
+    "sglanghttp-parser": (("/generate", msgspec.json.Decoder(NativeGenerate)),),
+    "passthrough-parser": (),
+}
+"""Name, as llm-d has it -> ends of the paths it reads and their formats. The last takes any other path as it is."""
+_USUAL: Final = ("openai-parser", "anthropic-parser", "vllmhttp-parser", "passthrough-parser")
+"""Those that read where a configuration names none. Source: llm-d-router v0.10."""
 
 
 class Rules(Protocol):
@@ -67,15 +95,29 @@ class Parser:
         self._trusted = trusted
         self._tokens = tokens
         self._new_id = new_id
+        self.use(_USUAL)
+
+    def use(self, names: Sequence[str]) -> None:
+        """Read with these of `PARSERS` from now on, the first that knows a path; none: with the usual ones.
+
+        Without `passthrough-parser` what is posted to any other path is refused.
+        """
+        names = names or _USUAL
+        self._names = names
+        formats = [each for name in names for each in PARSERS[name]]
+        self._by_path = dict(reversed(formats))
+        self._by_end = sorted(formats, key=lambda each: len(each[0]), reverse=True)
+        self._passes = "passthrough-parser" in names
 
     def parse(self, raw: RawRequest) -> tuple[Request, bytes | None]:
         """The request, and the body to forward where it differs from the one that came (model rewritten), else None.
 
         A path we do not know, a method other than POST and a body that is compressed give api `other`: it is routed by
         load alone. Raises for a body of a known path BadRequest if it is wrong, UnsupportedMedia if its coding is
-        unknown, or any while models are rewritten; BadRequest for an SLO that is no number; never another error.
+        unknown, or any while models are rewritten; BadRequest for a path that `use` leaves to nobody and for an SLO
+        that is no number; never another error.
         """
-        decoder = _decoder(raw)
+        decoder = self._decoder(raw)
         opaque = why_opaque(raw) if decoder is not None else ""
         if opaque and self._rules.rewrites:
             why = "models are rewritten here, for which the body has to be read"
@@ -85,7 +127,7 @@ class Parser:
         fields = decode(decoder, raw.body)
         asked = fields.model_name()
         prompt = fields.prompt()
-        model = self._rules.rewrite(asked)
+        model = self._rules.rewrite(asked) if asked else asked
         priority, slo = self._wanted(raw.headers)
         request = Request(
             id=self._id(raw.headers),
@@ -93,7 +135,7 @@ class Parser:
             asked=asked,
             api=fields.api,
             prompt=prompt,
-            tokens=self._tokens(model, len(prompt)),
+            tokens=fields.prompt_tokens(prompt) or self._tokens(model, len(prompt)),
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),
             salt=fields.salt(),
@@ -104,6 +146,21 @@ class Parser:
             sees_answer=raw.sees_answer,
         )
         return request, None if model == asked else rewrite_model(raw.body, model)
+
+    def _decoder(self, raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
+        """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
+        if raw.method != "POST":
+            return None if raw.method or raw.path else _by_body(raw.body, self._by_path)
+        if (decoder := self._by_path.get(raw.path)) is not None:
+            return decoder
+        path = _plain(raw.path)
+        for end, decoder in self._by_end:
+            if path.endswith(end):
+                return decoder
+        if not self._passes:
+            ends = ", ".join(end for end, _ in self._by_end)
+            raise BadRequest(f"path: {path[:60]!r} is read by none of {', '.join(self._names)}; expected one of {ends}")
+        return None
 
     def _other(self, raw: RawRequest, opaque: str) -> Request:
         priority, slo = self._wanted(raw.headers)
@@ -169,19 +226,6 @@ def milliseconds(text: str) -> float | None:
     return value / 1000 or None
 
 
-def _decoder(raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
-    """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
-    if raw.method != "POST":
-        return None if raw.method or raw.path else _by_body(raw.body)
-    if (decoder := _BY_PATH.get(raw.path)) is not None:
-        return decoder
-    path = _plain(raw.path)
-    for suffix, decoder in _FORMATS:
-        if path.endswith(suffix):
-            return decoder
-    return None
-
-
 def _plain(target: str) -> str:
     """A request's path as servers see it that unquote it (once), join slashes or take dot segments out."""
     path = target.partition("?")[0].partition("#")[0]
@@ -198,7 +242,7 @@ class _Fields(msgspec.Struct):
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
 
 
-def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
+def _by_body(body: bytes, by_path: Mapping[str, msgspec.json.Decoder[Body]]) -> msgspec.json.Decoder[Body] | None:
     """The format where a gateway (NGINX Gateway Fabric) gives neither method nor path: by a field it must have."""
     try:
         fields = _FIELDS.decode(body)
@@ -206,7 +250,7 @@ def _by_body(body: bytes) -> msgspec.json.Decoder[Body] | None:
         return None
     for value, path in ((fields.messages, "/v1/chat/completions"), (fields.prompt, "/v1/completions")):
         if value is not ABSENT:
-            return _BY_PATH[path]
+            return by_path.get(path)
     return None
 
 

@@ -31,8 +31,9 @@ def short_salt(salt: str) -> str:
     return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
 
 
-Api = Literal["chat", "completions", "responses", "embeddings", "messages", "other"]
-"""Which wire format the body has; `other` is routed by load alone."""
+Api = Literal["chat", "completions", "responses", "embeddings", "messages", "generate", "pooling", "other"]
+"""Which wire format the body has; `other` is routed by load alone. `generate`: token ids, as vLLM and SGLang take them;
+`pooling`: vLLM's rerank, score, classify and pooling."""
 
 NO_HEADERS: Mapping[str, str] = {}
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})

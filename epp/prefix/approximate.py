@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Slot
 from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
@@ -268,6 +268,22 @@ def _common(chain: Sequence[int], other: Sequence[int]) -> int:
         else:
             high = middle
     return low
+
+
+@dataclass(eq=False)
+class BurstPrefixCache(ApproximatePrefixCache):
+    """`burst-prefix-cache-producer`: prompts that come together go together.
+
+    llm-d's gathers requests for `window_duration_ms` and then says which endpoint holds each group. Here a prompt
+    counts as held from the moment it is sent, so the second request of a burst is drawn to where the first went, and
+    nobody waits. Its parameters are taken, and change nothing. Source: llm-d-router.
+    """
+
+    window_duration_ms: int = 100
+    max_per_replica: int = -1
+    min_colocate_blocks: int = 0
+    max_batch_size: int = 1000
+    balance_by: Literal["requests", "tokens"] = "requests"
 
 
 class ApproximateCacheRoom(Producer[CacheRoom]):

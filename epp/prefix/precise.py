@@ -307,7 +307,7 @@ class PrecisePrefixCache(PrefixCache):
         if read is None or endpoint in read.pins:
             return
         size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
-        match = request.signals.get(PrefixMatch, {}).get(endpoint)
+        match = request.signals.get(self.produces, {}).get(endpoint)
         predicted = -1
         if match is not None and endpoint not in read.without_events:
             predicted = read.held.get(endpoint, match.tokens)

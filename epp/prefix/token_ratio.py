@@ -3,6 +3,7 @@
 It is learned from answers where the gateway shows them, else from the engines' counters.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -71,6 +72,8 @@ class TokenRatio:
             self._seen.popitem(last=False)
 
 
+_IDS: Final = re.compile(rb"[\s\[]*[0-9]")
+"""How token ids begin, which say themselves how many they are; their bytes are no text."""
 _PIECE: Final = 100
 """Models in a piece of a snapshot."""
 
@@ -118,6 +121,9 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         window = self._window(endpoint)
+        if _IDS.match(request.prompt):
+            window.uncounted = True
+            return
         size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)
         window.bytes += size
         window.models.add(request.model)

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, Request
+from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer
 from epp.scheduling.sessions import SessionAffinity
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
@@ -97,7 +97,59 @@ class EncodeFilter(_RoleFilter):
 
 
 @dataclass(eq=False)
-class PrefixCacheAffinityFilter(Filter):
+class ContextLengthAware(Filter, Scorer):
+    """`context-length-aware`: endpoints for the lengths of prompt that their `label` says, as `min-max` in tokens.
+
+    A label is "llm-d.ai/context-length-range" unless named. Score, for a prompt of n tokens: within the range
+    0.3 + 0.7 * (0.7 / (1 + width / 10000) + 0.3 * (max - n) / width), 1 for a width of 0; beyond it
+    0.3 / (1 + tokens to its nearer end / 1000); 0.5 without the label, 0 with one that is no range.
+    `enable_filtering` (false): also drop endpoints whose range does not hold n, or is none. Source: llm-d-router.
+    """
+
+    label: str = "llm-d.ai/context-length-range"
+    enable_filtering: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            raise ValueError("label: expected the key of a label, got nothing")
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if not self.enable_filtering:
+            return endpoints
+        return [e for e in endpoints if self._holds(e, request.tokens)]
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        return [self._score(endpoint, request.tokens) for endpoint in endpoints]
+
+    def _holds(self, endpoint: Endpoint, tokens: int) -> bool:
+        if (text := endpoint.labels.get(self.label)) is None:
+            return True
+        found = _range(text)
+        return found is not None and found[0] <= tokens <= found[1]
+
+    def _score(self, endpoint: Endpoint, tokens: int) -> float:
+        if (text := endpoint.labels.get(self.label)) is None:
+            return 0.5
+        if (found := _range(text)) is None:
+            return 0.0
+        low, high = found
+        if not low <= tokens <= high:
+            return 0.3 / (1.0 + (tokens - high if tokens > high else low - tokens) / 1000.0)
+        width = high - low
+        return 0.3 + 0.7 * (0.7 / (1.0 + width / 10000.0) + 0.3 * (high - tokens) / width) if width else 1.0
+
+
+def _range(text: str) -> tuple[int, int] | None:
+    """`0-2048` as two numbers; None where it is no range."""
+    parts = [part.strip() for part in text.split("-")]
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        return None
+    low, high = map(int, parts)
+    return (low, high) if low <= high else None
+
+
+@dataclass(eq=False)
+class PrefixCacheAffinityFilter(ReadsPrefixMatch, Filter):
     """`prefix-cache-affinity-filter`: keeps the endpoints that hold the prompt, until they are too busy.
 
     Sticky = held share of the prompt's blocks >= `affinity_threshold` (0..1, 0.8). None sticky: all are kept.
@@ -105,10 +157,10 @@ class PrefixCacheAffinityFilter(Filter):
     endpoint is estimated as uncached tokens in flight / `peak_prefill_throughput` (tokens/s, 15928: Qwen3-32B on two
     H100); when the best sticky one is more than `max_ttft_penalty_ms` (18000; 0 = always stick) later than the best
     other, all are kept. `ttft_source`: prefillThroughput only. A signal whose producer failed: all are kept.
-    Source: llm-d-router.
+    `prefix_match_info_producer_name`: see `ReadsPrefixMatch`. Source: llm-d-router.
     """
 
-    needs = (PrefixMatch, InFlight)
+    needs: ClassVar[tuple[type[Any], ...]] = (PrefixMatch, InFlight)
 
     affinity_threshold: float = 0.8
     exploration_probability: float = 0.0
@@ -131,7 +183,7 @@ class PrefixCacheAffinityFilter(Filter):
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if self.exploration_probability and self.random.random() < self.exploration_probability:
             return endpoints
-        match: Mapping[Endpoint, PrefixMatch] = request.signals.get(PrefixMatch, {})
+        match = self.matches(request)
         if not match:
             return endpoints
         sticky = [endpoint for endpoint in endpoints if match[endpoint].share >= self.affinity_threshold]

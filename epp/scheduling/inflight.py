@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from epp.plugin import Endpoint, InFlight, PrefixMatch, Producer, Request, Response, Slot
+from epp.plugin import Endpoint, InFlight, Producer, ReadsPrefixMatch, Request, Response, Slot
 
 _IDLE = InFlight(0, 0)
 
 
 @dataclass(eq=False)
-class InFlightLoad(Producer[InFlight]):
+class InFlightLoad(ReadsPrefixMatch, Producer[InFlight]):
     """`inflight-load-producer`: requests and uncached prompt tokens in flight, by endpoint.
 
     A request counts from the pick to its end. Its prompt tokens, less those the endpoint holds where a `PrefixMatch`
@@ -17,12 +18,13 @@ class InFlightLoad(Producer[InFlight]):
 
     `add_estimated_output_tokens` (false): also count tokens to be generated, until the end: prompt tokens (cached or
     not) times `output_ratio` (1.5), at most the request's own `max_tokens` and `max_estimated_output_tokens` (tokens,
-    no bound). Source: llm-d-router.
+    no bound). `prefix_match_info_producer_name`: see `ReadsPrefixMatch`. Source: llm-d-router.
 
     An endpoint is remembered while it has requests, so there is nothing to forget when it leaves the pool.
     """
 
     produces = InFlight
+    needs: ClassVar[tuple[type[Any], ...]] = ()  # where nobody finds out what is held, all tokens count
 
     add_estimated_output_tokens: bool = False
     output_ratio: float = 1.5
@@ -42,8 +44,7 @@ class InFlightLoad(Producer[InFlight]):
         return {endpoint: load.get(endpoint, _IDLE) for endpoint in endpoints}
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        matches: Mapping[Endpoint, PrefixMatch] = request.signals.get(PrefixMatch, {})
-        match = matches.get(endpoint)
+        match = self.matches(request).get(endpoint)
         prompt = max(0, request.tokens - match.tokens) if match is not None else request.tokens
         output = self._output(request) if self.add_estimated_output_tokens else 0
         self._counted.set(request, (prompt, output))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import ClassVar
 
-from epp.plugin import Endpoint, Picked, Picker, ProfileHandler, Request, RunProfile
+from epp.plugin import BadRequest, Endpoint, Picked, Picker, ProfileHandler, Request, RunProfile
 
 _score = itemgetter(1)
 
@@ -132,3 +132,28 @@ class SingleProfileHandler(ProfileHandler):
         if len(profiles) != 1:
             raise ValueError(f"single-profile-handler needs exactly one profile, found {', '.join(profiles) or 'none'}")
         return Picked(run(profiles[0]))
+
+
+@dataclass(eq=False)
+class HeaderProfileHandler(ProfileHandler):
+    """`header-profile-handler`: runs the profile that a request's header names; where there is one only, that one.
+
+    `header_name` (EPP-Profile); without the header, or with an empty one, `default_profile` (decode) runs. A name that
+    is no profile's is the client's error (400). Source: llm-d-router, which answers 429 there.
+    """
+
+    header_name: str = "EPP-Profile"
+    default_profile: str = "decode"
+
+    def __post_init__(self) -> None:
+        if not self.header_name:
+            raise ValueError("headerName: expected the name of a header, got nothing")
+
+    def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
+        if len(profiles) == 1:
+            return Picked(run(profiles[0]))
+        header = self.header_name.lower()
+        name = (request.header(header) or "").strip() or self.default_profile
+        if name not in profiles:
+            raise BadRequest(f"{header}: got {name[:60]!r}; expected one of {', '.join(profiles)}")
+        return Picked(run(name))

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Scorer, Slot, least
+from epp.plugin import Endpoint, InFlight, ReadsPrefixMatch, Request, Scorer, Slot, least
 from epp.scheduling.sessions import SessionAffinity
-
-PREFIX_PRODUCERS = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
-"""One of them is active, whichever is named."""
 
 
 class QueueScorer(Scorer):
@@ -36,33 +33,24 @@ class KvCacheUtilizationScorer(Scorer):
 
 
 @dataclass(eq=False)
-class PrefixCacheScorer(Scorer):
+class PrefixCacheScorer(ReadsPrefixMatch, Scorer):
     """`prefix-cache-scorer`: w * min(1, held tokens / scale)^2 + (1 - w) * held blocks / blocks of the prompt.
 
     w: `match_length_weight` (0..1, 0); scale: `match_length_scale_tokens` (tokens, 8192).
-    `prefix_match_info_producer_name`: one producer is active in a configuration, so only its own name or none will do.
-    Source: GIE v1.5 (w = 0), llm-d-router.
+    `prefix_match_info_producer_name`: see `ReadsPrefixMatch`. Source: GIE v1.5 (w = 0), llm-d-router.
     """
-
-    needs = (PrefixMatch,)
 
     match_length_weight: float = 0.0
     match_length_scale_tokens: int = 8192
-    prefix_match_info_producer_name: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.match_length_weight <= 1.0:
             raise ValueError(f"matchLengthWeight: expected 0 to 1, got {self.match_length_weight}")
         if self.match_length_scale_tokens < 1:
             raise ValueError(f"matchLengthScaleTokens: expected 1 or more, got {self.match_length_scale_tokens}")
-        if self.prefix_match_info_producer_name not in ("", *PREFIX_PRODUCERS):
-            raise ValueError(
-                f"prefixMatchInfoProducerName: expected {' or '.join(PREFIX_PRODUCERS)}, "
-                f"got {self.prefix_match_info_producer_name!r}"
-            )
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        match = request.signal(PrefixMatch)
+        match = request.signal(self.prefix_match)
         weight = self.match_length_weight
         if not weight:
             return [match[endpoint].share for endpoint in endpoints]
@@ -82,13 +70,14 @@ class ActiveRequestScorer(Scorer):
     """`active-request-scorer`: 1 up to `idle_threshold`, else (max - n) / max * `max_busy_score`.
 
     n: requests we have in flight to the endpoint; max: the most of any candidate. `idle_threshold` (requests, 0);
-    `max_busy_score` (0..1, 1.0). Source: llm-d-router.
+    `max_busy_score` (0..1, 1.0); `request_timeout`: of older files, without effect there too. Source: llm-d-router.
     """
 
     needs = (InFlight,)
 
     idle_threshold: int = 0
     max_busy_score: float = 1.0
+    request_timeout: str = ""
 
     def __post_init__(self) -> None:
         if self.idle_threshold < 0:
@@ -152,6 +141,27 @@ class SessionAffinityScorer(SessionAffinity, Scorer):
         return [1.0 if endpoint is home else 0.0 for endpoint in endpoints]
 
 
+@dataclass(eq=False)
+class HeaderLabelAffinityScorer(Scorer):
+    """`header-label-affinity-scorer`: 1 where the label `label_key` has the value of the header `header_name`, else 0.
+
+    It says who is preferred, so a client's own header counts. Source: llm-d-router.
+    """
+
+    header_name: str
+    label_key: str
+
+    def __post_init__(self) -> None:
+        for name, key, what in (("headerName", self.header_name, "a header"), ("labelKey", self.label_key, "a label")):
+            if not key:
+                raise ValueError(f"{name}: expected the name of {what}, got nothing")
+        self.header_name = self.header_name.lower()
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        wanted = request.header(self.header_name)
+        return [1.0 if wanted and e.labels.get(self.label_key) == wanted else 0.0 for e in endpoints]
+
+
 class LoraAffinityScorer(Scorer):
     """`lora-affinity-scorer`: 1 where the request's adapter runs, 0.8 where a slot is free, 0.6 where it waits, else 0.
 
@@ -174,16 +184,15 @@ class LoraAffinityScorer(Scorer):
 
 
 @dataclass(eq=False)
-class NoHitLruScorer(Scorer):
+class NoHitLruScorer(ReadsPrefixMatch, Scorer):
     """`no-hit-lru-scorer`: a cold prompt goes to the endpoint that took one longest ago, so that caches grow evenly.
 
     Cold = no candidate holds a block of it. Then 1 - rank / (n - 1): first the n candidates that never took a cold
     prompt, in order, then the others, longest ago first; one candidate scores 1. A warm prompt: 0.5 for all.
     `lru_size` (endpoints, 1024): how many are remembered. `prefix_plugin_type` and `prefix_plugin_name` are accepted
-    for llm-d's files, where they have no effect either. Source: llm-d-router.
+    for llm-d's files, where they have no effect either. `prefix_match_info_producer_name`: see `ReadsPrefixMatch`.
+    Source: llm-d-router.
     """
-
-    needs = (PrefixMatch,)
 
     lru_size: int = 1024
     prefix_plugin_type: str = ""
@@ -198,7 +207,7 @@ class NoHitLruScorer(Scorer):
             raise ValueError(f"lruSize: expected 1 or more, got {self.lru_size}")
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        match = request.signal(PrefixMatch)
+        match = request.signal(self.prefix_match)
         cold = not any(match[endpoint].blocks for endpoint in endpoints)
         self._cold.set(request, cold)
         if not cold:

@@ -16,7 +16,7 @@ import aiohttp
 import grpc
 import pytest
 
-from epp.app import Settings, serve
+from epp.app import Settings, discovered, serve
 from epp.errors import ConfigError
 from epp.process.watchdog import EXIT_STALLED
 from tests.support.ext_proc import messages as ext_proc
@@ -369,8 +369,28 @@ async def test_settings_without_effect_are_reported_once(settings: Settings, tmp
     (reported,) = [line for line in lines if "without effect" in line]
     assert reported.endswith(
         "accepted, without effect: featureGates[0]: endpoints' metrics are read in one way; "
-        "plugins[0].parameters.prefixPluginName: the one prefix producer of the configuration answers"
+        "plugins[0].parameters.prefixPluginName: without effect in llm-d too; prefixMatchInfoProducerName says it"
     )
+
+
+async def test_a_configuration_may_name_the_endpoints_file(settings: Settings, tmp_path: Path) -> None:
+    file, text = (
+        settings.endpoints[0],
+        (
+            "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+            "plugins: [{type: queue-scorer}, {type: file-discovery, parameters: {path: PATH, watchFile: true}}]\n"
+            "dataLayer: {discovery: {pluginRef: file-discovery}}\n"
+        ).replace("PATH", str(settings.endpoints[0])),
+    )
+    without = replace(settings, endpoints=(), config_text=text)
+    assert discovered(without).endpoints == (file,)
+    named = replace(settings, endpoints=(tmp_path,), config_text=text)
+    assert discovered(named) is named, "flags say it first"
+    wrong = replace(without, config_text=text.replace("path:", "pfad:"))
+    assert discovered(wrong) is wrong, "its own start tells"
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    assert discovered(replace(without, config_text=None, config=config)).endpoints == (file,)
 
 
 async def test_a_configuration_may_be_given_as_text(settings: Settings, tmp_path: Path) -> None:

@@ -145,6 +145,12 @@ class OwnMatch(_Producer):
     produces: ClassVar[type[Any]] = PrefixMatch
 
 
+class OtherStation(_Producer):
+    """Tells the weather too."""
+
+    produces: ClassVar[type[Any]] = Weather
+
+
 class Station(_Producer):
     """Needs PrefixMatch to tell the weather."""
 

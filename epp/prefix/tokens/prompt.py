@@ -5,7 +5,7 @@ vLLM would refuse, and one whose prompt is not made of text alone, is `Unsupport
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -93,6 +93,15 @@ class _CompletionBody(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
+class _GenerateBody(msgspec.Struct):
+    token_ids: list[int] | None = None
+    input_ids: list[int] | None = None
+    features: Any = None
+    truncate_prompt_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+_GENERATE: Final = msgspec.json.Decoder(_GenerateBody)
 _CHAT: Final = msgspec.json.Decoder(_ChatBody)
 _COMPLETION: Final = msgspec.json.Decoder(_CompletionBody)
 _MESSAGES: Final = msgspec.json.Decoder(MessagesBody)
@@ -111,9 +120,11 @@ def prompt_of(request: Request) -> Prompt:
             return _chat(msgspec.convert(as_chat(_MESSAGES.decode(request.body)), _ChatBody))
         if request.api == "completions":
             return _completion(_COMPLETION.decode(request.body))
+        if request.api == "generate":
+            return _generate(_GENERATE.decode(request.body))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Unsupported(f"a body vLLM would refuse: {type(error).__name__}") from None
-    raise Unsupported(f"the format {request.api!r} is not rendered; expected chat, completions or messages")
+    raise Unsupported(f"the format {request.api!r} is not rendered; expected chat, completions, messages or generate")
 
 
 def _check_values(body: bytes) -> None:
@@ -161,14 +172,27 @@ def _completion(body: _CompletionBody) -> Prompt:
     if isinstance(prompt, str):
         return Text(prompt, body.add_special_tokens)
     if isinstance(prompt, list) and prompt and all(isinstance(each, int) for each in prompt):
-        try:
-            return array("I", prompt)  # type: ignore[arg-type]
-        except OverflowError:
-            raise Unsupported("token ids beyond 32 bits") from None
+        return _ids(prompt)  # type: ignore[arg-type]
     raise Unsupported("no prompt, or several prompts in one request")
 
 
-def _refuse(body: _ChatBody | _CompletionBody) -> None:
+def _generate(body: _GenerateBody) -> Prompt:
+    _refuse(body)
+    if body.features:
+        raise Unsupported("features of images, video or audio")
+    if not (ids := body.token_ids or body.input_ids):
+        raise Unsupported("no token ids, or several prompts in one request")
+    return _ids(ids)
+
+
+def _ids(ids: Sequence[int]) -> "array[int]":
+    try:
+        return array("I", ids)
+    except OverflowError:
+        raise Unsupported("token ids beyond 32 bits") from None
+
+
+def _refuse(body: _ChatBody | _CompletionBody | _GenerateBody) -> None:
     if body.truncate_prompt_tokens is not None:
         raise Unsupported("truncate_prompt_tokens")
     if body.kv_transfer_params and body.kv_transfer_params.get("prompt_token_ids") is not None:

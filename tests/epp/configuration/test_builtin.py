@@ -47,6 +47,7 @@ ALL = [*GIE.split(), *ROUTER.split(), *OURS.split()]
 REQUIRED = {
     "by-label": "{label: role, validValues: [decode]}",
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
+    "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
     "active-request-filter": "{conditions: [{metric: active-requests, maxValue: 5}]}",
 }
 """Parameters of types that do not work without."""
@@ -164,13 +165,10 @@ def test_classes_are_plugins_with_a_docstring(type_: str) -> None:
         (
             "metrics-data-source",
             "{scheme: https}",
-            "metrics-data-source with 'https' is not there yet; 'http' is built",
+            "metrics-data-source with 'https' is not there; 'http' is built in",
         ),
-        (
-            "token-producer",
-            "{vllm: {url: x}}",
-            "plugins[0].parameters.vllm: token-producer with a mapping is not there",
-        ),
+        ("token-producer", "{vlm: {url: x}}", "plugins[0].parameters.vlm: unknown; did you mean 'vllm'?"),
+        ("openai-parser", "{a: 1}", "plugins[0].parameters.a: unknown; no parameters are expected here"),
         ("max-score-picker", "{maxNumOfEndpoint: 2}", "unknown; did you mean 'maxNumOfEndpoints'?"),
         ("max-score-picker", "{maxNumOfEndpoints: 0}", "plugins[0].parameters.maxNumOfEndpoints: expected 1 or more"),
         ("queue-scorer", "{floor: 1}", "plugins[0].parameters.floor: unknown; no parameters are expected here"),
@@ -191,6 +189,10 @@ def test_parameters_that_are_refused(type_: str, parameters: str, line: str) -> 
         ("metrics-data-source", "{scheme: http, path: /metrics, insecureSkipVerify: true}"),
         ("core-metrics-extractor", "{defaultEngine: vllm, engineLabelKey: llm-d.ai/engine-type}"),
         ("token-producer", "{backend: estimate}"),
+        ("token-producer", "{modelName: m, vllm: {url: http://localhost:8000}}"),
+        ("mm-embeddings-cache-producer", "{cacheSizeInMB: 2048}"),
+        ("context-length-aware", "{label: llm-d.ai/context-length-range, enableFiltering: true}"),
+        ("burst-prefix-cache-producer", "{windowDurationMs: 100, maxPerReplica: -1, minColocateBlocks: 0}"),
         ("utilization-detector", "{queueDepthThreshold: 5, metricsStalenessThreshold: 200ms, headroom: 0}"),
         ("concurrency-detector", "{maxConcurrency: 132, concurrencyMode: hybrid}"),
         ("prefix-cache-affinity-filter", "{affinityThreshold: 0.8, maxTTFTPenaltyMs: 18000, peakPrefillThroughput: 9}"),

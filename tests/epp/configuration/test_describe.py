@@ -47,13 +47,14 @@ plugins:
     tokenProcessorConfig: {blockSize: 64}
     speculativeIndexing: false
     kvEventsConfig: {concurrency: 8, podDiscoveryConfig: {podLabelSelector: a=b, podNamespace: x}}
-- {type: prefix-cache-scorer, parameters: {prefixMatchInfoProducerName: precise-prefix-cache-producer}}
+- {type: active-request-scorer, parameters: {requestTimeout: 2m}}
 - {type: no-hit-lru-scorer, parameters: {prefixPluginType: a, prefixPluginName: b}}
 - {type: concurrency-detector, parameters: {inFlightLoadProducerName: c}}
 - {type: session-affinity-scorer, parameters: {strategy: session_id, sessionIdConfig: {evictionsweepseconds: 5}}}
-requestHandler: {parsers: [{pluginRef: openai-parser}]}
-parser: {pluginRef: openai-parser}
-dataLayer: {sources: [{pluginRef: metrics-data-source}]}
+- {type: token-producer, parameters: {modelName: m, vllm: {url: x}, estimate: {image: {mode: static}}}}
+- {type: file-discovery, parameters: {path: /x, watchFile: false}}
+- {type: burst-prefix-cache-producer, parameters: {windowDurationMs: 50, maxPerReplica: -1}}
+dataLayer: {injectDefaults: false, sources: [{pluginRef: metrics-data-source}]}
 """
 
 
@@ -64,22 +65,28 @@ def test_every_setting_without_effect_is_reported_with_why() -> None:
     assert [line.split(": ")[0] for line in reported] == [
         "featureGates[1]",
         "featureGates[2]",
-        "parser",
-        "requestHandler.parsers",
+        "dataLayer.injectDefaults",
         "dataLayer.sources",
         "plugins[0]",
         "plugins[1]",
+        "plugins[7]",
+        "plugins[8]",
+        "plugins[7].parameters.modelName",
+        "plugins[7].parameters.vllm",
+        "plugins[7].parameters.estimate",
+        "plugins[8].parameters.watchFile",
         "plugins[2].parameters.indexerConfig",
         "plugins[2].parameters.tokenProcessorConfig",
         "plugins[2].parameters.speculativeIndexing",
         "plugins[2].parameters.kvEventsConfig.concurrency",
         "plugins[2].parameters.kvEventsConfig.podDiscoveryConfig.podLabelSelector",
         "plugins[2].parameters.kvEventsConfig.podDiscoveryConfig.podNamespace",
-        "plugins[3].parameters.prefixMatchInfoProducerName",
+        "plugins[3].parameters.requestTimeout",
         "plugins[4].parameters.prefixPluginType",
         "plugins[4].parameters.prefixPluginName",
         "plugins[5].parameters.inFlightLoadProducerName",
         "plugins[6].parameters.sessionIdConfig.evictionSweepSeconds",
+        "plugins[9].parameters.windowDurationMs",
     ]
     assert "featureGates[1]: endpoints' metrics are read in one way" in reported
 

@@ -1,5 +1,6 @@
 """From configurations to pipelines: samples and strategies, defaults that are added, and what is refused at start."""
 
+from asyncio import run
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from epp import protocol
 from epp.configuration import builtin, loader
+from epp.configuration.schema import parse
 from epp.documents.strict import Problems
 from epp.errors import ConfigError
 from epp.flow.saturation import ConcurrencyDetector, UtilizationDetector
@@ -18,6 +20,7 @@ from epp.plugin import InFlight, PrefixMatch
 from epp.scheduling.pickers import MaxScorePicker, SingleProfileHandler
 from tests.support.plugins import All, Chooser, First, Never, Required, Warm, Watching
 from tests.support.scheduling.pipelines import RANDOM, clock, loaded
+from tests.support.scheduling.schedulers import ask, fail, pods
 
 SAMPLES = sorted((Path(__file__).parents[3] / "manifests" / "configs").glob("*.yaml"))
 HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
@@ -248,7 +251,7 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         ),
         ("Chooser single-profile-handler", "", "", "single-profile-handler is a second profile handler; expected one"),
         ("NeedsWeather", "", "", "plugins[0]: needs the signal Weather, and no plugin produces it"),
-        ("OwnMatch Couple", "", "", "plugins[1]: Couple and OwnMatch both produce PrefixMatch"),
+        ("Station OtherStation", "", "", "plugins[1]: OtherStation and Station both produce Weather"),
         ("OwnMatch approx-cache-room-producer", "", "", "ApproximateCacheRoom works only with PrefixCache"),
         ("Circular Station", "", "", "these need each other's signals: Circular, Station"),
         ("All", "a: All, b: All", "shadow: {profile: c}", "shadow.profile: no profile is called 'c'"),
@@ -269,7 +272,13 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
             "saturationDetector.pluginRef: no plugin is called 'Neve'",
         ),
         ("All", "", "parser: {pluginRef: All}", "parser.pluginRef: 'All' is no parser, data source or extractor"),
-        ("All", "", "parser: {pluginRef: vllmhttp-parser}", "parser.pluginRef: vllmhttp-parser is not there yet: vLLM"),
+        ("All", "", "parser: {pluginRef: vertexai-parser}", "parser.pluginRef: vertexai-parser is not there yet: Vert"),
+        (
+            "All",
+            "",
+            "parser: {pluginRef: token-producer}",
+            "'token-producer' is no parser; expected one of openai-pars",
+        ),
         (
             "All",
             "",
@@ -291,6 +300,103 @@ def test_refused_at_start(plugins: str, profiles: str, rest: str, line: str) -> 
 def test_a_reference_by_type_to_a_plugin_with_a_name_of_its_own() -> None:
     reported = refusal(HEAD + "plugins: [{type: queue-scorer, name: q}]\n" + PROFILE.format("queue-scorer"))
     assert reported.endswith("no plugin is called 'queue-scorer'; the one of that type is called 'q'")
+
+
+TIERED = """
+plugins:
+- {type: approx-prefix-cache-producer, name: gpu}
+- {type: approx-prefix-cache-producer, name: cpu, parameters: {autoTune: false, lruCapacityPerServer: 82000}}
+- {type: no-hit-lru-scorer}
+- {type: prefix-cache-scorer, name: gpu-scorer, parameters: {prefixMatchInfoProducerName: gpu}}
+- {type: prefix-cache-scorer, name: cpu-scorer, parameters: {prefixMatchInfoProducerName: cpu}}
+schedulingProfiles:
+- name: a
+  plugins: [{pluginRef: no-hit-lru-scorer}, {pluginRef: gpu-scorer}, {pluginRef: cpu-scorer}]
+"""
+
+
+def test_each_scorer_reads_the_prefix_producer_that_it_names() -> None:
+    pipeline = loaded(HEAD + TIERED)
+    assert [producer.name for producer in pipeline.producers] == ["gpu", "cpu"]
+    picking = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=fail)
+    a, b = pods("ab")
+    cpu: Any = pipeline.registry["cpu"].plugin
+    request = ask("r", prompt=b"x" * 4096, tokens=1024)
+    run(cpu.prepare(request))
+    cpu.on_picked(request, b)  # as where the GPU's shadow has lost it and the CPU's has not
+    found = picking.choose(run(picking.prepare(ask("s", prompt=b"x" * 4096, tokens=1024))), [a, b])
+    shares = {each.name: [*each.scores] for each in found.runs[0].scored if each.name != "no-hit-lru-scorer"}
+    assert shares == {"gpu-scorer": [0.0, 0.0], "cpu-scorer": [0.0, 1.0]}
+
+
+def test_a_second_prefix_producer_that_nobody_names_takes_no_part() -> None:
+    pipeline = loaded(HEAD + TIERED.replace("prefixMatchInfoProducerName: cpu", ""))
+    assert [producer.name for producer in pipeline.producers] == ["gpu"]
+    assert pipeline.unused == ("cpu",)
+
+
+def test_a_prefix_producer_that_is_named_by_its_type_is_added() -> None:
+    text = TIERED.replace(
+        "prefixMatchInfoProducerName: cpu", "prefixMatchInfoProducerName: precise-prefix-cache-producer"
+    )
+    assert {p.name for p in loaded(HEAD + text).producers} == {"gpu", "precise-prefix-cache-producer"}
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ("cpuu", "no plugin is called 'cpuu'; did you mean 'cpu'?"),
+        ("gpu-scorer", "no producer of prefix matches is 'gpu-scorer'"),
+    ],
+)
+def test_a_prefix_producer_that_is_not_there_is_refused(named: str, line: str) -> None:
+    reported = refusal(
+        HEAD + TIERED.replace("prefixMatchInfoProducerName: cpu", f"prefixMatchInfoProducerName: {named}")
+    )
+    assert reported.startswith(f"plugins[4].parameters.prefixMatchInfoProducerName: {line}")
+
+
+PARSERS = """
+plugins:
+- {type: queue-scorer}
+- {type: openai-parser, name: mine}
+- {type: vllmhttp-parser}
+- {type: anthropic-parser}
+requestHandler: {parsers: [{pluginRef: mine}, {pluginRef: vllmhttp-parser}]}
+"""
+
+
+def test_parsers_are_those_that_the_configuration_names() -> None:
+    pipeline = loaded(HEAD + PARSERS)
+    assert pipeline.parsers == ("openai-parser", "vllmhttp-parser")
+    (idle,) = pipeline.idle
+    assert idle == "plugins[3]: 'anthropic-parser' reads nothing: requestHandler.parsers does not name it"
+    assert loaded(HEAD + "plugins: [{type: queue-scorer}]").parsers == ()
+
+
+DISCOVERY = """
+plugins:
+- {type: queue-scorer}
+- {type: file-discovery, name: files, parameters: {path: /etc/endpoints.yaml, watchFile: true}}
+dataLayer: {discovery: {endpoints: {pluginRef: files}}}
+"""
+
+
+def test_a_configuration_may_name_the_file_of_endpoints() -> None:
+    assert parse(HEAD + DISCOVERY).endpoints_file == Path("/etc/endpoints.yaml")
+    assert parse(HEAD + "plugins: [{type: queue-scorer}]").endpoints_file is None
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        ("pluginRef: files", "pluginRef: file", "dataLayer.discovery.endpoints.pluginRef: no plugin is called 'file'"),
+        ("pluginRef: files", "pluginRef: queue-scorer", "'queue-scorer' finds no endpoints; expected a plugin of type"),
+        ("path: /etc/endpoints.yaml, ", "", "plugins[1].parameters.path: missing; expected the path of a file"),
+    ],
+)
+def test_a_discovery_that_finds_nothing_is_refused(right: str, wrong: str, line: str) -> None:
+    assert line in refusal(HEAD + DISCOVERY.replace(right, wrong))
 
 
 def test_no_plugins() -> None:
@@ -356,7 +462,7 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
         "shadow.sample",
         "extra",
         "featureGates[0]",
-        "dataLayer.discovery",
+        "dataLayer.discovery.pluginRef",
         "plugins[1].type",
         "plugins[2].parameters.bogus",
         "plugins[3].type",

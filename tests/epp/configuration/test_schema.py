@@ -44,6 +44,7 @@ def test_minimal_file(version: str) -> None:
         "flowControl: {saturationDetector: {pluginRef: concurrency-detector}, enableEviction: false}",
         "dataLayer: {sources: [{pluginRef: metrics-data-source, extractors: [{pluginRef: core-metrics-extractor}]}]}",
         "dataLayer: {injectDefaults: true}",
+        "dataLayer: {injectDefaults: false}",
         "parser: {pluginRef: openai-parser}",
         "requestHandler: {parsers: [{pluginRef: openai-parser}, {pluginRef: anthropic-parser}]}",
         "dataLayer:\nflowControl: ~\nfeatureGates: []",
@@ -76,8 +77,10 @@ def test_sections_that_load(version: str, body: str) -> None:
             "flowControl.bandSelectionPolicyPluginRef: bands go by priority, the highest first",
         ),
         ("flowControl: {maxByte: 1}", "flowControl.maxByte: unknown; did you mean 'maxBytes'?"),
-        ("dataLayer: {injectDefaults: false}", "dataLayer.injectDefaults: endpoints' metrics are always scraped"),
-        ("dataLayer: {discovery: {endpoints: {pluginRef: x}}}", "dataLayer.discovery: discovery plugins are not there"),
+        (
+            "dataLayer: {discovery: {endpoints: {pluginRef: x}}}",
+            "dataLayer.discovery.endpoints.pluginRef: no plugin is called 'x'",
+        ),
         ("dataLayer: {peerDiscovery: {pluginRef: x}}", "dataLayer.peerDiscovery: state shared between replicas"),
         (
             "dataLayer: {crossReplica: {syncerPluginRef: x, syncInterval: 1s, publishTimeout: 2s}}",

@@ -69,6 +69,12 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
         ("/v1/models/../chat/./completions", "chat"),
         ("/v1/models/%2e%2E/chat/completions?x=%2f..", "chat"),
         ("/v1/chat/completions#x", "chat"),
+        ("/v1/chat/completions/render", "chat"),
+        ("/v1/completions/render", "completions"),
+        ("/inference/v1/generate", "generate"),
+        ("/v2/rerank", "pooling"),
+        ("/score", "pooling"),
+        ("/generate", "other"),
         ("/v1/chat/%2563ompletions", "other"),
         ("/v1/chat/completions%3fx", "other"),
         ("/v1/chat/completions/%ff", "other"),
@@ -81,7 +87,7 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
     ],
 )
 def test_the_end_of_the_path_tells_the_format(path: str, api: Api) -> None:
-    body = {**CHAT, "prompt": "p", "input": "i"}
+    body = {**CHAT, "prompt": "p", "input": "i", "token_ids": [1, 2], "query": "q"}
     request, _ = parse(body, path)
     assert request.api == api
     assert request.model == ("" if api == "other" else "qwen")
@@ -91,6 +97,69 @@ def test_what_is_not_posted_is_routed_by_load_alone() -> None:
     request, forward = parse(b"", "/v1/chat/completions", {"x-llm-d-inference-objective": "vip"}, method="GET")
     assert (request.api, request.model, request.prompt, request.tokens, request.priority) == ("other", "", b"", 0, 7)
     assert forward is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/inference/v1/generate", {"token_ids": [5, 60, 700]}, ("generate", "", b"[5, 60, 700]", 3, None)),
+        (
+            "/inference/v1/generate",
+            {"model": "qwen", "token_ids": [5], "sampling_params": {"max_tokens": 9}},
+            ("generate", "qwen", b"[5]", 1, 9),
+        ),
+        (
+            "/v1/completions",
+            {"model": "qwen", "prompt": [[1, 2], [3]]},
+            ("completions", "qwen", b"[[1, 2], [3]]", 3, None),
+        ),
+        ("/v1/completions", {"model": "qwen", "prompt": ["1, 2"]}, ("completions", "qwen", b'["1, 2"]', 2, None)),
+        ("/rerank", {"query": "q", "documents": ["d"]}, ("pooling", "", b'"q"["d"]', 2, None)),
+        ("/score", {"model": "qwen", "text_1": "a", "text_2": ["b"]}, ("pooling", "qwen", b'"a"["b"]', 2, None)),
+    ],
+)
+def test_token_ids_count_themselves_and_pooling_has_its_texts(
+    path: str, body: dict[str, Any], expected: tuple[str, str, bytes, int, int | None]
+) -> None:
+    request, _ = parse(body, path, rewrites=False)
+    assert (request.api, request.model, request.prompt, request.tokens, request.max_tokens) == expected
+
+
+def test_the_parsers_that_are_named_read_and_no_others() -> None:
+    parser = Parser(Rules(False), lambda model, nbytes: nbytes // 4, trusted=False)
+    parser.use(["sglanghttp-parser", "anthropic-parser"])
+    ids = RawRequest("POST", "/generate", {}, b'{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 7}}')
+    request, _ = parser.parse(ids)
+    assert (request.api, request.tokens, request.max_tokens) == ("generate", 3, 7)
+    text, _ = parser.parse(RawRequest("POST", "/generate", {}, b'{"text": "abcdefg"}'))
+    assert (text.api, text.prompt) == ("generate", b'"abcdefg"')
+    chat = RawRequest("POST", "/v1/chat/completions", {}, json.dumps(CHAT).encode())
+    with pytest.raises(BadRequest) as refused:
+        parser.parse(chat)
+    assert refused.value.message == (
+        "path: '/v1/chat/completions' is read by none of sglanghttp-parser, anthropic-parser; "
+        "expected one of /v1/messages, /generate"
+    )
+    assert parser.parse(RawRequest("GET", "/v1/models", {}))[0].api == "other"
+    parser.use(["anthropic-parser", "passthrough-parser"])
+    assert parser.parse(chat)[0].api == "other"
+    parser.use(())
+    assert parser.parse(chat)[0].api == "chat"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/inference/v1/generate", {"token_ids": "text"}, "token_ids"),
+        ("/inference/v1/generate", {}, "token_ids"),
+        ("/inference/v1/generate", {"model": 5, "token_ids": [1]}, "model"),
+        ("/rerank", {"model": "", "query": "q"}, "model"),
+    ],
+)
+def test_wrong_token_ids_and_models_are_refused(path: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(body, path)
+    assert refused.value.param == param
 
 
 def test_unknown_paths_may_have_any_body() -> None:

@@ -10,6 +10,7 @@ from epp.protocol import ROLE_LABEL, TEST_SELECTION
 from epp.scheduling.filters import (
     ByLabelFilter,
     Condition,
+    ContextLengthAware,
     DecodeFilter,
     EncodeFilter,
     HeaderBasedTestingFilter,
@@ -202,3 +203,40 @@ def test_affinity_reads_what_producers_find() -> None:
     a, b = pods("ab")
     s = scheduler(filters=[PrefixCacheAffinityFilter(max_ttft_penalty_ms=0)], producers=[Held(b=(100, 9))])
     assert s.choose(ask(), [a, b]).endpoint is b
+
+
+LENGTHS = [
+    pod("short", labels={"llm-d.ai/context-length-range": "0-2048"}),
+    pod("long", labels={"llm-d.ai/context-length-range": "2048 - 8192"}),
+    pod("wrong", labels={"llm-d.ai/context-length-range": "8192-2048"}),
+    pod("any"),
+]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "scores"),
+    [
+        (1024, [0.3 + 0.7 * (0.7 / 1.2048 + 0.3 * 0.5), 0.3 / 2.024, 0.0, 0.5]),
+        (9192, [0.3 / 8.144, 0.3 / 2.0, 0.0, 0.5]),
+    ],
+)
+def test_endpoints_for_a_range_of_lengths(tokens: int, scores: list[float]) -> None:
+    assert ContextLengthAware().score(ask(tokens=tokens), LENGTHS) == pytest.approx(scores)
+    assert kept(ContextLengthAware(), LENGTHS, ask(tokens=tokens)) == ["short", "long", "wrong", "any"]
+
+
+def test_a_range_of_one_length_scores_full() -> None:
+    exact = pod("exact", labels={"n": "7-7"})
+    assert ContextLengthAware("n").score(ask(tokens=7), [exact]) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "names"), [(100, ["short", "any"]), (2048, ["short", "long", "any"]), (9000, ["any"])]
+)
+def test_lengths_may_filter(tokens: int, names: list[str]) -> None:
+    assert kept(ContextLengthAware(enable_filtering=True), LENGTHS, ask(tokens=tokens)) == names
+
+
+def test_a_label_of_lengths_has_a_name() -> None:
+    with pytest.raises(ValueError, match="label: expected the key of a label"):
+        ContextLengthAware(label="")

@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.plugin import Endpoint, Picker
-from epp.scheduling.pickers import MaxScorePicker, RandomPicker, RoundRobinPicker, WeightedRandomPicker
+from epp.plugin import BadRequest, Endpoint, Picker
+from epp.scheduling.pickers import (
+    HeaderProfileHandler,
+    MaxScorePicker,
+    RandomPicker,
+    RoundRobinPicker,
+    WeightedRandomPicker,
+)
 from tests.support.scheduling.schedulers import ask, pods
 
 
@@ -128,3 +134,25 @@ def test_weighted_random_survives_the_smallest_scores() -> None:
 def test_less_than_one_endpoint_is_refused(kind: type[MaxScorePicker]) -> None:
     with pytest.raises(ValueError, match="maxNumOfEndpoints"):
         kind(max_num_of_endpoints=0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "profiles", "ran"),
+    [
+        ({"epp-profile": "prefill"}, ["prefill", "decode"], "prefill"),
+        ({"epp-profile": " "}, ["prefill", "decode"], "decode"),
+        ({}, ["prefill", "decode"], "decode"),
+        ({"epp-profile": "no such"}, ["only"], "only"),
+    ],
+)
+def test_a_header_names_the_profile(headers: dict[str, str], profiles: list[str], ran: str) -> None:
+    endpoints = {"prefill": pods("p"), "decode": pods("d"), "only": pods("o")}
+    picked = HeaderProfileHandler().handle(ask(headers=headers), profiles, endpoints.__getitem__)
+    assert picked.endpoints is endpoints[ran]
+
+
+def test_a_header_that_names_no_profile_is_the_clients_error() -> None:
+    with pytest.raises(BadRequest, match="x-stage: got 'prefil'; expected one of prefill, decode"):
+        HeaderProfileHandler("X-Stage").handle(ask(headers={"x-stage": "prefil"}), ["prefill", "decode"], lambda _: [])
+    with pytest.raises(ValueError, match="headerName"):
+        HeaderProfileHandler("")

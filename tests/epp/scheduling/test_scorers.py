@@ -6,6 +6,7 @@ from epp.plugin import Endpoint, InFlight, PrefixMatch, Request, Response, Score
 from epp.protocol import SESSION_ID
 from epp.scheduling.scorers import (
     ActiveRequestScorer,
+    HeaderLabelAffinityScorer,
     KvCacheUtilizationScorer,
     LoadAwareScorer,
     LoraAffinityScorer,
@@ -190,7 +191,8 @@ def test_llm_d_s_usual_blend() -> None:
     [
         (PrefixCacheScorer, {"match_length_weight": 2}, "matchLengthWeight"),
         (PrefixCacheScorer, {"match_length_scale_tokens": 0}, "matchLengthScaleTokens"),
-        (PrefixCacheScorer, {"prefix_match_info_producer_name": "other"}, "prefixMatchInfoProducerName"),
+        (HeaderLabelAffinityScorer, {"header_name": "", "label_key": "zone"}, "headerName"),
+        (HeaderLabelAffinityScorer, {"header_name": "x-zone", "label_key": ""}, "labelKey"),
         (ActiveRequestScorer, {"idle_threshold": -1}, "idleThreshold"),
         (ActiveRequestScorer, {"max_busy_score": 1.5}, "maxBusyScore"),
         (LoadAwareScorer, {"threshold": 0}, "threshold"),
@@ -201,3 +203,11 @@ def test_llm_d_s_usual_blend() -> None:
 def test_nonsense_is_refused(kind: type[Scorer], wrong: dict[str, object], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         kind(**wrong)
+
+
+def test_a_header_prefers_the_endpoints_with_its_value_as_a_label() -> None:
+    endpoints = [pod("a", labels={"zone": "x"}), pod("b", labels={"zone": "y"}), pod("c")]
+    plugin = HeaderLabelAffinityScorer("X-Preferred-Zone", "zone")
+    assert scores(plugin, endpoints, ask(headers={"x-preferred-zone": "y"})) == [0, 1, 0]
+    assert scores(plugin, endpoints, ask(headers={"x-preferred-zone": ""})) == [0, 0, 0]
+    assert scores(plugin, endpoints) == [0, 0, 0]

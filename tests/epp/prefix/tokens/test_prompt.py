@@ -42,6 +42,15 @@ def test_ids_are_taken_as_they_are() -> None:
     assert prompt_of(asked({"prompt": ["hi"]}, "completions")) == Text("hi")
 
 
+def test_generate_takes_one_list_of_ids() -> None:
+    assert prompt_of(asked({"token_ids": [1, 2]}, "generate")) == array("I", [1, 2])
+    assert prompt_of(asked({"input_ids": [7]}, "generate")) == array("I", [7])
+    bodies: tuple[dict[str, Any], ...] = ({"text": "a"}, {"token_ids": []}, {"token_ids": [1], "features": {"n": 1}})
+    for body in bodies:
+        with pytest.raises(Unsupported):
+            prompt_of(asked(body, "generate"))
+
+
 def test_variables_come_from_several_fields_and_empty_ones_do_not_count() -> None:
     assert chat(chat_template_kwargs={"a": 1, "b": None, "c": "auto", "d": False}).variables == {"a": 1, "d": False}
     assert chat(reasoning_effort="none").variables == {"reasoning_effort": "none", "enable_thinking": False}
