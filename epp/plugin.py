@@ -44,6 +44,7 @@ from epp.telemetry.series import KvEventFigures
 __all__ = [
     "Api",
     "BadRequest",
+    "BandSelectionPolicy",
     "CacheRoom",
     "Cost",
     "Detector",
@@ -517,6 +518,17 @@ class FairnessPolicy(Plugin, ABC):
 
     def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
         """A request of this fairness id was let go."""
+
+
+class BandSelectionPolicy(Plugin, ABC):
+    """Says which band is asked first for a request to let go; without one, the highest priority always is."""
+
+    @abstractmethod
+    def turns(self, priorities: Sequence[int]) -> Sequence[int]:
+        """The `priorities` of the bands in use (the highest first) in the order in which they are to be asked."""
+
+    def dispatched(self, priority: int, waiting: Waiting, now: float) -> None:
+        """A request of this priority was let go."""
 
 
 class UsageLimitPolicy(Plugin, ABC):

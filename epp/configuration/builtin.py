@@ -71,6 +71,7 @@ CLASSES: Final = {
     "global-strict-fairness-policy": f"{_FLOW}.GlobalStrict",
     "round-robin-fairness-policy": f"{_FLOW}.RoundRobin",
     "program-aware-fairness": f"{_FLOW}.ProgramAware",
+    "strict-band-selection-policy": f"{_FLOW}.StrictBands",
     "static-usage-limit-policy": f"{_FLOW}.StaticLimit",
     "priority-holdback-policy": f"{_FLOW}.PriorityHoldback",
     "soft-reflective-ceiling-policy": f"{_FLOW}.SoftReflectiveCeiling",

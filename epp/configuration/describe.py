@@ -74,6 +74,9 @@ def _flow(pipeline: Pipeline, lines: list[tuple[str, str]]) -> Iterator[Plugin]:
     lines.append(("flow control", f"{limits} wait, {ttl} each, {empty} where there is no endpoint"))
     lines.append(_line("flow control", "limit", flow.usage, pipeline))
     yield flow.usage
+    if flow.selection is not None:
+        lines.append(_line("flow control", "bands", flow.selection, pipeline))
+        yield flow.selection
     bands = {f"priority {priority}": flow.bands[priority] for priority in sorted(flow.bands, reverse=True)}
     bands["other priorities"] = flow.usual
     if flow.negative is not flow.usual:

@@ -10,7 +10,7 @@ from epp.configuration.registry import PluginRegistry
 from epp.configuration.schema import FLOW_CONTROL, EndpointPickerConfig, FlowControl, PriorityBand
 from epp.documents.strict import Problems, short
 from epp.flow.queues import BAND_BYTES, BAND_REQUESTS, TTL, BandSettings, FlowSettings
-from epp.plugin import Detector, FairnessPolicy, OrderingPolicy, Plugin, UsageLimitPolicy
+from epp.plugin import BandSelectionPolicy, Detector, FairnessPolicy, OrderingPolicy, Plugin, UsageLimitPolicy
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -40,6 +40,10 @@ def flow_settings(
     usage = _named(
         section.usage_limit_policy_plugin_ref, f"{path}.usageLimitPolicyPluginRef", _USAGE, registry, problems
     )
+    selection, band_selection = None, section.band_selection_policy_plugin_ref
+    if band_selection is not None:
+        where = f"{path}.bandSelectionPolicyPluginRef"
+        selection = _named(band_selection, where, _SELECTION, registry, problems)
     usual = _band(section.default_priority_band, f"{path}.defaultPriorityBand", registry, problems)
     negative = usual
     if (below := section.default_negative_priority_band) is not None:
@@ -68,10 +72,12 @@ def flow_settings(
         section.max_bytes or inf,
         ttl,
         ttl if waits is None else waits.total_seconds(),
+        selection,
     )
 
 
 _USAGE: Final = (UsageLimitPolicy, "static-usage-limit-policy", "usage limit policy")
+_SELECTION: Final = (BandSelectionPolicy, "strict-band-selection-policy", "band selection policy")
 _FAIRNESS: Final = (FairnessPolicy, "global-strict-fairness-policy", "fairness policy")
 _ORDERING: Final = (OrderingPolicy, "fcfs-ordering-policy", "ordering policy")
 
@@ -116,4 +122,5 @@ def policies(flow: FlowSettings | None) -> Iterable[Plugin]:
     if flow is None:
         return ()
     bands = (flow.usual, flow.negative, *flow.bands.values())
-    return (flow.usage, *(plugin for band in bands for plugin in (band.fairness, band.ordering)))
+    asked = (flow.usage,) if flow.selection is None else (flow.usage, flow.selection)
+    return (*asked, *(plugin for band in bands for plugin in (band.fairness, band.ordering)))

@@ -29,6 +29,7 @@ from epp.flow.limits import LimitSettings
 from epp.flow.queues import FlowSettings
 from epp.parsing.parser import PARSERS
 from epp.plugin import (
+    BandSelectionPolicy,
     Cost,
     Detector,
     FairnessPolicy,
@@ -394,7 +395,7 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
 def _kind(entry: PluginEntry) -> str:
     kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
     kinds |= {Detector: "saturation detector", FairnessPolicy: "fairness policy", OrderingPolicy: "ordering policy"}
-    kinds |= {UsageLimitPolicy: "usage limit policy", Guard: "guard"}
+    kinds |= {UsageLimitPolicy: "usage limit policy", BandSelectionPolicy: "band selection policy", Guard: "guard"}
     return "a " + next(
         (word for kind, word in kinds.items() if isinstance(entry.plugin, kind)), "plugin of no such kind"
     )
@@ -476,6 +477,7 @@ def _unused(
         members = (*profile.filters, *(scorer for scorer, _ in profile.scorers), profile.picker)
         used.update(id(plugin) for plugin in members)
     chosen = (
+        BandSelectionPolicy,
         Filter,
         Scorer,
         Picker,

@@ -368,10 +368,5 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
     if flow is not None:
         if flow.enable_eviction:
             problems.add("flowControl.enableEviction", "requests in flight are not evicted yet; expected false")
-        if flow.band_selection_policy_plugin_ref is not None:
-            problems.add(
-                "flowControl.bandSelectionPolicyPluginRef",
-                "bands go by priority, the highest first; leave it out",
-            )
         if config.saturation_detector and flow.saturation_detector:
             problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

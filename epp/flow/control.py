@@ -22,7 +22,7 @@ from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
-from epp.plugin import Endpoint, Plugin, Request, Response
+from epp.plugin import BandSelectionPolicy, Endpoint, Plugin, Request, Response
 from epp.telemetry.series import FlowFigures
 
 Outcome = Literal["Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled"]
@@ -278,7 +278,10 @@ class FlowControl(Plugin):
         blocked: set[Group] = set()
         bands = self._queues.bands(self.clock())
         ceilings: dict[Group, Sequence[float]] = {}
-        for at, band in enumerate(bands):
+        selection = self.settings.selection
+        for at, band in enumerate(bands) if selection is None else self._in_turn(selection, bands):
+            if selection is not None:
+                blocked = set()  # a band that is held back holds back none that comes after it by other rules
             for flow in self._turns(band) if band.requests else ():
                 while (entry := flow.first(blocked)) is not None:
                     group = entry.group
@@ -288,9 +291,19 @@ class FlowControl(Plugin):
                     if saturation < ceilings[group][at]:
                         return entry
                     blocked.add(group)
-                    if len(blocked) == len(self._queues.groups):
+                    if selection is None and len(blocked) == len(self._queues.groups):
                         return None
         return None
+
+    def _in_turn(self, selection: BandSelectionPolicy, bands: Sequence[Band]) -> Sequence[tuple[int, Band]]:
+        """The bands, with their places among all, in the order in which the policy has them asked."""
+        places = {band.priority: at for at, band in enumerate(bands)}
+        try:
+            turns = selection.turns([*places])
+            return [(places[priority], bands[places[priority]]) for priority in turns]
+        except Exception as error:
+            self._on_error(name_of(selection), error)
+            return [*enumerate(bands)]
 
     def _turns(self, band: Band) -> Iterable[QueuedFlow]:
         try:
@@ -339,11 +352,17 @@ class FlowControl(Plugin):
         return found
 
     def _tell(self, fairness_id: str, entry: Entry, now: float) -> None:
-        fairness = self.settings.band(entry.request.priority).fairness
+        priority, selection = entry.request.priority, self.settings.selection
+        fairness = self.settings.band(priority).fairness
         try:
             fairness.dispatched(fairness_id, entry, now)
         except Exception as error:
             self._on_error(name_of(fairness), error)
+        if selection is not None:
+            try:
+                selection.dispatched(priority, entry, now)
+            except Exception as error:
+                self._on_error(name_of(selection), error)
 
     def _candidates_of(self, entry: Entry) -> Sequence[Endpoint]:
         return self._candidates(entry.group)

@@ -10,6 +10,7 @@ from math import inf
 from typing import Final, Literal
 
 from epp.plugin import (
+    BandSelectionPolicy,
     Endpoint,
     FairnessPolicy,
     Flow,
@@ -161,6 +162,17 @@ class ProgramAware(FairnessPolicy):
             if now - at < self.eviction_ttl_seconds:
                 return
             del self._attained[program]
+
+
+# --- which band is asked first --------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class StrictBands(BandSelectionPolicy):
+    """`strict-band-selection-policy`: the highest priority always, as without a policy. Source: llm-d-router #2920."""
+
+    def turns(self, priorities: Sequence[int]) -> Sequence[int]:
+        return priorities
 
 
 # --- how far each band may fill the pool ----------------------------------------------------------------------------

@@ -10,7 +10,15 @@ from typing import Any, Final
 from sortedcontainers import SortedDict, SortedKeyList
 
 from epp.errors import EppError
-from epp.plugin import Detector, Endpoint, FairnessPolicy, OrderingPolicy, Request, UsageLimitPolicy
+from epp.plugin import (
+    BandSelectionPolicy,
+    Detector,
+    Endpoint,
+    FairnessPolicy,
+    OrderingPolicy,
+    Request,
+    UsageLimitPolicy,
+)
 
 Group = tuple[str, ...] | None
 """A gateway's subset; None: the whole pool. Requests of one group may go to the same endpoints."""
@@ -46,6 +54,8 @@ class FlowSettings:
     ttl: float = TTL
     no_endpoint_ttl: float = TTL
     """The same while there is no endpoint a request may go to."""
+    selection: BandSelectionPolicy | None = None
+    """Which band is asked first; None: the highest."""
 
     def band(self, priority: int) -> BandSettings:
         return self.bands.get(priority) or (self.negative if priority < 0 else self.usual)

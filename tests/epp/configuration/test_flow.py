@@ -93,6 +93,16 @@ def test_a_policy_that_is_not_declared_is_added_by_its_type() -> None:
     assert flow.usual.fairness.name == "program-aware-fairness"
 
 
+def test_a_policy_of_bands_is_taken_and_shown() -> None:
+    pipeline = loaded(
+        PLUGINS + "featureGates: [flowControl]\n"
+        "flowControl: {bandSelectionPolicyPluginRef: strict-band-selection-policy}"
+    )
+    assert pipeline.flow is not None
+    assert pipeline.flow.selection is not None
+    assert "bands strict-band-selection-policy" in describe(pipeline)
+
+
 @pytest.mark.parametrize(
     ("section", "error"),
     [
@@ -101,6 +111,10 @@ def test_a_policy_that_is_not_declared_is_added_by_its_type() -> None:
         (
             "defaultPriorityBand: {orderingPolicyRef: queue-scorer}",
             "flowControl.defaultPriorityBand.orderingPolicyRef: 'queue-scorer' is no ordering policy",
+        ),
+        (
+            "bandSelectionPolicyPluginRef: turns",
+            "flowControl.bandSelectionPolicyPluginRef: 'turns' is no band selection policy",
         ),
         ("priorityBands: [{maxRequests: 1}]", "flowControl.priorityBands[0].priority: missing"),
         (

@@ -72,10 +72,6 @@ def test_sections_that_load(version: str, body: str) -> None:
         ("flowControl: {maxRequests: -1}", "flowControl.maxRequests: expected a quantity such as 5000"),
         ("flowControl: {defaultRequestTTL: 60}", "flowControl.defaultRequestTTL: expected a duration such as 200ms"),
         ("flowControl: {enableEviction: true}", "flowControl.enableEviction: requests in flight are not evicted yet"),
-        (
-            "flowControl: {bandSelectionPolicyPluginRef: x}",
-            "flowControl.bandSelectionPolicyPluginRef: bands go by priority, the highest first",
-        ),
         ("flowControl: {maxByte: 1}", "flowControl.maxByte: unknown; did you mean 'maxBytes'?"),
         (
             "dataLayer: {discovery: {endpoints: {pluginRef: x}}}",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
@@ -15,7 +16,17 @@ from epp.errors import EppError, NoEndpoint, Rejected
 from epp.flow.control import FlowControl, Outcome
 from epp.flow.policies import FirstComeFirstServed, PriorityHoldback, RoundRobin, SloDeadline, StaticLimit
 from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
-from epp.plugin import Detector, Endpoint, OrderingPolicy, Request, Response, Slo, UsageLimitPolicy
+from epp.plugin import (
+    BandSelectionPolicy,
+    Detector,
+    Endpoint,
+    OrderingPolicy,
+    Request,
+    Response,
+    Slo,
+    UsageLimitPolicy,
+    Waiting,
+)
 
 PODS = tuple(Endpoint(f"default/{name}", f"10.0.0.{n}:8000") for n, name in enumerate("abcd", 1))
 
@@ -263,6 +274,48 @@ def test_a_request_that_cannot_go_holds_back_none_of_its_own_tenants_that_may_go
     world.end("a1")
     world.pass_()
     assert world.order[-1] == "a2"
+
+
+class LowestFirst(BandSelectionPolicy):
+    """What nobody should want."""
+
+    def __init__(self) -> None:
+        self.name = "lowest-first"
+        self.went: list[int] = []
+        self.fails = False
+
+    def turns(self, priorities: Sequence[int]) -> Sequence[int]:
+        if self.fails:
+            raise RuntimeError("no")
+        return sorted(priorities)
+
+    def dispatched(self, priority: int, waiting: Waiting, now: float) -> None:
+        self.went.append(priority)
+
+
+def test_a_policy_says_which_band_is_asked_first() -> None:
+    world, policy = World(), LowestFirst()
+    world.flow.configure(replace(make(world.slots), selection=policy))
+    for name, priority in (("first", 0), ("chat", 5), ("batch", -1), ("plain", 0)):
+        world.ask(name, priority)
+    for ended in ("first", "batch"):
+        world.end(ended)
+        world.pass_()
+    assert world.order == ["first", "batch", "plain"]
+    assert policy.went == [0, -1, 0]
+    policy.fails = True
+    world.end("plain")
+    world.pass_()
+    assert world.order[-1] == "chat"
+    assert set(world.failed) == {"lowest-first: no"}
+
+
+def test_a_band_that_is_held_back_holds_back_none_that_a_policy_asks_later() -> None:
+    world = World(size=4)
+    world.flow.configure(replace(make(world.slots, usage=PriorityHoldback(0.25)), selection=LowestFirst()))
+    for name, priority in (("c1", 1), ("b1", -1), ("c2", 1), ("b2", -1), ("c3", 1)):
+        world.ask(name, priority)
+    assert world.order == ["c1", "c2", "c3"]
 
 
 # --- ends -----------------------------------------------------------------------------------------------------------
