@@ -63,6 +63,7 @@ CLASSES: Final = {
     "failure-share-producer": "epp.scheduling.failures.FailureShares",
     "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
+    "probabilistic-admitter": "epp.flow.saturation.ProbabilisticAdmitter",
     "utilization-detector": "epp.flow.saturation.UtilizationDetector",
     "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",
     "fcfs-ordering-policy": f"{_FLOW}.FirstComeFirstServed",
@@ -150,7 +151,6 @@ MISSING: Final = {
     "session-id-producer": "session ids from cookies; name headers in the session affinity plugin's sessionIdConfig",
     "session-state-producer": "state kept for each session",
     "agent-identity": "fairness by agent",
-    "probabilistic-admitter": "shedding by chance",
     "request-attribute-reporter": "reporting a request's attributes to the gateway",
     "vllmgrpc-parser": "vLLM's gRPC API",
     "vertexai-parser": "Vertex AI's API",
@@ -235,5 +235,6 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
 
-LISTENERS: Final = frozenset({"precise-prefix-cache-producer", "precise-prefix-cache-scorer"})
-"""Types that need llm-d's data layer to be configured for them; here they get their data themselves."""
+LISTENERS: Final = frozenset({"precise-prefix-cache-scorer"})
+"""Types, beside producers, that need llm-d's data layer to be configured for them; here they get their data themselves.
+"""

@@ -273,7 +273,8 @@ def _check_built_in(config: EndpointPickerConfig, registry: PluginRegistry, prob
     for path, name in config.built_in:
         if name in registry.built_in or ALIASES.get(name, name) in BUILT_IN or registry.reported(name):
             continue
-        if name in registry.by_name and registry.by_name[name].type in LISTENERS:
+        entry = registry.by_name.get(name)
+        if entry is not None and (entry.type in LISTENERS or isinstance(entry.plugin, Producer)):
             continue
         if name in registry.by_name:
             problems.add(path, f"{short(name)} is no parser, data source or extractor")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
-from epp.plugin import Detector, Endpoint, Filter, Request, Response
+from epp.plugin import Detector, Endpoint, Filter, Guard, Refusal, Request, Response, Services
 
 
 @dataclass(eq=False)
@@ -57,6 +57,44 @@ class UtilizationDetector(Detector, Filter):
         if load.at is None or self.clock() - load.at > self.metrics_staleness_threshold.total_seconds():
             return None
         return max(load.waiting / self.queue_depth_threshold, load.kv_usage / self.kv_cache_util_threshold)
+
+
+@dataclass(eq=False)
+class ProbabilisticAdmitter(Guard):
+    """`probabilistic-admitter`: of requests of negative priority it refuses the more (429) the fuller the pool is.
+
+    Refused is a share of min(1, `k` * saturation ** `power`) (300, 5.0): 2 % at 0.15, all from 0.32 on. Saturation is
+    `utilization-detector`'s, by `queue_depth_threshold` (requests, 5) and `kv_cache_util_threshold` (0..1, 0.8); an
+    endpoint with old metrics or none is left out of it, where llm-d counts it as full. Source: llm-d-router.
+    """
+
+    queue_depth_threshold: int = 5
+    kv_cache_util_threshold: float = 0.8
+    power: float = 5.0
+    k: float = 300.0
+    _detector: UtilizationDetector = field(init=False, repr=False)
+    _endpoints: Callable[[], Sequence[Endpoint]] = field(default=tuple, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("power", self.power), ("k", self.k)):
+            if not value > 0.0:
+                raise ValueError(f"{name}: expected more than 0, got {value}")
+        self._detector = UtilizationDetector(self.queue_depth_threshold, self.kv_cache_util_threshold)
+
+    def start(self, services: Services) -> None:
+        self._endpoints, self._detector.clock = services.endpoints, self.clock
+
+    def check(self, request: Request) -> Refusal | None:
+        endpoints = self._endpoints() if request.priority < 0 else ()
+        if not endpoints:
+            return None
+        saturation = self._detector.saturation(endpoints)
+        if self.random.random() >= self.k * saturation**self.power:
+            return None
+        return Refusal(
+            429, f"the pool fills (saturation {saturation:.2f}) and requests of priority {request.priority} wait for "
+            "better times; retry later",
+        )  # fmt: skip
 
 
 @dataclass(eq=False)

@@ -1,11 +1,12 @@
 """Detectors: formulas, limits, what stale metrics do, accounts."""
 
-from typing import Any
+from random import Random
+from typing import Any, cast
 
 import pytest
 
-from epp.flow.saturation import ConcurrencyDetector, UtilizationDetector
-from epp.plugin import Endpoint, Load, Request, Response
+from epp.flow.saturation import ConcurrencyDetector, ProbabilisticAdmitter, UtilizationDetector
+from epp.plugin import Endpoint, Load, Refusal, Request, Response, Services
 
 NOW = 100.0
 
@@ -129,3 +130,43 @@ def test_the_filter_drops_endpoints_at_their_limit() -> None:
 def test_parameters_out_of_range(cls: Any, field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{value}$"):
         cls(**{field: value})
+
+
+# --- admission by chance --------------------------------------------------------------------------------------------
+
+
+def admitter(*endpoints: Endpoint, **parameters: Any) -> ProbabilisticAdmitter:
+    plugin = ProbabilisticAdmitter(**parameters)
+    plugin.clock, plugin.random = (lambda: NOW), Random(1)
+    plugin.start(cast("Services", type("Given", (), {"endpoints": staticmethod(lambda: endpoints)})))
+    return plugin
+
+
+def refused(plugin: ProbabilisticAdmitter, priority: int, times: int = 1000) -> int:
+    asked = Request(id="r", model="m", priority=priority)
+    return sum(plugin.check(asked) is not None for _ in range(times))
+
+
+@pytest.mark.parametrize(("waiting", "least", "most"), [(0, 0, 0), (1, 60, 140), (2, 1000, 1000)])
+def test_the_fuller_the_pool_the_more_are_refused(waiting: int, least: int, most: int) -> None:
+    assert least <= refused(admitter(endpoint(waiting=waiting)), -1) <= most
+
+
+def test_who_is_refused_learns_why() -> None:
+    asked = Request(id="r", model="m", priority=-2)
+    said = admitter(endpoint(kv_usage=0.8)).check(asked)
+    assert isinstance(said, Refusal)
+    assert said.status == 429
+    assert said.message.startswith("the pool fills (saturation 1.00) and requests of priority -2 wait for better times")
+
+
+def test_others_and_those_of_an_empty_or_unknown_pool_pass() -> None:
+    assert refused(admitter(endpoint(waiting=50)), 0) == 0
+    assert refused(admitter(), -1) == 0
+    assert refused(admitter(endpoint(waiting=50, at=None)), -1) == 0
+
+
+@pytest.mark.parametrize("name", ["power", "k", "queue_depth_threshold"])
+def test_an_admitter_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        admitter(**{name: 0})
