@@ -204,6 +204,7 @@ class Recorder:
             response.status,
             record.duration,
             size=record.size,
+            watched=decision.request.watched,
             ttft=record.ttft,
             prompt=usage.prompt,
             completion=usage.completion,

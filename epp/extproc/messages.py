@@ -191,9 +191,9 @@ _served = lru_cache(1024)(_served_of)
 
 
 def raw_request(
-    headers: Mapping[str, str], body: bytes, subset: tuple[str, ...] | None, *, sees_answer: bool
+    headers: Mapping[str, str], body: bytes, subset: tuple[str, ...] | None, *, sees_answer: bool, watched: bool
 ) -> RawRequest:
-    return RawRequest(headers.get(":method", ""), headers.get(":path", ""), headers, body, subset, sees_answer)
+    return RawRequest(headers.get(":method", ""), headers.get(":path", ""), headers, body, subset, sees_answer, watched)
 
 
 # --- what we say -----------------------------------------------------------------------------------------------------

@@ -386,7 +386,8 @@ class Stream:
         if sampler is not None and self._answer_mode == NONE and self._follows and sampler.wants():
             self._watch = sampler
         seen = self._answer_mode != NONE or (self._watch is not None and sampler is not None and sampler.works)
-        return [messages.raw_request(headers, body, self._subset, sees_answer=seen)]
+        watched = self._watch is not None
+        return [messages.raw_request(headers, body, self._subset, sees_answer=seen, watched=watched)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
         if body is None or not self._messages:

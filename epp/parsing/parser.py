@@ -144,6 +144,7 @@ class Parser:
             headers=raw.headers,
             body=raw.body,
             sees_answer=raw.sees_answer,
+            watched=raw.watched,
         )
         return request, None if model == asked else rewrite_model(raw.body, model)
 
@@ -173,6 +174,7 @@ class Parser:
             headers=raw.headers,
             body=raw.body,
             sees_answer=raw.sees_answer,
+            watched=raw.watched,
             opaque=opaque,
         )
 

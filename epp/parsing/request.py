@@ -67,7 +67,8 @@ class RawRequest(msgspec.Struct, frozen=True, eq=False):
 
     `headers` has lower-case names and text values; bytes that are not UTF-8 are already escaped (`\\xNN`), so a value
     may go to a log or a label. `subset` is the gateway's restriction: None = no restriction, empty = no endpoint.
-    `sees_answer` says whether the gateway will show us the answer's body (first token and usage are then observed).
+    `sees_answer` says whether the gateway will show us the answer's body (first token and usage are then observed);
+    `watched`, that it was asked for this answer, as a sample of those that it does not show.
     """
 
     method: str
@@ -76,6 +77,7 @@ class RawRequest(msgspec.Struct, frozen=True, eq=False):
     body: bytes = b""
     subset: tuple[str, ...] | None = None
     sees_answer: bool = False
+    watched: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -115,6 +117,9 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""
     sees_answer: bool = False
+    """The gateway will show its answer, as far as is known."""
+    watched: bool = False
+    """Its answer is one of a sample that the gateway was asked to show; it shows none by itself."""
     elsewhere: bool = False
     """Another replica picked for it and said so: of it are known model, API, tokens and what plugins share, no more."""
     opaque: str = ""

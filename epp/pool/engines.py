@@ -6,6 +6,7 @@ and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
 
 import re
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Final, NamedTuple
 
 from epp import protocol
@@ -13,6 +14,7 @@ from epp.pool.store import Load
 
 _SAMPLE: Final = re.compile(rb'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]++([^ \t\r\n]++)', re.DOTALL)
 _LABEL: Final = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 _LONGEST_LINE: Final = 64 * 1024
 _MOST_SERIES: Final = 1024
 """Lines read of one metric: more would be a page gone wrong."""
@@ -37,6 +39,8 @@ class Figure(NamedTuple):
     where: tuple[bytes, bytes] | None = None
     label: bytes = b""
     """The label that holds the figure; empty: the sample's value does."""
+    part: bytes = b""
+    """Of a histogram: `_count`."""
 
 
 class Engine(NamedTuple):
@@ -55,6 +59,11 @@ class Engine(NamedTuple):
     computed_tokens: Figure | None = None
     generated_tokens: Figure | None = None
     steps: Figure | None = None
+    answers: Mapping[str, bytes] = {}
+    """Histograms of its answers: what each is of -> its metric. `ttft`, `tpot`, `duration` in seconds; `prompt`,
+    `completion` in tokens."""
+    cached_tokens: bytes | None = None
+    """Prompt tokens found in a cache."""
 
 
 def _triton(metric: bytes, label: bytes, value: bytes) -> Figure:
@@ -74,10 +83,18 @@ ENGINES: Final[Mapping[str, Engine]] = {
         prefix_queries=Figure(b"vllm:prefix_cache_queries_total"),
         prefix_hits=Figure(b"vllm:prefix_cache_hits_total"),
         prompt_tokens=Figure(b"vllm:prompt_tokens_total"),
-        first_tokens=Figure(b"vllm:time_to_first_token_seconds_count"),
+        first_tokens=Figure(b"vllm:time_to_first_token_seconds", part=b"_count"),
         computed_tokens=Figure(b"vllm:prompt_tokens_by_source_total", where=(b"source", b"local_compute")),
         generated_tokens=Figure(b"vllm:generation_tokens_total"),
-        steps=Figure(b"vllm:iteration_tokens_total_count"),
+        steps=Figure(b"vllm:iteration_tokens_total", part=b"_count"),
+        answers={
+            "ttft": b"vllm:time_to_first_token_seconds",
+            "tpot": b"vllm:request_time_per_output_token_seconds",
+            "duration": b"vllm:e2e_request_latency_seconds",
+            "prompt": b"vllm:request_prompt_tokens",
+            "completion": b"vllm:request_generation_tokens",
+        },
+        cached_tokens=b"vllm:prompt_tokens_cached_total",
     ),
     "sglang": Engine(
         waiting=Figure(b"sglang:num_queue_reqs"),
@@ -150,29 +167,63 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
     )
 
 
-def samples(page: bytes, metric: bytes, places: Places, most: int = _MOST_BYTES) -> Iterator[tuple[bytes, bytes]]:
+def samples(
+    page: bytes, metric: bytes, places: Places, most: int = _MOST_BYTES, part: bytes = b""
+) -> Iterator[tuple[bytes, bytes]]:
     """(labels, value) of each sample of a metric, as bytes. Its lines stand together, as the format demands; what is
-    beyond its first `most` bytes is left out."""
-    size, at = len(metric), _first_sample(page, metric, places)
-    stop = at + most
+    beyond its first `most` bytes is left out. `part` of a histogram: `_bucket`, `_count` or `_sum`, which stand mixed.
+    """
+    first = metric + b"_bucket" if part else metric
+    wanted, at = metric + part, _first_sample(page, first, places, metric)
+    size, stop = len(wanted), at + most
     for _ in range(_MOST_SERIES):
         end = page.find(b"\n", at, stop)
         # A line without its end is one whose page broke off: half a number is a wrong number.
         if end < 0 or not page.startswith(metric, at):
             return
-        if end - at <= _LONGEST_LINE and (found := _SAMPLE.match(page, at + size, end)) is not None:
+        fits = end - at <= _LONGEST_LINE and page.startswith(wanted, at)
+        if fits and (found := _SAMPLE.match(page, at + size, end)) is not None:
             yield found[1] or b"", found[2]
         at = end + 1
 
 
-def _first_sample(page: bytes, metric: bytes, places: Places) -> int:
+def histogram(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, float | None, float]]:
+    """Of a histogram each bucket: (model, upper bound, how many values are not above it), and the sums of its values,
+    with None for the bound.
+    """
+    for text, value in samples(page, metric, places, _MOST_LABELS, b"_bucket"):
+        labels = _labels(text)
+        bound, number = _bound(labels.get(b"le", b"")), _number(value)
+        if bound is not None and number is not None:
+            yield _model(labels), bound, number
+    for text, value in samples(page, metric, places, _MOST_LABELS, b"_sum"):
+        if (number := _number(value)) is not None:
+            yield _model(_labels(text)), None, number
+
+
+def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, float]]:
+    """(model, value) of each sample."""
+    for text, value in samples(page, metric, places, _MOST_LABELS):
+        if (number := _number(value)) is not None:
+            yield _model(_labels(text)), number
+
+
+def _model(labels: Mapping[bytes, bytes]) -> str:
+    return _ESCAPED.sub(rb"\1", labels.get(b"model_name", b"")).decode("utf-8", "backslashreplace")
+
+
+def _bound(text: bytes) -> float | None:
+    return inf if text == b"+Inf" else _number(text)
+
+
+def _first_sample(page: bytes, metric: bytes, places: Places, family: bytes) -> int:
     """Where the metric's samples begin; the page's length if it has none.
 
-    A page differs little from the one before, so the metric's TYPE line is first looked for near its old place.
+    A page differs little from the one before, so the family's TYPE line is first looked for near its old place.
     """
     near = places.get(metric)
     if near is not None:
-        at = page.find(b"\n# TYPE %b " % metric, max(0, near - _NEAR), near + _NEAR)
+        at = page.find(b"\n# TYPE %b " % family, max(0, near - _NEAR), near + _NEAR)
         at = page.find(b"\n", at + 1) + 1 if at >= 0 else 0
         if at > 0 and _is_sample(page, metric, at):
             places[metric] = at
@@ -197,7 +248,8 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
         return []
     found = []
     in_labels = bool(figure.where or figure.label)
-    for text, value in samples(page, figure.metric, places, _MOST_LABELS if in_labels else _MOST_BYTES):
+    most = _MOST_LABELS if in_labels or figure.part else _MOST_BYTES
+    for text, value in samples(page, figure.metric, places, most, figure.part):
         labels = _labels(text) if in_labels else {}
         if figure.where is not None and labels.get(figure.where[0]) != figure.where[1]:
             continue

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
+from epp.pool.answers import EngineAnswers
 from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
 from epp.pool.store import Endpoint, Pool
@@ -53,10 +54,11 @@ class Scraper:
         engine = self._engine(endpoint)
         visit = Visit(endpoint.address)
         places: Places = {}
+        answers = EngineAnswers(endpoint, engine, self._metrics)
         try:
             await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
             while True:
-                error = await self._scrape(endpoint, engine, visit, places)
+                error = await self._scrape(endpoint, engine, visit, places, answers)
                 if not error:
                     self._stale.discard(endpoint)
                 elif endpoint not in self._stale:
@@ -68,7 +70,9 @@ class Scraper:
         finally:
             visit.close()
 
-    async def _scrape(self, endpoint: Endpoint, engine: Engine, visit: "Visit", places: Places) -> str:
+    async def _scrape(
+        self, endpoint: Endpoint, engine: Engine, visit: "Visit", places: Places, answers: EngineAnswers
+    ) -> str:
         """One scrape; what went wrong, or ""."""
         try:
             async with self._slots, asyncio.timeout(self._timeout):
@@ -79,9 +83,11 @@ class Scraper:
             return f"no whole answer within {self._timeout:g} s"
         except OSError as error:
             return error.strerror or str(error)
-        if (load := parse(page, engine, self._clock(), places)) is None:
+        now = self._clock()
+        if (load := parse(page, engine, now, places)) is None:
             return f"a page of {len(page)} bytes without the metrics of engine {engine_name(endpoint.labels)}"
         self._pool.scraped(endpoint, load)
+        answers.look(page, places, now)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:

@@ -17,9 +17,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from epp import __version__
-from epp.telemetry.metrics_table import FAMILIES, OVERHEAD, SHARE, Family
+from epp.telemetry.metrics_table import ANSWER, ENGINE, FAMILIES, MAX_MODELS, OVERHEAD, SHARE, WATCHED, Family
 from epp.telemetry.series import (
+    LONGEST_MODEL,
     OTHER,
+    AnswerSeries,
     EndpointSeries,
     FlowFigures,
     FlowSeries,
@@ -43,6 +45,11 @@ _Row = TypeVar("_Row")
 Rows = Iterable[tuple[tuple[str, ...], "float | Histogram"]]
 Statistics = Callable[[], Mapping[str, Mapping[str, float]]]
 """Name of a plugin -> name of a figure -> value."""
+TIMES = (ANSWER, WATCHED, ENGINE)
+"""Sources of a figure of answers, the one that the existing names show first: a sample is nearer to what clients wait
+than what the engine measured."""
+TOKENS = (ANSWER, ENGINE, WATCHED)
+"""The engine counts all tokens, not those of a sample."""
 EndpointStatistics = Callable[[], Mapping[str, Mapping[Any, Mapping[str, float]]]]
 """Name of a plugin -> endpoint -> name of a figure -> value."""
 
@@ -94,6 +101,8 @@ class Metrics:
         """Pool -> what waited in its flow control, and what waits."""
         self._limits: dict[str, LimitSeries] = {}
         self._models = Models(clock)
+        self._engines: dict[str, AnswerSeries] = {}
+        """Model, as the engines name it -> what their own histograms say."""
         self._running: dict[str, int] = {}
         """Any model's requests that were given to an endpoint, while there are any."""
         self._endpoints: WeakKeyDictionary[Any, EndpointSeries] = WeakKeyDictionary()
@@ -173,6 +182,7 @@ class Metrics:
         seconds: float,
         *,
         size: int = 0,
+        watched: bool = False,
         ttft: float | None = None,
         prompt: int = -1,
         completion: int = -1,
@@ -181,7 +191,8 @@ class Metrics:
     ) -> None:
         """It has left `endpoint` (the one it was decided for). Token counts as the answer reported them, -1 = not.
 
-        `size`: bytes of its body. `predicted` as at the decision; None also where another endpoint served it.
+        `size`: bytes of its body. `watched`: its answer is one of a sample. `predicted` as at the decision; None also
+        where another endpoint served it.
         """
         if (running := self._running.pop(model, 1) - 1) > 0:
             self._running[model] = running
@@ -192,21 +203,44 @@ class Metrics:
         at_model.duration.observe(seconds)
         at_endpoint = self.endpoint(endpoint)
         at_endpoint.in_flight -= 1
+        if ttft is None and prompt < 0 and completion < 0:
+            if 200 <= status < 300 and at_endpoint.counts_answers is False and WATCHED not in at_model.answers:
+                self.degraded("answer-unknown", f"neither the gateway nor {endpoint.name} says how it answers")
+            return
+        answers = at_model.of(WATCHED if watched else ANSWER)
         if ttft is not None:
-            at_model.ttft.observe(ttft)
+            answers.ttft.observe(ttft)
         if prompt >= 0:
-            at_model.prompt.observe(prompt)
+            answers.prompt.observe(prompt)
         if completion >= 0:
-            at_model.completion.observe(completion)
+            answers.completion.observe(completion)
             if completion > 0:
-                at_model.ntpot.observe(seconds / completion)
+                answers.ntpot.observe(seconds / completion)
             if completion > 1 and ttft is not None:
-                at_model.tpot.observe(max(0.0, seconds - ttft) / (completion - 1))
+                answers.tpot.observe(max(0.0, seconds - ttft) / (completion - 1))
         if cached >= 0:
-            at_model.cached.observe(cached)
+            answers.cached.observe(cached)
             if predicted is not None:
                 at_endpoint.checked_cached += cached
                 at_endpoint.checked_predicted += predicted
+
+    def engine_counts_answers(self, endpoint: _Endpoint, *, counts: bool) -> None:
+        """Whether this endpoint's engine has histograms of its answers."""
+        self.endpoint(endpoint).counts_answers = counts
+
+    def engine_answered(
+        self, model: str, figure: str, buckets: Iterable[tuple[float, float, int]], total: float
+    ) -> None:
+        """What came to an engine's own histogram: lowest and highest value and how many, and their sum.
+
+        `figure`: a histogram of `AnswerSeries`. `model`: as the engine names it, the same for all adapters.
+        """
+        if model not in self._engines and (len(self._engines) >= MAX_MODELS or len(model) > LONGEST_MODEL):
+            model = OTHER
+        histogram: Histogram = getattr(self._engines.setdefault(model, AnswerSeries()), figure)
+        for low, high, count in buckets:
+            histogram.spread(low, high, count)
+        histogram.total += total
 
     def endpoint_failed(self, endpoint: _Endpoint) -> None:
         """A request failed by this endpoint's fault."""
@@ -288,6 +322,16 @@ class Metrics:
 
     def _of_models(self, of: Callable[[ModelSeries], float | Histogram]) -> Rows:
         return [((model,), of(series)) for model, series in self._models]
+
+    def _of_answers(self, of: Callable[[AnswerSeries], Histogram], sources: tuple[str, ...]) -> Rows:
+        """By model and source, of each model those first that something was counted in."""
+        known = dict(self._models)
+        for model in dict.fromkeys((*known, *self._engines)):
+            found = dict(known[model].answers) if model in known else {}
+            if model in self._engines:
+                found[ENGINE] = self._engines[model]
+            rows = [((model, source), of(found[source])) for source in sources if source in found]
+            yield from sorted(rows, key=lambda row: not any(row[1].counts))
 
     def _running_of_models(self) -> Rows:
         for model, _ in self._models:
@@ -409,12 +453,12 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_requests_running": Metrics._running_of_models,
     "warmpath_request_bytes": lambda m: m._of_models(lambda s: s.size),
     "warmpath_request_duration_seconds": lambda m: m._of_models(lambda s: s.duration),
-    "warmpath_ttft_seconds": lambda m: m._of_models(lambda s: s.ttft),
-    "warmpath_tpot_seconds": lambda m: m._of_models(lambda s: s.tpot),
-    "warmpath_ntpot_seconds": lambda m: m._of_models(lambda s: s.ntpot),
-    "warmpath_prompt_tokens": lambda m: m._of_models(lambda s: s.prompt),
-    "warmpath_completion_tokens": lambda m: m._of_models(lambda s: s.completion),
-    "warmpath_cached_tokens": lambda m: m._of_models(lambda s: s.cached),
+    "warmpath_ttft_seconds": lambda m: m._of_answers(lambda s: s.ttft, TIMES),
+    "warmpath_tpot_seconds": lambda m: m._of_answers(lambda s: s.tpot, TIMES),
+    "warmpath_ntpot_seconds": lambda m: m._of_answers(lambda s: s.ntpot, TIMES),
+    "warmpath_prompt_tokens": lambda m: m._of_answers(lambda s: s.prompt, TOKENS),
+    "warmpath_completion_tokens": lambda m: m._of_answers(lambda s: s.completion, TOKENS),
+    "warmpath_cached_tokens": lambda m: m._of_answers(lambda s: s.cached, TOKENS),
     "warmpath_decision_seconds": lambda m: [((), m._decision)],
     "warmpath_prefix_hit_ratio": lambda m: [((), m._hit_ratio)],
     "warmpath_flow_wait_seconds": Metrics._flow_waits,
@@ -482,10 +526,19 @@ class _Exported(Collector):
         for family in FAMILIES:
             rows = list(self._metrics.rows(family.name))
             yield from _exported(family, family.name, family.labels, rows)
-            for name, labels in family.aliases:
+            for name, labels, first in family.aliases:
                 columns = [family.labels.index(ours) for _, ours in labels]
-                renamed = [(tuple(row[column] for column in columns), value) for row, value in rows]
+                chosen = rows if not first else _firsts(rows, family.labels.index(first))
+                renamed = [(tuple(row[column] for column in columns), value) for row, value in chosen]
                 yield from _exported(family, name, tuple(theirs for theirs, _ in labels), renamed)
+
+
+def _firsts(rows: Rows, column: int) -> Rows:
+    """Of rows that differ in this column alone the first."""
+    found: dict[tuple[str, ...], tuple[tuple[str, ...], float | Histogram]] = {}
+    for row, value in rows:
+        found.setdefault(row[:column] + row[column + 1 :], (row, value))
+    return found.values()
 
 
 def _exported(family: Family, name: str, labels: tuple[str, ...], rows: Rows) -> Iterator[Metric]:

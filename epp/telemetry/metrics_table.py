@@ -27,14 +27,23 @@ TOKENS = (1.0, *(float(2**n) for n in range(3, 21)))
 BYTES = tuple(float(2**n) for n in range(6, 31, 2))
 SHARE = tuple(n / 10 for n in range(11))
 
+ANSWER, WATCHED, ENGINE = "answer", "watched", "engine"
+"""Values of the label `source`: what a figure of answers was taken from. All answers as the gateway showed them, a
+sample of them, or the engines' own histograms."""
+
 Kind = Literal["counter", "gauge", "histogram"]
 
 
 class Alias(NamedTuple):
-    """An existing name for a family. `labels` are (its label, ours); rows that become equal are added up."""
+    """An existing name for a family. `labels` are (its label, ours); rows that become equal are added up.
+
+    `first`: of rows that differ in our label of this name alone only the first is shown, since they are figures of the
+    same requests.
+    """
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
+    first: str = ""
 
 
 class Family(NamedTuple):
@@ -55,6 +64,13 @@ ENDPOINT = ("pool", "endpoint")
 
 def _of_model(gie: str, llmd: str) -> tuple[Alias, ...]:
     return Alias(f"inference_objective_{gie}", MODEL), Alias(f"llm_d_epp_{llmd}", MODEL)
+
+
+def _answers(name: str, help: str, bounds: tuple[float, ...], gie: str, llmd: str) -> Family:
+    """A figure of answers, by what it was taken from."""
+    labels = (*MODEL, ("source", "source"))
+    aliases = tuple(Alias(old, labels, "source") for old in (f"inference_objective_{gie}", f"llm_d_epp_{llmd}"))
+    return Family(name, "histogram", help, ("model", "source"), bounds, aliases)
 
 
 def _of_flow(name: str, *labels: str) -> tuple[Alias, ...]:
@@ -121,53 +137,48 @@ FAMILIES: tuple[Family, ...] = (
         LATENCY,
         _of_model("request_duration_seconds", "request_duration_seconds"),
     ),
-    Family(
+    _answers(
         "warmpath_ttft_seconds",
-        "histogram",
-        "From the complete request to the first token; only where the gateway shows us answers",
-        ("model",),
+        "From the complete request to the first token; of source `engine` from its arrival there",
         LATENCY,
-        _of_model("request_ttft_seconds", "request_ttft_seconds"),
+        "request_ttft_seconds",
+        "request_ttft_seconds",
     ),
-    Family(
+    _answers(
         "warmpath_tpot_seconds",
-        "histogram",
-        "Time per output token after the first; only where answers and their usage are seen",
-        ("model",),
+        "Time per output token after the first",
         PER_TOKEN,
-        _of_model("request_tpot_seconds", "request_streaming_tpot_seconds"),
+        "request_tpot_seconds",
+        "request_streaming_tpot_seconds",
     ),
-    Family(
+    _answers(
         "warmpath_ntpot_seconds",
-        "histogram",
-        "Duration of a request divided by its output tokens; only where usage is seen",
-        ("model",),
+        "Duration of a request divided by its output tokens; of source `engine` means of some seconds",
         PER_TOKEN,
-        _of_model("normalized_time_per_output_token_seconds", "request_ntpot_seconds"),
+        "normalized_time_per_output_token_seconds",
+        "request_ntpot_seconds",
     ),
-    Family(
+    _answers(
         "warmpath_prompt_tokens",
-        "histogram",
         "Prompt tokens as the endpoint reported them",
-        ("model",),
         TOKENS,
-        _of_model("input_tokens", "request_input_tokens"),
+        "input_tokens",
+        "request_input_tokens",
     ),
-    Family(
+    _answers(
         "warmpath_completion_tokens",
-        "histogram",
         "Output tokens as the endpoint reported them",
-        ("model",),
         TOKENS,
-        _of_model("output_tokens", "request_output_tokens"),
+        "output_tokens",
+        "request_output_tokens",
     ),
-    Family(
+    _answers(
         "warmpath_cached_tokens",
-        "histogram",
-        "Prompt tokens the endpoint took from its prefix cache, as it reported them",
-        ("model",),
+        "Prompt tokens the endpoint took from its prefix cache, as it reported them; of source `engine` means of some "
+        "seconds",
         TOKENS,
-        _of_model("prompt_cached_tokens", "request_cached_tokens"),
+        "prompt_cached_tokens",
+        "request_cached_tokens",
     ),
     # --- decisions
     Family(

@@ -35,6 +35,15 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def spread(self, low: float, high: float, count: int) -> None:
+        """Count so many values, of which it is only known that they lie between `low` and `high`: spread evenly."""
+        done, last = 0, bisect_left(self.bounds, high)
+        for n in range(bisect_left(self.bounds, low), last):
+            upto = round(count * (self.bounds[n] - low) / (high - low))
+            self.counts[n] += upto - done
+            done = upto
+        self.counts[last] += count - done
+
     def cumulative(self) -> list[tuple[str, float]]:
         """(le, count of values up to it), as Prometheus wants them."""
         return list(zip(_names(self.bounds), map(float, accumulate(self.counts)), strict=True))
@@ -112,21 +121,37 @@ class LimitSeries:
         self.refusals[tenant, limit] = self.refusals.get((tenant, limit), 0) + 1
 
 
-class ModelSeries:
-    """What is counted per model."""
+class AnswerSeries:
+    """What is counted of answers, from one source."""
 
-    __slots__ = ("cached", "completion", "duration", "ntpot", "prompt", "size", "statuses", "tpot", "ttft")
+    __slots__ = ("cached", "completion", "ntpot", "prompt", "tpot", "ttft")
 
     def __init__(self) -> None:
-        self.statuses: dict[int, int] = {}
-        self.size = Histogram(table.BYTES)
-        self.duration = Histogram(table.LATENCY)
         self.ttft = Histogram(table.LATENCY)
         self.tpot = Histogram(table.PER_TOKEN)
         self.ntpot = Histogram(table.PER_TOKEN)
         self.prompt = Histogram(table.TOKENS)
         self.completion = Histogram(table.TOKENS)
         self.cached = Histogram(table.TOKENS)
+
+
+class ModelSeries:
+    """What is counted per model."""
+
+    __slots__ = ("answers", "duration", "size", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.size = Histogram(table.BYTES)
+        self.duration = Histogram(table.LATENCY)
+        self.answers: dict[str, AnswerSeries] = {}
+        """By source: `table.ANSWER` or `table.WATCHED`."""
+
+    def of(self, source: str) -> AnswerSeries:
+        found = self.answers.get(source)
+        if found is None:
+            found = self.answers[source] = AnswerSeries()
+        return found
 
 
 class ShadowSeries:
@@ -145,9 +170,14 @@ class ShadowSeries:
 class EndpointSeries:
     """What is counted per endpoint; tokens of prompts. `checked_*` cover requests whose answer reported the truth."""
 
-    __slots__ = ("checked_cached", "checked_predicted", "decisions", "failures", "in_flight", "predicted", "tokens")
+    __slots__ = (
+        "checked_cached", "checked_predicted", "counts_answers", "decisions", "failures", "in_flight", "predicted",
+        "tokens",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        self.counts_answers: bool | None = None
+        """Its engine has histograms of its answers; None before its first page."""
         self.decisions = 0
         self.failures = 0
         self.in_flight = 0

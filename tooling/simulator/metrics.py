@@ -55,6 +55,9 @@ class Histograms:
         self._queue = histogram("request_queue_time_seconds", "Time in the waiting queue.", _SECONDS)
         self._prefill = histogram("request_prefill_time_seconds", "Time from admission to first token.", _SECONDS)
         self._decode = histogram("request_decode_time_seconds", "Time from first to last token.", _SECONDS)
+        self._each = histogram("request_time_per_output_token_seconds", "Mean time between a job's tokens.", _BETWEEN)
+        self._prompt = histogram("request_prompt_tokens", "Prompt tokens.", _TOKENS)
+        self._output = histogram("request_generation_tokens", "Generated tokens.", _TOKENS)
         self._computed = histogram("request_prefill_kv_computed_tokens", "Prompt tokens not found in a cache.", _TOKENS)
         success = Counter(
             "vllm:request_success", "Requests by how they ended.", [*labels, "finished_reason"], registry=registry
@@ -73,8 +76,12 @@ class Histograms:
         else:
             self._between.observe(at - last_at)
         if number == job.output:
+            decode = at - (at if job.first_token_at is None else job.first_token_at)
             self._whole.observe(at - job.arrived_at)
-            self._decode.observe(at - (at if job.first_token_at is None else job.first_token_at))
+            self._decode.observe(decode)
+            self._each.observe(decode / max(1, job.output - 1))
+            self._prompt.observe(job.prompt)
+            self._output.observe(job.output)
 
     def finished(self, reason: str) -> None:
         """A request ended: `stop`, `length`, `abort` or `error`."""

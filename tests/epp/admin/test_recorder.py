@@ -48,7 +48,7 @@ def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     desk.recorder.finished(made, Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 64), complete=True))
     assert desk.metrics.endpoint(pods[0]).in_flight == 0
     assert desk.metrics.endpoint(pods[0]).checked_cached == 64
-    assert desk.value("warmpath_ttft_seconds_sum", model="m") == pytest.approx(0.501)
+    assert desk.value("warmpath_ttft_seconds_sum", model="m", source="answer") == pytest.approx(0.501)
     assert desk.value("warmpath_request_duration_seconds_sum", model="m") == pytest.approx(1.001)
     kept = desk.decisions.find("r1")
     assert kept is not None

@@ -97,6 +97,7 @@ def test_an_answer_is_asked_for_by_an_override(config: pb.ProtocolConfiguration)
     sampler = always()
     stream, raw = routed(config, sampler)
     assert not raw.sees_answer, "nothing is known of this gateway yet"
+    assert raw.watched
     mode = override(stream)
     assert mode is not None
     assert mode.response_body_mode == Mode.STREAMED
@@ -122,6 +123,7 @@ def test_only_answers_that_are_not_shown_anyway_are_asked_for() -> None:
     for config in (modes(Mode.FULL_DUPLEX_STREAMED, Mode.FULL_DUPLEX_STREAMED), modes(Mode.BUFFERED, Mode.BUFFERED)):
         stream, raw = routed(config, always())
         assert raw.sees_answer
+        assert not raw.watched
         assert override(stream) is None
     stream, raw = routed(modes(Mode.FULL_DUPLEX_STREAMED, Mode.NONE), always())
     assert not raw.sees_answer

@@ -12,6 +12,8 @@ from epp.telemetry.metrics_table import FAMILIES, MAX_MODELS
 from epp.telemetry.series import CANDIDATES, LONGEST_MODEL
 from tests.support.scheduling.decisions import endpoint
 
+ANSWERS = ("ttft_seconds", "tpot_seconds", "ntpot_seconds", "prompt_tokens", "completion_tokens", "cached_tokens")
+
 
 @dataclass
 class APool:
@@ -50,10 +52,11 @@ def test_a_request_is_counted_from_decision_to_end_under_ours_and_the_existing_n
     assert value(metrics, "warmpath_requests_total", model="m", status="200") == 1
     assert value(metrics, "inference_objective_request_total", **both) == 1
     assert value(metrics, "llm_d_epp_request_total", **both) == 1
-    assert value(metrics, "inference_objective_request_ttft_seconds_sum", **both) == 0.5
-    assert value(metrics, "warmpath_tpot_seconds_sum", model="m") == pytest.approx(1.5 / 30)
-    assert value(metrics, "llm_d_epp_request_ntpot_seconds_sum", **both) == pytest.approx(2.0 / 31)
-    assert value(metrics, "llm_d_epp_request_cached_tokens_sum", **both) == 64
+    shown = {**both, "source": "answer"}
+    assert value(metrics, "inference_objective_request_ttft_seconds_sum", **shown) == 0.5
+    assert value(metrics, "warmpath_tpot_seconds_sum", model="m", source="answer") == pytest.approx(1.5 / 30)
+    assert value(metrics, "llm_d_epp_request_ntpot_seconds_sum", **shown) == pytest.approx(2.0 / 31)
+    assert value(metrics, "llm_d_epp_request_cached_tokens_sum", **shown) == 64
     here = {"pool": "p", "endpoint": pod.name}
     assert value(metrics, "warmpath_endpoint_checked_cached_tokens_total", **here) == 64
     assert value(metrics, "warmpath_endpoint_checked_predicted_tokens_total", **here) == 60
@@ -66,15 +69,8 @@ def test_what_an_answer_did_not_tell_is_not_counted() -> None:
 
     assert value(metrics, "warmpath_requests_total", model="other", status="0") == 1
     assert value(metrics, "warmpath_request_duration_seconds_count", model="other") == 1
-    for name in (
-        "ttft_seconds",
-        "tpot_seconds",
-        "ntpot_seconds",
-        "prompt_tokens",
-        "completion_tokens",
-        "cached_tokens",
-    ):
-        assert value(metrics, f"warmpath_{name}_count", model="other") == 0
+    for name in ANSWERS:
+        assert list(metrics.rows(f"warmpath_{name}")) == []
     assert value(metrics, "warmpath_prefix_hit_ratio_count") == 0
 
 
@@ -110,6 +106,64 @@ def test_errors_are_those_of_endpoints_and_our_own() -> None:
     attempts = "inference_extension_scheduler_attempts_total"
     assert value(metrics, attempts, status="success", pod_name="pod-1", namespace="default", port="8000") == 3
     assert value(metrics, attempts, status="failure", pod_name="", namespace="", port="") == 2
+
+
+def sources(metrics: Metrics, name: str) -> dict[str, float]:
+    """Of model m: source -> how many values."""
+    samples = [sample for family in metrics.registry.collect() for sample in family.samples]
+    return {
+        sample.labels["source"]: sample.value
+        for sample in samples
+        if sample.name == f"{name}_count" and "m" in (sample.labels.get("model"), sample.labels.get("model_name"))
+    }
+
+
+def test_answers_are_told_apart_by_what_is_known_of_them_and_existing_names_show_one() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.engine_answered("m", "ttft", [(0.0, 0.5, 10)], 3.0)
+    metrics.engine_answered("m", "prompt", [(100.0, 200.0, 10)], 1500.0)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(pod, "m", 200, 2.0, watched=True, ttft=0.5, prompt=110, completion=31)
+
+    assert sources(metrics, "warmpath_ttft_seconds") == {"watched": 1, "engine": 10}
+    assert sources(metrics, "inference_objective_request_ttft_seconds") == {"watched": 1}
+    assert sources(metrics, "llm_d_epp_request_input_tokens") == {"engine": 10}
+    assert sources(metrics, "llm_d_epp_request_output_tokens") == {"watched": 1}, "engines said nothing of these"
+    both = {"model_name": "m", "target_model_name": "m"}
+    assert value(metrics, "llm_d_epp_request_input_tokens_sum", **both, source="engine") == 1500.0
+
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(pod, "m", 200, 2.0, ttft=0.5)
+    assert sources(metrics, "inference_objective_request_ttft_seconds") == {"answer": 1}
+    assert sources(metrics, "llm_d_epp_request_input_tokens") == {"engine": 10}, "no usage in it"
+
+
+def test_names_of_engines_are_bounded() -> None:
+    metrics = Metrics()
+    for n in range(3 * MAX_MODELS):
+        metrics.engine_answered(f"model-{n}", "ttft", [(0.0, 1.0, 1)], 0.5)
+    metrics.engine_answered("x" * (LONGEST_MODEL + 1), "ttft", [(0.0, 1.0, 1)], 0.5)
+    assert len(models(metrics)) == MAX_MODELS + 1
+    assert value(metrics, "warmpath_ttft_seconds_count", model="other", source="engine") == 2 * MAX_MODELS + 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "watched", "status", "degraded"),
+    [(False, False, 200, True), (None, False, 200, False), (True, False, 200, False), (False, True, 200, False),
+     (False, False, 500, False), (False, False, 0, False)],
+)  # fmt: skip
+def test_answers_of_which_nobody_knows_anything_are_not_passed_over_in_silence(
+    counts: bool | None, watched: bool, status: int, degraded: bool
+) -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    if counts is not None:
+        metrics.engine_counts_answers(pod, counts=counts)
+    if watched:
+        metrics.request_decided(pod, "m", 0.0, 0, None)
+        metrics.request_finished(pod, "m", 200, 2.0, watched=True, ttft=0.5)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(pod, "m", status, 2.0)
+    assert value(metrics, "warmpath_degraded_total", reason="answer-unknown") == (1 if degraded else None)
 
 
 def answer(metrics: Metrics, model: str, status: int = 200) -> None:
@@ -226,10 +280,10 @@ def test_a_large_family_comes_in_slices_that_hold_each_series_once() -> None:
     assert (
         value(
             metrics,
-            "llm_d_epp_request_ttft_seconds_count",
+            "llm_d_epp_request_duration_seconds_count",
             **dict.fromkeys(("model_name", "target_model_name"), f"model-{MAX_MODELS - 1}"),
         )
-        == 0
+        == 1
     )
 
 

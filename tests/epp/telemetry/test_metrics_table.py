@@ -25,3 +25,4 @@ def test_a_family_is_well_formed(family: Family) -> None:
         assert {ours for _, ours in alias.labels} <= set(family.labels)
         if family.kind == "histogram":  # histograms are copied, not added up
             assert {ours for _, ours in alias.labels} == set(family.labels)
+        assert not alias.first or alias.first in family.labels

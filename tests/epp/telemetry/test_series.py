@@ -1,3 +1,7 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from epp.telemetry.series import EndpointSeries, Histogram
 
 
@@ -7,6 +11,31 @@ def test_a_value_counts_in_every_bucket_from_its_own_up() -> None:
         histogram.observe(value)
     assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 3.0), ("4.0", 4.0), ("+Inf", 5.0)]
     assert histogram.total == 106.5
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        (0.0, 4.0, 8, [2, 2, 4, 0]),
+        (1.0, 3.0, 5, [0, 2, 3, 0]),
+        (1.5, 1.5, 3, [0, 3, 0, 0]),
+        (4.0, 4.0, 1, [0, 0, 1, 0]),
+        (0.0, 8.0, 3, [0, 1, 1, 1]),
+        (9.0, 9.0, 2, [0, 0, 0, 2]),
+    ],
+)
+def test_values_between_two_bounds_are_spread_evenly(low: float, high: float, count: int, expected: list[int]) -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    histogram.spread(low, high, count)
+    assert histogram.counts == expected
+
+
+@given(low=st.floats(0, 100), wide=st.floats(0, 100), count=st.integers(0, 1000))
+def test_spreading_loses_nobody(low: float, wide: float, count: int) -> None:
+    histogram = Histogram((1.0, 2.0, 4.0, 50.0))
+    histogram.spread(low, low + wide, count)
+    assert sum(histogram.counts) == count
+    assert min(histogram.counts) >= 0
 
 
 def test_the_hit_rate_is_unknown_before_the_first_token() -> None:

@@ -16,7 +16,8 @@ prompt_tokens_total prompt_tokens_by_source_total prompt_tokens_cached_total pro
 generation_tokens_total num_preemptions_total request_success_total cache_config_info
 time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket e2e_request_latency_seconds_bucket
 request_queue_time_seconds_bucket request_prefill_time_seconds_bucket request_decode_time_seconds_bucket
-request_prefill_kv_computed_tokens_bucket lora_requests_info
+request_prefill_kv_computed_tokens_bucket request_time_per_output_token_seconds_bucket request_prompt_tokens_bucket
+request_generation_tokens_bucket lora_requests_info
 """
 
 
@@ -37,6 +38,8 @@ async def test_the_metrics_page_has_vllms_names_and_labels(client: aiohttp.Clien
     assert values["vllm:time_to_first_token_seconds_count"] == 1
     assert values["vllm:inter_token_latency_seconds_count"] == 5
     assert values["vllm:generation_tokens_total"] == 6
+    assert values["vllm:request_generation_tokens_sum"] == 6
+    assert values["vllm:request_time_per_output_token_seconds_count"] == 1
     assert await metric(client, "vllm:request_success_total", finished_reason="length") == 1
 
 
