@@ -36,8 +36,9 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 
 import msgspec
 
-from epp.errors import BadRequest
-from epp.parsing.request import Api, Request, Response, Slo, Slot, Usage
+from epp.errors import BadRequest, NoEndpoint
+from epp.parsing.request import Api, Request, Response, Slo, Slot, Stage, Usage
+from epp.pool.roles import Roles, RoleView, apart, serves, stages_of
 from epp.pool.store import Endpoint, Load
 from epp.telemetry.series import KvEventFigures
 
@@ -47,6 +48,7 @@ __all__ = [
     "BandSelectionPolicy",
     "CacheRoom",
     "Cost",
+    "Decider",
     "Detector",
     "EncoderMatch",
     "Endpoint",
@@ -60,6 +62,7 @@ __all__ = [
     "KvEventFigures",
     "Level",
     "Load",
+    "NoEndpoint",
     "NoTokens",
     "OrderingPolicy",
     "Picked",
@@ -69,22 +72,29 @@ __all__ = [
     "Producer",
     "ProfileHandler",
     "ReadsPrefixMatch",
+    "Reference",
     "Refusal",
     "Report",
     "Request",
     "Response",
+    "RoleView",
+    "Roles",
     "RunProfile",
     "Scorer",
     "Services",
     "Slo",
     "Slot",
+    "Stage",
     "Usage",
     "UsageLimitPolicy",
     "Waiting",
     "annotated",
+    "apart",
     "least",
     "most",
     "scores_of",
+    "serves",
+    "stages_of",
 ]
 
 S = TypeVar("S")
@@ -213,6 +223,15 @@ class Services:
 # --- the contract ---------------------------------------------------------------------------------------------------
 
 
+class Reference(NamedTuple):
+    """A plugin that another one works with: by its `name` in the configuration, and of a `kind`."""
+
+    name: str
+    kind: type["Plugin"]
+    add: bool = False
+    """The name may be a built-in type too: one of that type, or one that is added."""
+
+
 class Plugin:
     """What every plugin may have. `clock` (seconds, monotonic) and `random` are set by the loader: use no others."""
 
@@ -232,6 +251,13 @@ class Plugin:
         for method in ("__eq__", "__hash__"):
             if cls.__dict__.get(method) is None:
                 setattr(cls, method, getattr(object, method))
+
+    def refers(self) -> Mapping[str, Reference]:
+        """The plugins it works with, by the parameter that names each. The loader finds them and calls `connect`."""
+        return {}
+
+    def connect(self, plugins: Mapping[str, Any]) -> None:
+        """Here they are, by the same parameters; called again when a reload has made one of them anew."""
 
     def start(self, services: Services) -> None:
         """Its life begins: keep of `services` what the hooks need. Called before the first request it sees."""
@@ -395,14 +421,38 @@ class Picker(Plugin, ABC):
 
 
 class Picked(NamedTuple):
-    """What a profile handler decided: endpoints in order of preference, and headers to set on the request."""
+    """What a profile handler decided: endpoints in order of preference, and headers to set on the request.
+
+    `endpoints` serve all of the request, or decode it where another one prefills.
+    """
 
     endpoints: Sequence[Endpoint]
     headers: Mapping[str, str] = {}
+    prefill: Endpoint | None = None
+    """Who computes the prompt, if not the first of `endpoints`."""
+    encode: Sequence[Endpoint] = ()
+    """Who makes embeddings of its images, if not they."""
+    port: int = 0
+    """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
+    ways: Mapping[str, float] = {}
+    """Seconds that each way would have taken, to explain the choice between them."""
 
 
-RunProfile = Callable[[str], Sequence[Endpoint]]
-"""Runs a profile by name over all candidates; returns its picks, best first. Raises NoEndpoint if filters drop all."""
+class RunProfile(Protocol):
+    """Runs profiles of the configuration, for one request."""
+
+    @property
+    def candidates(self) -> Sequence[Endpoint]:
+        """All endpoints that it may go to, in the pool's order."""
+
+    def __call__(
+        self, profile: str, request: Request | None = None, endpoints: Sequence[Endpoint] | None = None
+    ) -> Sequence[Endpoint]:
+        """Run the profile of this name; returns its picks, best first. Raises NoEndpoint if filters drop all.
+
+        `request` is what its plugins see, with the signals of the one given to `handle`; `endpoints` are some of the
+        candidates, at least one. None: that request itself, all of them.
+        """
 
 
 class ProfileHandler(Plugin, ABC):
@@ -410,6 +460,28 @@ class ProfileHandler(Plugin, ABC):
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         """Run one or more of `profiles` and say whose picks count. Raises BadRequest where the request itself is wrong
         (400)."""
+
+    def check(self, profiles: Sequence[str]) -> None:
+        """Raise ValueError if it cannot work with these profiles. Called once, when a configuration is loaded."""
+
+    def divides(self, endpoints: Sequence[Endpoint]) -> bool:
+        """Whether it may run profiles for some of these endpoints apart from the others; asked of large pools only."""
+        return False
+
+
+class Decider(Plugin, ABC):
+    """Says whether a stage of a request is to be done at an endpoint of its own."""
+
+    @abstractmethod
+    def wants(self, request: Request, decode: Endpoint | None) -> bool:
+        """Asked first; `decode` is who decodes, where that is known already."""
+
+    def accepts(self, request: Request, decode: Endpoint, other: Endpoint) -> Mapping[str, float] | bool:
+        """Asked again when `other` was found for the stage. True, as here: go ahead; False: stay at `decode`.
+
+        Where it compares, the seconds of both ways: it goes ahead if `apart` takes less than `here`.
+        """
+        return True
 
 
 class Producer(Plugin, ABC, Generic[S]):

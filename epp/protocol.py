@@ -31,6 +31,11 @@ SESSION_TOKEN: Final = "x-session-token"
 SESSION_ID: Final = "x-session-id"
 REQUEST_ID: Final = "x-request-id"
 PREFILLER: Final = "x-prefiller-host-port"
+"""`ip:port` of the endpoint that is to prefill, for the sidecar of the one that decodes."""
+ENCODERS: Final = "x-encoder-hosts-ports"
+"""The same of those that encode images, separated by commas."""
+DATA_PARALLEL: Final = "x-data-parallel-host-port"
+"""`ip:port` of the data-parallel rank, where requests go to another port of its pod."""
 
 SYSTEM_OWNED: Final = frozenset(
     {
@@ -44,6 +49,8 @@ SYSTEM_OWNED: Final = frozenset(
         *SLO_TPOT_MS,
         *MODEL_REWRITE,
         PREFILLER,
+        ENCODERS,
+        DATA_PARALLEL,
     }
 )
 """Headers only the EPP or the gateway may set towards an endpoint: a client's own are removed before forwarding."""
@@ -81,6 +88,7 @@ POOL_GROUP: Final = "inference.networking.k8s.io"
 OBJECTIVE_GROUPS: Final = ("llm-d.ai", "inference.networking.x-k8s.io")
 CONFIG_VERSIONS: Final = ("llm-d.ai/v1", "llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
 ROLE_LABEL: Final = "llm-d.ai/role"
+TOPOLOGY_LABELS: Final = ("topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Pod annotation: which of the pool's target ports this pod serves, separated by commas; the first wins."""

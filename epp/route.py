@@ -10,7 +10,7 @@ from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.parser import Parser
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
-from epp.plugin import Detector, Endpoint, Request
+from epp.plugin import Detector, Endpoint, Request, stages_of
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
@@ -73,9 +73,10 @@ class RoutedRequest:
         """
         self.response.status = status
         self.response.served = served
-        elsewhere = self._pool.endpoint_at(served) if served and served != self.decision.endpoint.address else None
-        if elsewhere is not None:
-            self._scheduler.moved(self.decision, elsewhere, self.response)
+        if served and served != self.decision.endpoint.address:
+            elsewhere = self.decision.served_by(served) or self._pool.endpoint_at(served)
+            if elsewhere is not None:
+                self._scheduler.moved(self.decision, elsewhere, self.response)
         self._scheduler.answered(self.decision, self.response)
         self._content_type = content_type
         return self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
@@ -107,7 +108,7 @@ class Admission:
         if request.priority >= 0:
             return
         try:
-            saturation = self.detector.saturation(endpoints)
+            saturation = max(map(self.detector.saturation, stages_of(endpoints)))
         except Exception as error:
             raise InternalError(f"plugin {self.detector.name!r} failed") from error
         if saturation >= 1.0:

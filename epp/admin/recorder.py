@@ -168,7 +168,7 @@ class Recorder:
         now = self._clock()
         request, endpoint = decision.request, decision.endpoint
         matches = request.signals.get(PrefixMatch)
-        match = matches.get(endpoint) if matches is not None else None
+        match = matches.get(endpoint) if matches is not None and request.stage != "decode" else None
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
         size = len(request.body)
         record = Record(
@@ -237,11 +237,12 @@ class Recorder:
 def brief(decision: Decision) -> str:
     """A decision in one line: out of how many, at what cost, who was dropped by what.
 
-    The last profile that ran is the one described: where there are several, its picks go to the request itself.
+    The last profile that ran is the one described: where there are several, its picks go to the request itself. Those
+    of other stages are named.
     """
     if not decision.runs:
         return "no profile ran"
-    run = decision.runs[-1]
+    run = next((run for run in reversed(decision.runs) if not run.stage), decision.runs[-1])
     found = [f"{run.profile}: 1 of {len(run.endpoints) + run.others}"]
     for i, endpoint in enumerate(run.endpoints):
         if endpoint is not decision.endpoint:
@@ -255,6 +256,7 @@ def brief(decision: Decision) -> str:
             else:
                 found.append(f"{scored.name} {scored.scores[i]:.2f}")
     found.extend(f"{len(gone)} dropped by {name}" for name, gone in run.dropped if gone)
+    found.extend(f"{stage} by {' and '.join(names)}" for stage, names in decision.beside.items())
     return ", ".join(found)
 
 

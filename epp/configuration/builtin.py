@@ -14,6 +14,7 @@ _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _PICKERS: Final = "epp.scheduling.pickers"
 _FLOW: Final = "epp.flow.policies"
+_STAGES: Final = "epp.scheduling.disaggregation"
 
 
 class Idle(NamedTuple):
@@ -54,6 +55,15 @@ CLASSES: Final = {
     "round-robin-picker": f"{_PICKERS}.RoundRobinPicker",
     "single-profile-handler": f"{_PICKERS}.SingleProfileHandler",
     "header-profile-handler": f"{_PICKERS}.HeaderProfileHandler",
+    "role-profile-handler": f"{_STAGES}.RoleProfileHandler",
+    "disagg-profile-handler": f"{_STAGES}.DisaggProfileHandler",
+    "pd-profile-handler": f"{_STAGES}.PdProfileHandler",
+    "data-parallel-profile-handler": f"{_STAGES}.DataParallelProfileHandler",
+    "disagg-headers-handler": f"{_STAGES}.DisaggHeadersHandler",
+    "expected-ttft-pd-decider": f"{_STAGES}.ExpectedTtftPdDecider",
+    "always-disagg-pd-decider": f"{_STAGES}.AlwaysDisaggPdDecider",
+    "prefix-based-pd-decider": f"{_STAGES}.PrefixBasedPdDecider",
+    "always-disagg-multimodal-decider": f"{_STAGES}.AlwaysDisaggMultimodalDecider",
     "approx-prefix-cache-producer": "epp.prefix.approximate.ApproximatePrefixCache",
     "burst-prefix-cache-producer": "epp.prefix.approximate.BurstPrefixCache",
     "precise-prefix-cache-producer": "epp.prefix.precise.PrecisePrefixCache",
@@ -82,6 +92,7 @@ CLASSES: Final = {
 ALIASES: Final = {
     "by-label-selector": "label-selector-filter",
     "active-request-filter": "utilization-filter",
+    "prefill-header-handler": "disagg-headers-handler",
     "tokenizer": "token-producer",
 }
 """Older type name -> the one above or below."""
@@ -117,7 +128,8 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
 nothing."""
 
 _PREDICTION: Final = "predicted latency"
-_DISAGGREGATION: Final = "prefill/decode disaggregation"
+_PEERS: Final = "KV pulled from a peer's cache"
+_ROLLOUT: Final = "prefill and decode rolled out in step"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
 _TOPOLOGY: Final = "topology"
 _CLUSTERS: Final = "pools over several clusters"
@@ -128,17 +140,9 @@ MISSING: Final = {
     "predicted-latency-scorer": _PREDICTION,
     "predicted-latency-producer": _PREDICTION,
     "latency-slo-admitter": _PREDICTION,
-    "disagg-profile-handler": _DISAGGREGATION,
-    "pd-profile-handler": _DISAGGREGATION,
-    "disagg-headers-handler": _DISAGGREGATION,
-    "prefill-header-handler": _DISAGGREGATION,
-    "always-disagg-pd-decider": _DISAGGREGATION,
-    "prefix-based-pd-decider": _DISAGGREGATION,
-    "always-disagg-multimodal-decider": _DISAGGREGATION,
-    "p2p-source-producer": _DISAGGREGATION,
-    "disaggregatedset-rollout-screener": _DISAGGREGATION,
-    "disaggregatedset-rollout-pod-extractor": _DISAGGREGATION,
-    "data-parallel-profile-handler": "data-parallel ranks behind one port; give the InferencePool a port for each rank",
+    "p2p-source-producer": _PEERS,
+    "disaggregatedset-rollout-screener": _ROLLOUT,
+    "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
     "topology-affinity-filter": _TOPOLOGY,
     "topology-affinity-scorer": _TOPOLOGY,
     "topology-extractor": _TOPOLOGY,
@@ -210,6 +214,8 @@ _POOL_KNOWS: Final = "which pods there are, the pool says"
 _SWEEP: Final = {"sessionIdConfig.evictionSweepSeconds": Idle("a session's end is exact, without sweeps")}
 _UNREAD: Final = Idle("without effect in llm-d too; prefixMatchInfoProducerName says it")
 _AT_ONCE: Final = Idle("no window is waited for: a prompt on its way counts as held at once")
+_HEADERS: Final = Idle("the profile handler sets the headers of the endpoints that it picked")
+_DECIDERS: Final = Idle("its decider says what it reads")
 IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "burst-prefix-cache-producer": {
         "windowDurationMs": _AT_ONCE,
@@ -228,6 +234,12 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     },
     "no-hit-lru-scorer": {"prefixPluginType": _UNREAD, "prefixPluginName": _UNREAD},
     "active-request-scorer": {"requestTimeout": Idle("a request's end is seen, so none is given up after a time")},
+    "pd-profile-handler": {
+        "prefixPluginType": _DECIDERS,
+        "prefixPluginName": _DECIDERS,
+        "prefixMatchInfoProducerName": _DECIDERS,
+    },
+    "disagg-headers-handler": {"prefillProfile": _HEADERS, "encodeProfile": _HEADERS},
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,

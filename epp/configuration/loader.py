@@ -31,6 +31,7 @@ from epp.parsing.parser import PARSERS
 from epp.plugin import (
     BandSelectionPolicy,
     Cost,
+    Decider,
     Detector,
     FairnessPolicy,
     Filter,
@@ -245,10 +246,14 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         return None  # whether the rest fits together cannot be said
     with problems.collect():
         handler = _handler(profiles, registry)
-        unused = _unused(registry, profiles.values(), shadow, handler, (detector, *policies(flow)))
+        links = _links(registry)
+        linked = [plugin for _, plugins in links for plugin in plugins.values()]
+        unused = _unused(registry, profiles.values(), shadow, handler, (detector, *linked, *policies(flow)))
         producers = _producers(registry, unused)
     if problems.errors:
         return None
+    for plugin, others in links:
+        plugin.connect(others)
     plugins = tuple(entry.plugin for entry in registry.by_name.values() if entry.name not in unused)
     return Pipeline(
         plugins,
@@ -397,6 +402,7 @@ def _kind(entry: PluginEntry) -> str:
     kinds = {Filter: "filter", Picker: "picker", Producer: "producer", ProfileHandler: "profile handler"}
     kinds |= {Detector: "saturation detector", FairnessPolicy: "fairness policy", OrderingPolicy: "ordering policy"}
     kinds |= {UsageLimitPolicy: "usage limit policy", BandSelectionPolicy: "band selection policy", Guard: "guard"}
+    kinds[Decider] = "decider"
     return "a " + next(
         (word for kind, word in kinds.items() if isinstance(entry.plugin, kind)), "plugin of no such kind"
     )
@@ -457,9 +463,27 @@ def _handler(profiles: Mapping[str, Profile], registry: PluginRegistry) -> Profi
     if len(profiles) > 1 and (not found or found[0].type == "single-profile-handler"):
         names = ", ".join(profiles)
         raise ConfigError("schedulingProfiles", f"{names}: several need a profile handler that chooses among them")
-    return registry.builtin(
+    handler = registry.builtin(
         found[0].name if found else "single-profile-handler", ProfileHandler, "there is one profile"
     )
+    try:
+        handler.check([*profiles])
+    except ValueError as error:
+        raise ConfigError("schedulingProfiles", str(error)) from error
+    return handler
+
+
+def _links(registry: PluginRegistry) -> list[tuple[Plugin, Mapping[str, Plugin]]]:
+    """Each plugin that works with others, and those by the parameters that name them; added where that may be."""
+    links: dict[str, tuple[Plugin, Mapping[str, Plugin]]] = {}
+    while new := [entry for entry in registry.by_name.values() if entry.name not in links]:
+        for entry in new:
+            found = {}
+            for parameter, reference in entry.plugin.refers().items():
+                path = f"{entry.path}.parameters.{parameter}"
+                found[parameter] = registry.referred(reference, path, f"{entry.name} works with it")
+            links[entry.name] = entry.plugin, found
+    return [link for link in links.values() if link[1]]
 
 
 def _unused(
@@ -482,6 +506,7 @@ def _unused(
         Filter,
         Scorer,
         Picker,
+        Decider,
         Detector,
         FairnessPolicy,
         OrderingPolicy,

@@ -13,7 +13,17 @@ from epp.configuration import builtin
 from epp.configuration.schema import PluginSpec
 from epp.documents.strict import Problems, Wrong, build, nearest, short
 from epp.errors import ConfigError
-from epp.plugin import CacheRoom, EncoderMatch, FailureShare, InFlight, Plugin, PrefixMatch, Producer, ReadsPrefixMatch
+from epp.plugin import (
+    CacheRoom,
+    EncoderMatch,
+    FailureShare,
+    InFlight,
+    Plugin,
+    PrefixMatch,
+    Producer,
+    ReadsPrefixMatch,
+    Reference,
+)
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -167,6 +177,21 @@ class PluginRegistry:
             plugin.prefix_match = signals.get(named.get(entry.name, ""), PrefixMatch)
             needs = tuple(plugin.prefix_match if need is PrefixMatch else need for need in type(plugin).needs)
             vars(plugin)["needs"] = needs
+
+    def referred(self, reference: Reference, path: str, reason: str) -> Plugin:
+        """The plugin of this name, or else of this type, or a new one where that may be added."""
+        name, kind = reference.name, reference.kind
+        entry = self.by_name.get(name)
+        if entry is None and reference.add:
+            entry = next((each for each in self.by_name.values() if each.type == name), None)
+            if entry is None and name in builtin.CLASSES:
+                self.builtin(name, Plugin, reason)
+                entry = self.by_name[name]
+        if entry is None:
+            raise ConfigError(path, self.no_plugin(name))
+        if not isinstance(entry.plugin, kind):
+            raise ConfigError(path, f"expected a {kind.__name__.lower()}; {short(name)} is a {entry.type}")
+        return entry.plugin
 
     def own(self, type_: str, name: str, kind: type[P], reason: str) -> P:
         """A new entry of this built-in type under a name of its own, with default parameters."""

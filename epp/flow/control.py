@@ -22,7 +22,7 @@ from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
-from epp.plugin import BandSelectionPolicy, Endpoint, Plugin, Request, Response
+from epp.plugin import BandSelectionPolicy, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
 
 Outcome = Literal["Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled"]
@@ -331,7 +331,7 @@ class FlowControl(Plugin):
         return found
 
     def _saturation(self, entry: Entry) -> float:
-        """Of the endpoints it may go to; inf: there are none."""
+        """Of the endpoints it may go to, the fullest stage of them where they have roles; inf: there are none."""
         group = entry.group
         known = self._saturations.get(group)
         if known is not None and known[0] is entry:
@@ -340,9 +340,10 @@ class FlowControl(Plugin):
         found = inf
         try:
             if endpoints and detector.looks_at:
-                found = detector.saturation_for(entry.look(endpoints, detector.looks_at), endpoints)
+                looked = entry.look(endpoints, detector.looks_at)
+                found = max(detector.saturation_for(looked, stage) for stage in stages_of(endpoints))
             elif endpoints:
-                found = detector.saturation(endpoints)
+                found = max(map(detector.saturation, stages_of(endpoints)))
         except Exception as error:
             self._on_error(name_of(detector), error)
             found = 0.0

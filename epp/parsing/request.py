@@ -35,6 +35,9 @@ Api = Literal["chat", "completions", "responses", "embeddings", "messages", "gen
 """Which wire format the body has; `other` is routed by load alone. `generate`: token ids, as vLLM and SGLang take them;
 `pooling`: vLLM's rerank, score, classify and pooling."""
 
+Stage = Literal["", "prefill", "decode", "encode"]
+"""A part of a request's work that has an endpoint of its own; "": all of it."""
+
 NO_HEADERS: Mapping[str, str] = {}
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
@@ -122,6 +125,12 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Its answer is one of a sample that the gateway was asked to show; it shows none by itself."""
     elsewhere: bool = False
     """Another replica picked for it and said so: of it are known model, API, tokens and what plugins share, no more."""
+    stage: Stage = ""
+    """Which part of the work this is, where one endpoint prefills and another decodes. Each part is a request of its
+    own to the hooks, at its endpoint: `prefill` ends with the prompt, `decode` begins with a prompt that was computed
+    elsewhere, `encode` makes embeddings of images."""
+    peer: "Endpoint | None" = None
+    """While the endpoint of one stage is chosen: that of the other, which is chosen already."""
     opaque: str = ""
     """Why a body whose path promises JSON was not read (api `other`); empty = it was, or promised nothing."""
     signals: Mapping[type[Any], Mapping["Endpoint", Any]] = NO_SIGNALS

@@ -309,7 +309,8 @@ class PrecisePrefixCache(PrefixCache):
         size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
         match = request.signals.get(self.produces, {}).get(endpoint)
         predicted = -1
-        if match is not None and endpoint not in read.without_events:
+        # Of a prompt that was computed elsewhere engines say that nothing was cached.
+        if match is not None and endpoint not in read.without_events and request.stage != "decode":
             predicted = read.held.get(endpoint, match.tokens)
         pin = None
         if size > 0:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.plugin import Api, Endpoint, Request
+from epp.plugin import Api, Endpoint, Request, Stage
 
 LIVE: Final = b"L"
 SNAPSHOT: Final = b"S"
@@ -42,6 +42,7 @@ class Decided(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
     priority: int
     states: dict[str, Any]
     """What plugins share of it: name of the plugin -> its `to_peers`."""
+    stage: Stage = ""
 
 
 class FirstToken(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=2):
@@ -156,6 +157,7 @@ def decided(number: int, pool: str, request: Request, endpoint: Endpoint, states
         request.max_tokens,
         request.priority,
         states,
+        request.stage,
     )
 
 
@@ -171,6 +173,7 @@ def request_of(sent: Decided, identity: str = "") -> Request:
         max_tokens=sent.max_tokens,
         priority=sent.priority,
         sees_answer=sent.sees_answer,
+        stage=sent.stage,
         elsewhere=True,
     )
 

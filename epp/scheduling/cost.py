@@ -56,6 +56,7 @@ from epp.plugin import (
     Response,
     Services,
     Slot,
+    apart,
 )
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
@@ -85,13 +86,15 @@ _SUSPENDED: Final = 60.0
 """Seconds that an endpoint costs which should get nothing: more than any wait that is worth it."""
 _CERTAIN: Final = 0.95
 """Most that a share of failures counts as."""
+_SLOWER: Final = (1, 1, 2, 8, 64)
+"""How many times as long a transfer takes, by `epp.plugin.apart`."""
 _ABOVE_0: Final = (
     "prefill_seconds_per_token", "max_num_batched_tokens", "l1_tokens_per_second", "l2_tokens_per_second",
-    "residence_seconds", "full_seconds",
+    "transfer_tokens_per_second", "residence_seconds", "full_seconds",
 )  # fmt: skip
 _AT_LEAST_0: Final = (
     "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
-    "step_seconds_per_context_token", "failure_seconds",
+    "step_seconds_per_context_token", "failure_seconds", "transfer_seconds",
 )  # fmt: skip
 _ERRORS: Final = 200
 """Predictions kept that were compared with what came."""
@@ -103,7 +106,9 @@ _MEAN_TOKENS: Final = 1000
 class _Sent:
     """A request on its way, in one endpoint's account."""
 
-    __slots__ = ("account", "ahead", "lasts", "observed", "predicted", "sent", "tokens", "waiting", "work")
+    __slots__ = (
+        "account", "ahead", "here", "lasts", "observed", "predicted", "prefills", "sent", "tokens", "waiting", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -113,7 +118,12 @@ class _Sent:
         sent: float,
         lasts: tuple[float, float],
         observed: bool,
+        *,
+        prefills: bool = False,
     ) -> None:
+        self.prefills = prefills
+        """It is decoded elsewhere, so it ends with its first token."""
+        self.here = True
         self.ahead = account.ahead(sent)
         """Modelled seconds of what has to be done before its turn, at factor 1."""
         self.account = account
@@ -193,11 +203,27 @@ class _Account:
             self.busy_since, self.watched = sent.sent, True
         self.queue[sent] = None
         self.pending += sent.work
+        self._come(sent)
+
+    def decode(self, sent: _Sent) -> None:
+        """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
+        sent.waiting = False
+        self.decodes += 1
+        self.context += sent.tokens
+        self._come(sent)
+
+    def _come(self, sent: _Sent) -> None:
         if not self.requests:
             self.busy_from, self.busy_until = sent.sent, inf
         self.requests += 1
         self.peak = max(self.peak, self.requests)
         self._next()
+
+    def _go(self, sent: _Sent, now: float) -> None:
+        sent.here = False
+        self.requests -= 1
+        if not self.requests:
+            self.busy_until = now
 
     def ahead(self, now: float) -> float:
         """Modelled seconds, at factor 1, of what waits; of the first what is left, by the model."""
@@ -219,8 +245,11 @@ class _Account:
                 begun.append(earlier)
         for one in begun:
             self._leave_queue(one, at)
-            self.decodes += 1
-            self.context += one.tokens
+            if one.prefills:
+                self._go(one, at)
+            else:
+                self.decodes += 1
+                self.context += one.tokens
         self.served_at = at
         self._next()
 
@@ -231,9 +260,9 @@ class _Account:
             self.first_token(next(iter(self.queue)), self.due)
 
     def end(self, sent: _Sent, now: float) -> None:
-        self.requests -= 1
-        if not self.requests:
-            self.busy_until = now
+        if not sent.here:
+            return
+        self._go(sent, now)
         if sent.waiting:
             self.watched = False
             if next(iter(self.queue)) is sent:
@@ -362,6 +391,12 @@ class ExpectedTtft(Cost, Detector):
     l2_tokens_per_second: float = field(default=30_000, metadata={"alias": "l2Speed"})
     """Tokens a second from shared storage: a third of 100 Gbit/s, as much as one client's connections are taken to
     reach. Measured on CPUs with a small model: l2 takes four to six times as long as l1 (LMCache over Redis)."""
+    transfer_tokens_per_second: float = field(default=200_000, metadata={"alias": "transferSpeed"})
+    """Where one endpoint prefills and another decodes: tokens a second that pass between them. 128 KiB of KV each over
+    400 Gbit/s, of which half is taken to be reached; an estimate. Where topology labels say that they are in different
+    racks, zones or regions, it is a half, an eighth, a sixty-fourth."""
+    transfer_seconds: float = field(default=0.01, metadata={"alias": "transfer"})
+    """Seconds that such a transfer takes whatever its size: a second request, and asking for the blocks."""
     residence_seconds: float = field(default=10.0, metadata={"alias": "residence"})
     """Seconds a request stays at an endpoint, until the first have been seen. What runs fills the memory and is gone
     after that time, so memory comes free at capacity / residence, and as many come as go (Little's law)."""
@@ -417,7 +452,7 @@ class ExpectedTtft(Cost, Detector):
         c, d = self.step_seconds_per_decode, self.step_seconds_per_context_token
         per_chunk, accounts = self._per_chunk, self.accounts
         calm, leaving, scale = base * per_chunk, 1 / self._residence, self._scale(now)
-        rows = []
+        rows: list[tuple[float, ...]] = []
         work, load, whole, last = 0.0, 0.0, 0.0, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
@@ -459,11 +494,52 @@ class ExpectedTtft(Cost, Detector):
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
             rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, 0.0))
+        if request.peer is not None and request.stage == "prefill":
+            self._add_transfers(request, endpoints, request.peer, rows)
         if failures := request.signals.get(FailureShare):
             for i, endpoint in enumerate(endpoints):
                 if endpoint in failures:
                     rows[i] = (*rows[i][:-1], self._failing(failures[endpoint], sum(rows[i])))
         return rows
+
+    def _add_transfers(
+        self, request: Request, endpoints: Sequence[Endpoint], decode: Endpoint, rows: list[tuple[float, ...]]
+    ) -> None:
+        for i, endpoint in enumerate(endpoints):
+            pending, own, *rest = rows[i]
+            rows[i] = (pending, own + self._transfer(request, endpoint, decode), *rest)
+
+    def _transfer(self, request: Request, prefill: Endpoint, decode: Endpoint) -> float:
+        """Seconds until one has from the other what it does not hold of the prompt."""
+        match: PrefixMatch = request.signals.get(PrefixMatch, {}).get(decode, _NOTHING)
+        distance = apart(prefill, decode)
+        slower = _SLOWER[distance] if distance is not None else 1
+        return self.transfer_seconds + slower * (request.tokens - match.tokens) / self.transfer_tokens_per_second
+
+    def might_split(self, request: Request, decode: Endpoint) -> bool:
+        """Whether all that a prefill at `decode` costs is more than the least that a transfer does."""
+        account = self.accounts.get(decode)
+        match = request.signals.get(PrefixMatch, {}).get(decode, _NOTHING)
+        work, load, _ = self._work_and_load(request.tokens, match)
+        if account is None:
+            return work + load > self.transfer_seconds
+        own = account.speed.factor * (work + account.pending / NS)
+        return own * (1 + account.requests) + load > self.transfer_seconds
+
+    def ways(self, request: Request, decode: Endpoint, prefill: Endpoint) -> Mapping[str, float]:
+        """Seconds that all requests together lose, until their last tokens, by a prefill `here` (where it is decoded)
+        and `apart`.
+
+        A prefill stalls each answer in flight there for as long as it takes, whole: who waits for the last token does
+        not mind which of them comes late. Memory is not compared: who decodes needs the same either way.
+        """
+        (there, row), account = self.bill(request, (prefill, decode)), self.accounts[decode]
+        pending, own, shared, stall, crowd, foreign, _, failing = row
+        sum_ = pending + own + shared + stall
+        rate = crowd / sum_ if sum_ else 0.0
+        stalled = account.requests * own * (1 + own / self._residence)
+        here = (1 + rate) * (pending + own) + stalled + foreign + failing
+        return {"here": here, "apart": sum(there) + self._transfer(request, prefill, decode)}
 
     def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
         """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
@@ -617,6 +693,11 @@ class ExpectedTtft(Cost, Detector):
         now, n = self.clock(), request.tokens
         self._scale(now)
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
+        where = self._sent.get(request) or self._sent.set(request, {})
+        if request.stage == "decode":
+            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0), observed=True)
+            account.decode(sent)
+            return
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
         self._computed += _WEIGHT * (max(1, computed) - self._computed)
@@ -624,10 +705,12 @@ class ExpectedTtft(Cost, Detector):
         step = self._step(account)
         crowd = step * self._per_chunk
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
-        observed = request.sees_answer and request.stream
-        sent = _Sent(account, n, round((work + load) * NS), now, (load, work * (1 + crowd)), observed)
+        prefills = request.stage == "prefill"
+        observed = request.sees_answer and (request.stream or prefills)
+        lasts = load, work * (1 + crowd)
+        sent = _Sent(account, n, round((work + load) * NS), now, lasts, observed, prefills=prefills)
         sent.predicted = account.speed.factor * ((sent.ahead + work) * (1 + crowd) + step) + load
-        (self._sent.get(request) or self._sent.set(request, {}))[endpoint] = sent
+        where[endpoint] = sent
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
@@ -661,8 +744,9 @@ class ExpectedTtft(Cost, Detector):
         if where is None or (sent := where.pop(endpoint, None)) is None:
             return
         now = self.clock()
-        if 200 <= response.status < 300:
-            self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
+        if 200 <= response.status < 300 and sent.here:
+            if not sent.prefills:
+                self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
             if sent.waiting:
                 sent.account.watched = False
                 sent.account.first_token(sent, now)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from epp.errors import InternalError, NoEndpoint
-from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, scores_of
+from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, Stage, scores_of
 
 
 class Scored(msgspec.Struct, eq=False):
@@ -40,6 +40,8 @@ class ProfileRun(msgspec.Struct, eq=False):
     picks: Sequence[Endpoint]
     others: int = 0
     """Endpoints that could not be the best, as was known without scoring them (`Cost.shortlist`)."""
+    stage: Stage = ""
+    """For which part of the request it was run, if not for all of it or the decode."""
 
 
 class Comparison(msgspec.Struct, frozen=True, eq=False):
@@ -78,6 +80,14 @@ class Decision(msgspec.Struct, eq=False):
     """Where a shadow profile looked at this request too."""
     waited: float = 0.0
     """Seconds that it waited in flow control."""
+    parts: list[tuple[Request, Endpoint]] = []
+    """Stages that have endpoints of their own, as requests to those; while they are on account there."""
+    beside: Mapping[Stage, Sequence[str]] = {}
+    """Names of these endpoints, for good."""
+    ways: Mapping[str, float] = {}
+    """Seconds that each way would have taken, where the choice between them was one of time."""
+    port: int = 0
+    """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -86,9 +96,16 @@ class Decision(msgspec.Struct, eq=False):
     @property
     def destination(self) -> str:
         """Value of the destination header and metadata: `ip:port[,ip:port…]`."""
-        if len(self.endpoints) == 1:
+        if len(self.endpoints) == 1 and not self.port:
             return self.endpoints[0].address
-        return ",".join(endpoint.address for endpoint in self.endpoints)
+        return ",".join(map(self._sent_to, self.endpoints))
+
+    def served_by(self, address: str) -> Endpoint | None:
+        """Which of its endpoints was reached at this address; None: none of them."""
+        return next((endpoint for endpoint in self.endpoints if self._sent_to(endpoint) == address), None)
+
+    def _sent_to(self, endpoint: Endpoint) -> str:
+        return f"{endpoint.address.rpartition(':')[0]}:{self.port}" if self.port else endpoint.address
 
     def as_dict(self) -> dict[str, Any]:
         """The whole explanation, JSON-ready; costs in milliseconds; no prompt text."""
@@ -103,6 +120,8 @@ class Decision(msgspec.Struct, eq=False):
             "fallbacks": [endpoint.name for endpoint in self.endpoints[1:]],
             **({"priority": self.request.priority} if self.request.priority else {}),
             **({"waited_ms": round(self.waited * 1000, 3)} if self.waited else {}),
+            **{stage: list(names) for stage, names in self.beside.items()},
+            **({"ways_ms": {way: round(s * 1000, 3) for way, s in self.ways.items()}} if self.ways else {}),
             "profiles": [_run_as_dict(run) for run in self.runs],
             **({} if self.shadow is None else {"shadow": self.shadow.as_dict()}),
         }
@@ -121,6 +140,7 @@ def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
         rows.append(row)
     return {
         "profile": run.profile,
+        **({"stage": run.stage} if run.stage else {}),
         "dropped": [{"filter": name, "endpoints": [e.name for e in gone]} for name, gone in run.dropped],
         "endpoints": rows,
         **({"others": run.others} if run.others else {}),

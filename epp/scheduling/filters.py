@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer
+from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer, Stage, serves
 from epp.scheduling.sessions import SessionAffinity
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
@@ -68,32 +68,30 @@ class ByLabelFilter(Filter):
 
 
 class _RoleFilter(Filter):
-    """Keeps endpoints whose label `llm-d.ai/role` is one of `roles`. No parameters. Source: llm-d-router."""
+    """Keeps endpoints whose label `llm-d.ai/role` has the `stage`. No parameters. Source: llm-d-router."""
 
-    roles: ClassVar[frozenset[str]]
-    unlabelled: ClassVar[bool] = False
+    stage: ClassVar[Stage]
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        return [e for e in endpoints if _labelled(e, "llm-d.ai/role", self.roles, self.unlabelled)]
+        return [endpoint for endpoint in endpoints if serves(endpoint, self.stage)]
 
 
 class DecodeFilter(_RoleFilter):
     """`decode-filter`: roles that decode, and endpoints without one. `both` is llm-d's old name of prefill-decode."""
 
-    roles = frozenset({"decode", "prefill-decode", "encode-prefill-decode", "both"})
-    unlabelled = True
+    stage = "decode"
 
 
 class PrefillFilter(_RoleFilter):
     """`prefill-filter`: roles that prefill. `both` is llm-d's old name of prefill-decode."""
 
-    roles = frozenset({"prefill", "encode-prefill", "prefill-decode", "encode-prefill-decode", "both"})
+    stage = "prefill"
 
 
 class EncodeFilter(_RoleFilter):
     """`encode-filter`: roles that encode."""
 
-    roles = frozenset({"encode", "encode-prefill", "encode-prefill-decode"})
+    stage = "encode"
 
 
 @dataclass(eq=False)
@@ -278,6 +276,6 @@ class HeaderBasedTestingFilter(Filter):
         return [e for e in endpoints if e.address in wanted or e.address.rpartition(":")[0].strip("[]") in wanted]
 
 
-def _labelled(endpoint: Endpoint, label: str, values: Sequence[str] | frozenset[str], missing: bool) -> bool:
+def _labelled(endpoint: Endpoint, label: str, values: Sequence[str], missing: bool) -> bool:
     value = endpoint.labels.get(label)
     return missing if value is None else value in values

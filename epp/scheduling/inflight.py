@@ -46,6 +46,8 @@ class InFlightLoad(ReadsPrefixMatch, Producer[InFlight]):
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         match = self.matches(request).get(endpoint)
         prompt = max(0, request.tokens - match.tokens) if match is not None else request.tokens
+        if request.stage == "decode":  # it comes computed
+            prompt = 0
         output = self._output(request) if self.add_estimated_output_tokens else 0
         self._counted.set(request, (prompt, output))
         requests, tokens = self._load.get(endpoint, _IDLE)

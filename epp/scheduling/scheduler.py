@@ -11,9 +11,21 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from epp import protocol
 from epp.errors import EppError
 from epp.parsing.request import NO_HEADERS
-from epp.plugin import Endpoint, KvEventFigures, Plugin, PrefixMatch, Producer, ProfileHandler, Request, Response
+from epp.plugin import (
+    Endpoint,
+    KvEventFigures,
+    Picked,
+    Plugin,
+    PrefixMatch,
+    Producer,
+    ProfileHandler,
+    Request,
+    Response,
+    Stage,
+)
 from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed, name_of
 from epp.scheduling.shadow import ShadowPolicy
 
@@ -106,16 +118,9 @@ class Scheduler:
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        everybody = len(endpoints)
+        everybody = endpoints
         request, endpoints = self._look(request, endpoints)
-        runs: list[ProfileRun] = []
-
-        def run(profile: str) -> Sequence[Endpoint]:
-            done = self.profiles[profile].run(request, endpoints, self._on_error)
-            done.others = everybody - len(endpoints)
-            runs.append(done)
-            return done.picks
-
+        run = _Runs(self.profiles, request, endpoints, everybody, self._on_error)
         try:
             picked = self.handler.handle(request, self._names, run)
             if not picked.endpoints:
@@ -125,13 +130,17 @@ class Scheduler:
         except Exception as error:
             raise failed(name_of(self.handler), error, self._on_error) from error
         chosen = picked.endpoints
-        if len(chosen) < self._named and runs:
-            chosen = [*chosen, *_next_best(runs[-1], chosen, self._named - len(chosen))]
-        decision = Decision(request, chosen, picked.headers, runs, self._wall_clock())
+        if len(chosen) < self._named and (ran := run.of(chosen[0])) is not None:
+            chosen = [*chosen, *_next_best(ran, chosen, self._named - len(chosen))]
+        decision = Decision(request, chosen, picked.headers, run.runs, self._wall_clock())
         if self._shadow is not None:  # it sees what the pick saw
             decision.shadow = self._shadow.compare(request, endpoints, decision.endpoint)
+        if picked.prefill is not None or picked.encode or picked.port or picked.ways:
+            _divide(decision, picked)
         self._open[decision] = False
-        self._call(self._on_picked, request, decision.endpoint)
+        self._call(self._on_picked, decision.request, decision.endpoint)
+        for part, endpoint in decision.parts:
+            self._call(self._on_picked, part, endpoint)
         return decision
 
     def to_peers(self, request: Request) -> dict[str, Any]:
@@ -164,6 +173,8 @@ class Scheduler:
     def forwarded(self, decision: Decision) -> None:
         """The request is on its way: let go of its prompt and body, which may be large."""
         decision.request = replace(decision.request, prompt=b"", body=b"")
+        if decision.parts:
+            decision.parts = [(replace(part, prompt=b"", body=b""), endpoint) for part, endpoint in decision.parts]
 
     def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
         """The gateway's retry was served by `endpoint`: the account moves there, and the decision says so.
@@ -178,9 +189,10 @@ class Scheduler:
         self._call(self._on_picked, decision.request, endpoint)
 
     def answered(self, decision: Decision, response: Response) -> None:
-        """The answer's headers were seen. To be called once."""
+        """The answer's headers were seen. To be called once. What came before the decode has ended then."""
         if decision in self._open:
             self._call(self._on_answered, decision.request, decision.endpoint, response)
+            self._end_parts(decision, response)
 
     def first_token(self, decision: Decision) -> None:
         """The first token was seen; later calls for the same decision do nothing."""
@@ -188,6 +200,7 @@ class Scheduler:
             return
         self._open[decision] = True
         self._call(self._on_first_token, decision.request, decision.endpoint)
+        self._end_parts(decision, Response(status=200))
 
     def answer_headers(self, decision: Decision) -> Mapping[str, str]:
         """Headers the plugins add to the answer, for the endpoint that served."""
@@ -204,7 +217,14 @@ class Scheduler:
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint. Closes the accounts once; a second call does nothing."""
         if self._open.pop(decision, None) is not None:
+            self._end_parts(decision, response)
             self._call(self._on_finished, decision.request, decision.endpoint, response)
+
+    def _end_parts(self, decision: Decision, response: Response) -> None:
+        """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them."""
+        parts, decision.parts = decision.parts, []
+        for part, endpoint in parts:
+            self._call(self._on_finished, part, endpoint, Response(status=response.status, lost=response.lost))
 
     def snapshot(self) -> Iterator[tuple[str, Any]]:
         """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""
@@ -254,7 +274,7 @@ class Scheduler:
 
     def _look(self, request: Request, endpoints: Sequence[Endpoint]) -> tuple[Request, Sequence[Endpoint]]:
         """The request with its signals, and those of `endpoints` that can be the best for it."""
-        if len(endpoints) >= self._large:
+        if len(endpoints) >= self._large and not self.handler.divides(endpoints):
             try:
                 found = self._shortlisted(request, endpoints)
             except Exception as error:
@@ -316,6 +336,66 @@ class Scheduler:
                 hook(request, *args)
             except Exception as error:
                 self._on_error(name, error)
+
+
+class _Runs:
+    """What a profile handler runs for one request: `epp.plugin.RunProfile`."""
+
+    __slots__ = ("_endpoints", "_on_error", "_profiles", "_request", "candidates", "runs")
+
+    def __init__(
+        self,
+        profiles: Mapping[str, Chain],
+        request: Request,
+        endpoints: Sequence[Endpoint],
+        candidates: Sequence[Endpoint],
+        on_error: OnError,
+    ) -> None:
+        self.candidates = candidates
+        self.runs: list[ProfileRun] = []
+        self._profiles = profiles
+        self._request = request
+        self._endpoints = endpoints
+        """Those of the candidates that can be the best."""
+        self._on_error = on_error
+
+    def __call__(
+        self, profile: str, request: Request | None = None, endpoints: Sequence[Endpoint] | None = None
+    ) -> Sequence[Endpoint]:
+        if endpoints is None:
+            endpoints = self._endpoints
+        done = self._profiles[profile].run(request or self._request, endpoints, self._on_error)
+        done.others = len(self.candidates) - len(self._endpoints)
+        if request is not None and request.stage:
+            done.stage = request.stage
+        self.runs.append(done)
+        return done.picks
+
+    def of(self, endpoint: Endpoint) -> ProfileRun | None:
+        """The last that picked this endpoint for the request itself."""
+        return next((run for run in reversed(self.runs) if not run.stage and endpoint in run.picks), None)
+
+
+def _divide(decision: Decision, picked: Picked) -> None:
+    """Give the other stages' parts to their endpoints, and tell the sidecar of the one that decodes by headers."""
+    request, headers = decision.request, dict(decision.headers)
+    beside: dict[Stage, Sequence[str]] = {}
+    parts = []
+    if picked.prefill is not None:
+        part = replace(request, stage="prefill", stream=False, max_tokens=1, kept=dict(request.kept))
+        parts.append((part, picked.prefill))
+        beside["prefill"] = (picked.prefill.name,)
+        headers[protocol.PREFILLER] = picked.prefill.address
+        decision.request = replace(request, stage="decode")
+    if picked.encode:
+        part = replace(request, stage="encode", stream=False, tokens=0, max_tokens=0, kept={})
+        parts += [(part if at == 0 else replace(part, kept={}), e) for at, e in enumerate(picked.encode)]
+        beside["encode"] = tuple(endpoint.name for endpoint in picked.encode)
+        headers[protocol.ENCODERS] = ",".join(endpoint.address for endpoint in picked.encode)
+    if picked.port:
+        headers[protocol.DATA_PARALLEL] = decision.endpoint.address
+    decision.headers, decision.parts, decision.beside = headers, parts, beside
+    decision.ways, decision.port = picked.ways, picked.port
 
 
 def _next_best(run: ProfileRun, chosen: Sequence[Endpoint], count: int) -> list[Endpoint]:

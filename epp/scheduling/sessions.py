@@ -72,7 +72,7 @@ class SessionAffinity(Plugin):
         self._token_header = self.encoded_endpoint_header_config.header.lower()
 
     def home(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint | None:
-        """The candidate this request's session lives on, if any."""
+        """The candidate this request's session lives on, if any. It is one that decodes."""
         if self.strategy == "session_id":
             session = self._session(request)
             bound = self._bound.get(session) if session is not None else None
@@ -90,7 +90,9 @@ class SessionAffinity(Plugin):
         return next((endpoint for endpoint in endpoints if endpoint.name == name), None)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        if self.strategy != "session_id" or (session := self._session(request)) is None:
+        if self.strategy != "session_id" or request.stage not in ("", "decode"):
+            return
+        if (session := self._session(request)) is None:
             return
         self._bind(session, endpoint, self.session_id_config.eviction_ttl_seconds)
 

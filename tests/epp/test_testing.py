@@ -70,6 +70,9 @@ schedulingProfiles:
 NEEDED = {
     "by-label": "{label: role, validValues: [decode], allowsNoLabel: true}",
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
+    "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
+    "disagg-profile-handler": "{profiles: {decode: default}}",
+    "pd-profile-handler": "{decodeProfile: default, prefillProfile: default}",
 }
 """Parameters of types that do not work without."""
 

@@ -41,7 +41,7 @@ sheddable-eviction-filter priority-then-time-eviction-order-policy models-data-s
 dcgm-data-source dcgm-extractor topology-extractor file-discovery anthropic-parser vllmhttp-parser sglanghttp-parser
 vertexai-parser session-state-producer redis-syncer
 """
-OURS = "expected-ttft round-robin-picker approx-cache-room-producer"
+OURS = "expected-ttft round-robin-picker approx-cache-room-producer role-profile-handler expected-ttft-pd-decider"
 ALL = [*GIE.split(), *ROUTER.split(), *OURS.split()]
 
 REQUIRED = {
@@ -49,6 +49,8 @@ REQUIRED = {
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
     "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
     "active-request-filter": "{conditions: [{metric: active-requests, maxValue: 5}]}",
+    "disagg-profile-handler": "{profiles: {decode: default}}",
+    "pd-profile-handler": "{decodeProfile: default, prefillProfile: default}",
 }
 """Parameters of types that do not work without."""
 

@@ -13,6 +13,7 @@ from epp.scheduling.pickers import (
     RoundRobinPicker,
     WeightedRandomPicker,
 )
+from tests.support.scheduling.runs import Runs
 from tests.support.scheduling.schedulers import ask, pods
 
 
@@ -147,12 +148,12 @@ def test_less_than_one_endpoint_is_refused(kind: type[MaxScorePicker]) -> None:
 )
 def test_a_header_names_the_profile(headers: dict[str, str], profiles: list[str], ran: str) -> None:
     endpoints = {"prefill": pods("p"), "decode": pods("d"), "only": pods("o")}
-    picked = HeaderProfileHandler().handle(ask(headers=headers), profiles, endpoints.__getitem__)
+    picked = HeaderProfileHandler().handle(ask(headers=headers), profiles, Runs(endpoints))
     assert picked.endpoints is endpoints[ran]
 
 
 def test_a_header_that_names_no_profile_is_the_clients_error() -> None:
     with pytest.raises(BadRequest, match="x-stage: got 'prefil'; expected one of prefill, decode"):
-        HeaderProfileHandler("X-Stage").handle(ask(headers={"x-stage": "prefil"}), ["prefill", "decode"], lambda _: [])
+        HeaderProfileHandler("X-Stage").handle(ask(headers={"x-stage": "prefil"}), ["prefill", "decode"], Runs({}))
     with pytest.raises(ValueError, match="headerName"):
         HeaderProfileHandler("")

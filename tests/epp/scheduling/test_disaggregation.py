@@ -1,0 +1,517 @@
+"""Prefill and decode apart: who gets which stage, what the headers say, and accounts that end once."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from epp.configuration.loader import Pipeline, load_strategy, load_text, strategies
+from epp.errors import ConfigError, NoEndpoint
+from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response
+from epp.replicas import wire
+from epp.scheduling.decision import Decision
+from epp.scheduling.scheduler import Scheduler
+from epp.testing import endpoint, services
+from epp.testing import request as ask
+
+LONG = "word " * 8000
+"""10,000 tokens."""
+SHORT = "word " * 16
+
+
+def pod(name: str, role: str = "", **labels: str) -> Endpoint:
+    return endpoint(name, labels={**labels, **({"llm-d.ai/role": role} if role else {})}, block_size=16, blocks=30_000)
+
+
+def two_and_two() -> tuple[Endpoint, Endpoint, Endpoint, Endpoint]:
+    return pod("p1", "prefill"), pod("p2", "prefill"), pod("d1", "decode"), pod("d2", "decode")
+
+
+@dataclass(eq=False)
+class Diary(Plugin):
+    """Who was given what, and what has not ended."""
+
+    open: list[tuple[str, str]] = field(default_factory=list)
+    ends: list[tuple[str, str, int]] = field(default_factory=list)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.open.append((request.stage, endpoint.name))
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        self.open.remove((request.stage, endpoint.name))
+        self.ends.append((request.stage, endpoint.name, response.status))
+
+
+class Pool:
+    """A configuration at work over some endpoints."""
+
+    def __init__(self, pipeline: Pipeline, endpoints: Sequence[Endpoint], clock: Callable[[], float]) -> None:
+        self.diary = Diary()
+        self.degraded: list[tuple[str, str]] = []
+        self.endpoints = tuple(endpoints)
+        self.pipeline = pipeline
+        given = services(
+            self.endpoints, degraded=lambda reason, detail="", lasting=False: self.degraded.append((reason, detail))
+        )
+        for plugin in pipeline.plugins:
+            plugin.start(given)
+        self.scheduler: Scheduler = pipeline.scheduler(
+            wall_clock=clock, on_error=_raise, fallbacks=1, others=[self.diary]
+        )
+
+    def choose(self, prompt: str = LONG, endpoints: Sequence[Endpoint] | None = None, **fields: Any) -> Decision:
+        request = asyncio.run(self.scheduler.prepare(ask(prompt, stream=True, **fields)))
+        return self.scheduler.choose(request, self.endpoints if endpoints is None else endpoints)
+
+    def in_flight(self, kind: type[Any] = InFlight) -> Mapping[Endpoint, Any]:
+        return self.scheduler.look(ask(SHORT), self.endpoints, {PrefixMatch, CacheRoom, kind}).signals[kind]
+
+
+def _raise(plugin: str, error: Exception) -> None:
+    raise error
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def by_strategy(name: str, *endpoints: Endpoint) -> Pool:
+    clock = Clock()
+    return Pool(load_strategy(name, clock=clock, random=random.Random(0)), endpoints, clock)
+
+
+def busy(name: str, *endpoints: Endpoint) -> Pool:
+    """Each endpoint that decodes has some answers to generate, so a long prompt would stall them."""
+    pool = by_strategy(name, *endpoints)
+    for number in range(6):
+        pool.scheduler.first_token(pool.choose(f"{number} " + SHORT))
+    pool.diary.open.clear()
+    return pool
+
+
+def always(*endpoints: Endpoint) -> Pool:
+    """The default strategy, but every prompt is prefilled elsewhere."""
+    handler = "- {type: role-profile-handler, parameters: {decider: always-disagg-pd-decider}}\n"
+    return by_config(handler + "- {type: expected-ttft}\n", *endpoints, stages="")
+
+
+HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+STAGES = """
+- {type: decode-filter}
+- {type: prefill-filter}
+- {type: encode-filter}
+- {type: prefix-cache-scorer}
+- {type: max-score-picker}
+schedulingProfiles:
+- {name: prefill, plugins: [{pluginRef: prefill-filter}, {pluginRef: prefix-cache-scorer}]}
+- {name: decode, plugins: [{pluginRef: decode-filter}, {pluginRef: prefix-cache-scorer}]}
+- {name: encode, plugins: [{pluginRef: encode-filter}]}
+"""
+
+
+def by_config(plugins: str, *endpoints: Endpoint, stages: str = STAGES) -> Pool:
+    clock = Clock()
+    return Pool(
+        load_text(HEAD + "plugins:\n" + plugins + stages, clock=clock, random=random.Random(0)), endpoints, clock
+    )
+
+
+def refusal(plugins: str, stages: str = STAGES) -> str:
+    with pytest.raises(ConfigError) as refused:
+        by_config(plugins, stages=stages)
+    return str(refused.value)
+
+
+# --- the strategies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_a_prefill_pod_never_decodes(strategy: str) -> None:
+    pool = by_strategy(strategy, *two_and_two(), pod("e", "encode"))
+    for turn in range(20):
+        decision = pool.choose(LONG if turn % 2 else SHORT, headers={"x-session-id": str(turn % 3)})
+        assert {each.name for each in decision.endpoints} <= {"d1", "d2"}
+    assert "no-prefiller" not in dict(pool.degraded)
+    assert len(by_strategy("prefix-aware", *two_and_two()).choose().endpoints) == 2
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_a_long_prompt_is_prefilled_elsewhere(strategy: str) -> None:
+    p1, p2, d1, d2 = two_and_two()
+    pool = busy(strategy, p1, p2, d1, d2)
+    decision = pool.choose()
+    ((part, where),) = decision.parts
+    assert where in (p1, p2)
+    assert decision.headers == {"x-prefiller-host-port": where.address}
+    assert (part.stage, part.max_tokens, part.stream, decision.request.stage) == ("prefill", 1, False, "decode")
+    assert decision.as_dict()["prefill"] == [where.name]
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_without_roles_nothing_is_apart(strategy: str) -> None:
+    pool = by_strategy(strategy, pod("a"), pod("b"))
+    decision = pool.choose()
+    assert (decision.parts, decision.headers, decision.request.stage) == ([], {}, "")
+    assert len(decision.runs) == 1
+
+
+def test_who_decodes_and_prefills_serves_as_a_whole() -> None:
+    pool = by_strategy("prefix-aware", pod("both", "both"))
+    assert pool.choose().parts == []
+    assert pool.degraded == []
+
+
+def test_without_a_prefiller_it_is_said() -> None:
+    pool = by_strategy("prefix-aware", pod("d1", "decode"), pod("e", "encode"))
+    decision = pool.choose()
+    assert (decision.endpoint.name, decision.headers) == ("d1", {})
+    assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
+    assert "none of 2 endpoints prefills for d1" in pool.degraded[0][1]
+    assert pool.scheduler.statistics()["role-profile-handler"]["no-prefiller"] == 1
+
+
+def test_a_setting_refuses_instead() -> None:
+    plugins = "- {type: role-profile-handler, parameters: {whenNoPrefiller: refuse}}\n- {type: expected-ttft}\n"
+    pool = by_config(plugins, pod("d1", "decode"), stages="")
+    with pytest.raises(NoEndpoint, match="none of 1 endpoints prefills for d1, and whenNoPrefiller is refuse"):
+        pool.choose()
+    assert pool.diary.open == []
+    assert pool.choose(SHORT).endpoint.name == "d1"
+
+
+def test_a_pool_of_prefillers_serves_nobody() -> None:
+    pool = by_strategy("least-load", pod("p1", "prefill"))
+    with pytest.raises(NoEndpoint, match="none of 1 endpoints decodes"):
+        pool.choose()
+
+
+def test_a_gateway_s_subset_without_prefillers_is_no_shortage_of_long() -> None:
+    p1, p2, d1, d2 = two_and_two()
+    pool = by_strategy("prefix-aware", p1, p2, d1, d2)
+    assert pool.choose(endpoints=(d1, d2)).parts == []
+    assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
+
+
+# --- the decision by seconds ----------------------------------------------------------------------------------------
+
+
+def test_a_short_prompt_and_a_cached_one_stay() -> None:
+    pool = busy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
+    assert pool.choose(SHORT).parts == []
+    first = pool.choose()
+    assert first.parts
+    pool.scheduler.finished(first, Response(status=200))
+    assert pool.choose().parts == []
+
+
+def test_answers_in_flight_speak_for_going_apart() -> None:
+    """A medium prompt stays at an idle endpoint, and goes where it stalls nobody from a busy one."""
+    medium = "word " * 640
+    pool = by_strategy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
+    idle = pool.choose(medium)
+    assert idle.parts == []
+    assert idle.ways["here"] < idle.ways["apart"] or not idle.ways
+    pool.scheduler.first_token(idle)
+    for each in range(10):
+        pool.scheduler.first_token(pool.choose(f"{each}" + SHORT))
+    busy = pool.choose("another " + medium)
+    assert busy.parts
+    assert busy.ways["apart"] < busy.ways["here"]
+
+
+def test_a_busy_prefiller_speaks_against_it() -> None:
+    pool = by_strategy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
+    apart = 0
+    for number in range(8):
+        apart += bool(pool.choose(f"{number} " + LONG).parts)
+    assert 0 < apart < 8
+
+
+def test_prefillers_share_the_work() -> None:
+    p1, p2, d1, d2 = two_and_two()
+    pool = always(p1, p2, d1, d2)
+    first, second = pool.choose("1 " + LONG), pool.choose("2 " + LONG)
+    assert {first.parts[0][1], second.parts[0][1]} == {p1, p2}
+
+
+def test_a_prefiller_that_holds_the_prompt_gets_it() -> None:
+    p1, p2, d1, d2 = two_and_two()
+    pool = always(p1, p2, d1, d2)
+    first = pool.choose(LONG)
+    where = first.parts[0][1]
+    pool.scheduler.finished(first, Response(status=200))
+    (found,) = (
+        pool.scheduler.look(asyncio.run(pool.scheduler.prepare(ask(LONG))), [where], {PrefixMatch})
+        .signals[PrefixMatch]
+        .values()
+    )
+    assert found.tokens >= 9_900
+
+
+def test_the_nearer_prefiller_wins() -> None:
+    zone = "topology.kubernetes.io/zone"
+    far, near = pod("a-far", "prefill", **{zone: "a"}), pod("b-near", "prefill", **{zone: "b"})
+    pool = always(far, near, pod("d", "decode", **{zone: "b"}))
+    for number in range(3):
+        decision = pool.choose(f"{number} " + LONG)
+        assert decision.parts[0][1] is near
+        pool.scheduler.finished(decision, Response(status=200))
+
+
+def test_a_large_pool_with_roles_is_divided_too() -> None:
+    endpoints = [pod(f"p{n}", "prefill") for n in range(20)] + [pod(f"d{n}", "decode") for n in range(20)]
+    decision = always(*endpoints).choose()
+    assert decision.endpoint.name.startswith("d")
+    assert decision.parts[0][1].name.startswith("p")
+
+
+# --- accounts -------------------------------------------------------------------------------------------------------
+
+
+def test_both_are_on_account_until_each_has_ended() -> None:
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    decision = pool.choose()
+    assert pool.diary.open == [("decode", "d"), ("prefill", "p")]
+    pool.scheduler.forwarded(decision)
+    assert all(not part.prompt and not part.body for part, _ in decision.parts)
+    pool.scheduler.answered(decision, Response(status=200))
+    assert pool.diary.open == [("decode", "d")]
+    pool.scheduler.first_token(decision)
+    pool.scheduler.finished(decision, Response(status=200))
+    pool.scheduler.finished(decision, Response(status=200))
+    assert pool.diary.ends == [("prefill", "p", 200), ("decode", "d", 200)]
+
+
+@pytest.mark.parametrize("status", [0, 200, 503])
+def test_an_end_without_headers_ends_both(status: int) -> None:
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    pool.scheduler.finished(pool.choose(), Response(status=status))
+    assert pool.diary.ends == [("prefill", "p", status), ("decode", "d", status)]
+    assert pool.diary.open == []
+
+
+def test_a_retry_moves_the_decode_alone() -> None:
+    p1, _, d1, d2 = two_and_two()
+    pool = always(p1, d1, d2)
+    decision = pool.choose()
+    first, other = decision.endpoints
+    pool.scheduler.moved(decision, other, Response(served=other.address))
+    assert sorted(pool.diary.open) == [("decode", other.name), ("prefill", "p1")]
+    pool.scheduler.answered(decision, Response(status=200))
+    pool.scheduler.finished(decision, Response(status=200))
+    assert pool.diary.open == []
+    assert ("decode", first.name, 0) in pool.diary.ends
+
+
+def test_accounts_return_to_nothing() -> None:
+    p1, p2, d1, d2 = two_and_two()
+    pool = always(p1, p2, d1, d2)
+    decisions = [pool.choose(f"{number} " + LONG) for number in range(12)]
+    rooms = pool.in_flight(CacheRoom)
+    assert rooms[p1].pinned + rooms[p2].pinned > 0
+    assert rooms[d1].pinned + rooms[d2].pinned >= 12 * 10_000
+    for number, decision in enumerate(decisions):
+        if number % 3:
+            pool.scheduler.answered(decision, Response(status=200))
+        pool.scheduler.finished(decision, Response(status=200 if number % 3 else 0))
+    assert all(room.pinned == 0 for room in pool.in_flight(CacheRoom).values())
+    figures = pool.scheduler.statistics()["expected-ttft"]
+    assert (figures["pending_seconds"], figures["decodes"]) == (0, 0)
+
+
+def test_a_decode_has_no_prefill_to_wait_for() -> None:
+    pool = by_config(
+        "- {type: disagg-profile-handler, parameters: {deciders: {prefill: d}}}\n"
+        "- {name: d, type: always-disagg-pd-decider}\n- {type: inflight-load-producer}\n",
+        pod("p", "prefill"),
+        pod("d", "decode"),
+    )
+    pool.choose()
+    p, d = pool.endpoints
+    load = pool.in_flight()
+    assert (load[p], load[d]) == (InFlight(1, 10_000), InFlight(1, 0))
+
+
+def test_a_failure_is_on_both() -> None:
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    for number in range(3):
+        decision = pool.choose(f"{number} " + LONG)
+        pool.scheduler.answered(decision, Response(status=502))
+        pool.scheduler.finished(decision, Response(status=502))
+    shares = pool.in_flight(FailureShare)
+    assert all(shares[each].share > 0.3 for each in pool.endpoints)
+
+
+def test_a_session_stays_with_who_decodes() -> None:
+    pool = by_strategy("session", *two_and_two())
+    homes = {pool.choose(f"{turn} " + LONG, headers={"x-session-id": "s"}).endpoint.name for turn in range(6)}
+    assert len(homes) == 1
+
+
+def test_other_replicas_hear_of_both() -> None:
+    p1, p2, d1, d2 = two_and_two()
+    ours, theirs = (always(p1, p2, d1, d2) for _ in range(2))
+    decision = ours.choose()
+    told = [(decision.request, decision.endpoint), *decision.parts]
+    adopted = []
+    for number, (request, where) in enumerate(told):
+        sent = wire.decided(number, "pool", request, where, ours.scheduler.to_peers(request))
+        back = wire.decode_decided(msgspec.Raw(wire.encode(sent)))
+        adopted.append(theirs.scheduler.adopt(wire.request_of(back), where, back.states))
+    assert theirs.diary.open == ours.diary.open
+    assert theirs.in_flight(CacheRoom) == ours.in_flight(CacheRoom)
+    assert theirs.scheduler.statistics()["expected-ttft"]["decodes"] == 1
+    for each in adopted:
+        theirs.scheduler.finished(each, Response(status=200))
+    assert theirs.diary.open == []
+
+
+# --- llm-d's types --------------------------------------------------------------------------------------------------
+
+ALWAYS = "- {type: always-disagg-pd-decider}\n"
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "{type: disagg-profile-handler, parameters: {deciders: {prefill: always-disagg-pd-decider}}}",
+        "{type: disagg-profile-handler, parameters: {profiles: {decode: decode, prefill: prefill},"
+        " deciders: {prefill: always-disagg-pd-decider}}}",
+        "{type: disagg-profile-handler, parameters: {decodeProfile: decode,"
+        " prefillDeciderPluginName: always-disagg-pd-decider}}",
+        "{type: pd-profile-handler, parameters: {deciderPluginName: always-disagg-pd-decider}}",
+        "{type: disagg-profile-handler, parameters: {stageOrder: prefill-first}}",
+    ],
+)
+def test_llm_d_s_handlers_split(handler: str) -> None:
+    pool = by_config(ALWAYS + f"- {{type: prefill-header-handler}}\n- {handler}\n", *two_and_two())
+    decision = pool.choose(SHORT)
+    assert decision.endpoint.name.startswith("d")
+    assert decision.headers == {"x-prefiller-host-port": decision.parts[0][1].address}
+    assert decision.parts[0][1].name.startswith("p")
+
+
+def test_without_a_decider_nothing_is_apart() -> None:
+    pool = by_config("- {type: disagg-profile-handler}\n", *two_and_two())
+    assert pool.choose().parts == []
+    assert pool.degraded == []
+
+
+@pytest.mark.parametrize(("parameters", "apart"), [
+    ("{}", False),
+    ("{nonCachedTokens: 512}", True),
+    ("{nonCachedTokens: 10000}", True),
+    ("{nonCachedTokens: 10001}", False),
+    ("{nonCachedTokens: 512, promptTokens: 10001}", False),
+    ("{nonCachedTokens: 512, promptTokens: 10000}", True),
+])  # fmt: skip
+def test_a_threshold_counts_tokens_not_cached_at_who_decodes(parameters: str, apart: bool) -> None:
+    plugins = f"- {{type: prefix-based-pd-decider, parameters: {parameters}}}\n"
+    plugins += "- {type: disagg-profile-handler, parameters: {deciders: {prefill: prefix-based-pd-decider}}}\n"
+    pool = by_config(plugins, pod("p", "prefill"), pod("d", "decode"))
+    decision = pool.choose()
+    assert bool(decision.parts) is apart
+    pool.scheduler.finished(decision, Response(status=200))
+    assert pool.choose().parts == []
+
+
+def test_a_profile_that_leaves_no_prefiller_is_said_or_refused() -> None:
+    handler = (
+        "- {{type: disagg-profile-handler, parameters: {{deciders: {{prefill: always-disagg-pd-decider}}{more}}}}}\n"
+    )
+    pool = by_config(ALWAYS + handler.format(more=""), pod("d", "decode"))
+    assert pool.choose().parts == []
+    assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
+    pool = by_config(ALWAYS + handler.format(more=", whenNoPrefiller: refuse"), pod("d", "decode"))
+    with pytest.raises(NoEndpoint, match="filter 'prefill-filter' left none"):
+        pool.choose()
+
+
+def test_images_are_encoded_elsewhere() -> None:
+    plugins = "- {type: always-disagg-multimodal-decider}\n- {type: disagg-profile-handler, parameters: "
+    plugins += "{deciders: {encode: always-disagg-multimodal-decider}}}\n"
+    e, d = pod("e", "encode"), pod("d", "decode")
+    pool = by_config(plugins, e, d)
+    assert pool.choose(body=b'{"messages":[{"content":"hello"}]}').headers == {}
+    decision = pool.choose(body=b'{"messages":[{"content":[{"type":"image_url","image_url":{"url":"x"}}]}]}')
+    assert decision.headers == {"x-encoder-hosts-ports": e.address}
+    assert pool.diary.open == [("", "d"), ("", "d"), ("encode", "e")]
+    pool.scheduler.answered(decision, Response(status=200))
+    assert pool.diary.open == [("", "d"), ("", "d")]
+
+
+@pytest.mark.parametrize(
+    ("handler", "profiles"),
+    [
+        ("{type: data-parallel-profile-handler}", ""),
+        ("{type: pd-profile-handler, parameters: {primaryPort: 8000}}", STAGES),
+    ],
+)
+def test_a_rank_is_named_in_a_header(handler: str, profiles: str) -> None:
+    plugins = f"- {handler}\n" + ("" if profiles else "- {type: queue-scorer}\n")
+    rank0, rank1 = (Endpoint(f"default/pod-rank-{n}", f"10.0.0.1:{8000 + n}") for n in range(2))
+    pool = by_config(plugins, rank1, rank0, stages=profiles)
+    decision = pool.choose(SHORT)
+    assert decision.destination == "10.0.0.1:8000,10.0.0.1:8000"
+    assert decision.headers["x-data-parallel-host-port"] == decision.endpoint.address
+    assert decision.served_by("10.0.0.1:8000") is decision.endpoint
+    assert decision.served_by("10.0.0.1:8001") is None
+
+
+@pytest.mark.parametrize(
+    ("plugins", "stages", "message"),
+    [
+        (
+            "- {type: disagg-profile-handler, parameters: {deciders: {prefill: always-disag-pd-decider}}}\n" + ALWAYS,
+            STAGES,
+            "plugins[0].parameters.deciders.prefill: no plugin is called 'always-disag-pd-decider'; did you mean",
+        ),
+        (
+            "- {type: disagg-profile-handler, parameters: {deciders: {prefill: max-score-picker}}}\n",
+            STAGES,
+            "expected a decider; 'max-score-picker' is a max-score-picker",
+        ),
+        (
+            "- {type: disagg-profile-handler, parameters: {profiles: {decode: decoding}}}\n",
+            STAGES,
+            "schedulingProfiles: no profile is called decoding; found prefill, decode, encode",
+        ),
+        (
+            "- {type: disagg-profile-handler, parameters: {stageOrder: encode-first}}\n",
+            STAGES,
+            "stageOrder: expected decode-first or prefill-first, got 'encode-first'",
+        ),
+        (
+            "- {type: disagg-profile-handler, parameters: {stageOrder: prefill-first, deciders: "
+            "{prefill: always-disagg-pd-decider}}}\n" + ALWAYS,
+            STAGES,
+            "expected none with stageOrder prefill-first",
+        ),
+        (
+            "- {type: disagg-profile-handler, parameters: {profiles: {decode: decode}, prefillProfile: prefill}}\n",
+            STAGES,
+            "expected profiles and deciders, or the older flat names; got both",
+        ),
+        ("- {type: role-profile-handler}\n", STAGES, "needs exactly one profile, found prefill, decode, encode"),
+        (
+            "- {type: data-parallel-profile-handler, parameters: {primaryPort: 0}}\n",
+            STAGES,
+            "expected 1 to 65535, got 0",
+        ),
+        (
+            "- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: -1}}\n",
+            STAGES,
+            "expected 0 or more, got -1",
+        ),
+        ("- {type: role-profile-handler, parameters: {whenNoPrefiller: maybe}}\n", "", "whenNoPrefiller"),
+    ],
+)
+def test_what_cannot_work_is_refused(plugins: str, stages: str, message: str) -> None:
+    assert message in refusal(plugins, stages=stages)
