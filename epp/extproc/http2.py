@@ -43,6 +43,8 @@ CLOSED_KEPT: Final = 256
 """Closed streams that are remembered as such: later ones cannot be told from streams that were skipped."""
 
 _FRAME: Final = Packed(">HBBBL")
+_MESSAGE: Final = Packed(">HBBBLBL")
+"""A frame's head, and that of the gRPC message in it: whether it is compressed, and its length."""
 _PAIR: Final = Packed(">HL")
 _U32: Final = Packed(">L")
 
@@ -61,6 +63,8 @@ class Data(msgspec.Struct, frozen=True, gc=False):
     number: int
     payload: bytes
     end: bool
+    low: bool = False
+    """The peer may send half of the stream's window at most, until `consumed`."""
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +103,8 @@ class _Bad(Exception):
 
 class _Stream:
     __slots__ = (
-        "announced", "body", "ended", "finished", "given", "number", "owed", "pending", "replied", "trailers", "window",
+        "announced", "body", "ended", "finished", "given", "number", "pending", "plain", "replied", "trailers",
+        "window",
     )  # fmt: skip
 
     def __init__(self, number: int, window: int, given: int) -> None:
@@ -107,15 +112,15 @@ class _Stream:
         self.window = window
         """Bytes we may send."""
         self.given = given
-        """Bytes the peer may send."""
-        self.owed = 0
-        """Bytes that came and were not given back yet."""
+        """Bytes the peer may send; what is missing to the whole window came and was not given back yet."""
         self.announced = -1
         """`content-length`; -1 without one."""
         self.body = 0
         """Bytes of data that came."""
         self.ended = False
         """Nothing more comes."""
+        self.plain = True
+        """Of what comes no more is to be looked at than whether it fits: nothing ended, and no length was announced."""
         self.replied = False
         self.finished = 0
         """The response is complete: 1, and 2 when some seconds have gone by since."""
@@ -152,12 +157,14 @@ class Connection:
         self._refuse_above = MOST
         self._window = WINDOW
         self._given = connection_window
-        self._owed = 0
+        """Bytes the peer may send on all streams; what is missing to the whole window came."""
         self._first_window = WINDOW
         self._frame_size = LARGEST_FRAME
         self._waiting: dict[int, _Stream] = {}
         """Streams with something pending, those that waited longest first."""
         self._headers = HeaderDecoder()
+        self._opening: tuple[Headers, tuple[bytes, bytes, int]] = (), (b"", b"", -1)
+        """Headers that opened a stream, and what they say: gateways send the same with each."""
         self._block: list[bytes] = []
         """Header block under way, of `_block_stream`."""
         self._block_stream = 0
@@ -191,31 +198,46 @@ class Connection:
         return events
 
     def _frames(self, data: bytes, at: int, events: list[Event]) -> int:
-        size = len(data)
+        size, streams, enough = len(data), self._streams, self._stream_window >> 1
         while size - at >= 9:
             high, low, kind, flags, number = _FRAME.unpack_from(data, at)
             length = high << 8 | low
             if length > LARGEST_FRAME:
                 raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-            end = at + 9 + length
+            start = at + 9
+            end = start + length
             if end > size:
                 break
-            payload = data[at + 9 : end]
             at = end
-            number &= MOST
-            if not self._configured and (kind != SETTINGS or flags & ACK):
-                raise Broken(PROTOCOL_ERROR, "no SETTINGS first")
-            if self._block_stream and (kind != CONTINUATION or number != self._block_stream):
-                raise Broken(PROTOCOL_ERROR, "a frame within a header block")
-            if kind > CONTINUATION:
-                self._without_effect()
-                continue
-            try:
-                _FRAMES[kind](self, number, flags, payload, events)
-            except _Bad as bad:
-                self.reset(number, bad.code)
-                events.append(Reset(number))
+            # What comes most: data that calls for no more than to be counted. `_data` knows all the rest.
+            if kind == DATA and flags <= END_STREAM and length and not self._block_stream:
+                stream = streams.get(number)
+                if stream is not None and stream.plain and self._given - length > self._connection_window >> 1:
+                    left = stream.given - length
+                    if left >= 0:
+                        stream.given = left
+                        self._given -= length
+                        self._idle = 0
+                        if flags:
+                            stream.ended, stream.plain = True, False
+                        events.append(Data(number, data[start:end], flags == END_STREAM, left <= enough))
+                        continue
+            self._other(kind, flags, number & MOST, data[start:end], events)
         return at
+
+    def _other(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
+        if not self._configured and (kind != SETTINGS or flags & ACK):
+            raise Broken(PROTOCOL_ERROR, "no SETTINGS first")
+        if self._block_stream and (kind != CONTINUATION or number != self._block_stream):
+            raise Broken(PROTOCOL_ERROR, "a frame within a header block")
+        if kind > CONTINUATION:
+            self._without_effect()
+            return
+        try:
+            _FRAMES[kind](self, number, flags, payload, events)
+        except _Bad as bad:
+            self.reset(number, bad.code)
+            events.append(Reset(number))
 
     def _data(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         length = len(payload)
@@ -224,11 +246,9 @@ class Connection:
         self._given -= length
         if self._given < 0:
             raise Broken(FLOW_CONTROL_ERROR, "more data than the connection's window")
-        self._owed += length
-        if self._owed >= self._connection_window >> 1:
-            self._given += self._owed
-            self._out.append(_frame(WINDOW_UPDATE, 0, 0, _U32.pack(self._owed)))
-            self._owed = 0
+        if self._given <= self._connection_window >> 1:
+            self._out.append(_frame(WINDOW_UPDATE, 0, 0, _U32.pack(self._connection_window - self._given)))
+            self._given = self._connection_window
         stream = self._streams.get(number)
         if stream is None:
             self._on_closed(number)
@@ -238,13 +258,12 @@ class Connection:
         stream.given -= length
         if stream.given < 0:
             raise _Bad(FLOW_CONTROL_ERROR)
-        stream.owed += length
         if flags & PADDED:
             payload = _unpadded(payload)
         stream.body += len(payload)
         end = bool(flags & END_STREAM)
         if end:
-            stream.ended = True
+            stream.ended, stream.plain = True, False
             if stream.announced >= 0 and stream.announced != stream.body:
                 raise _Bad(PROTOCOL_ERROR)
         elif 0 <= stream.announced < stream.body:
@@ -259,7 +278,7 @@ class Connection:
         elif not end:
             self._without_effect()
             return
-        events.append(Data(number, payload, end))
+        events.append(Data(number, payload, end, stream.given <= self._stream_window >> 1))
 
     def _headers_frame(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         if not number & 1:
@@ -320,7 +339,10 @@ class Connection:
         self._idle = 0
         if loop:
             raise _Bad(PROTOCOL_ERROR)
-        path, kind, stream.announced = _request(headers)
+        if headers is not self._opening[0]:
+            self._opening = headers, _request(headers)
+        path, kind, stream.announced = self._opening[1]
+        stream.plain = not end and stream.announced < 0
         if end and stream.announced > 0:
             raise _Bad(PROTOCOL_ERROR)
         events.append(Opened(number, path, kind, end))
@@ -332,7 +354,7 @@ class Connection:
             raise _Bad(PROTOCOL_ERROR)
         if stream.announced >= 0 and stream.announced != stream.body:
             raise _Bad(PROTOCOL_ERROR)
-        stream.ended = True
+        stream.ended, stream.plain = True, False
         if stream.finished:
             self._close(stream)
         else:
@@ -470,10 +492,9 @@ class Connection:
     def consumed(self, number: int) -> None:
         """What came on the stream was used: the peer may send as much again."""
         stream = self._streams.get(number)
-        if stream is not None and not stream.ended and stream.owed >= self._stream_window >> 1:
-            stream.given += stream.owed
-            self._out.append(_frame(WINDOW_UPDATE, 0, number, _U32.pack(stream.owed)))
-            stream.owed = 0
+        if stream is not None and not stream.ended and stream.given <= self._stream_window >> 1:
+            self._out.append(_frame(WINDOW_UPDATE, 0, number, _U32.pack(self._stream_window - stream.given)))
+            stream.given = self._stream_window
 
     def send_headers(self, number: int, block: bytes, *, end: bool = False) -> None:
         """The response's headers, or all of it."""
@@ -485,24 +506,39 @@ class Connection:
         if end:
             self._finish(stream)
 
-    def send_data(self, number: int, head: bytes, payload: bytes) -> bool:
-        """`head` (short) and `payload`. False if part of it has to wait for its window: `Drained` follows."""
+    def send_data(self, number: int, payload: bytes) -> bool:
+        """False if part of it has to wait for its window: `Drained` follows."""
         stream = self._streams.get(number)
         if stream is None or stream.finished:
             return True
-        size = len(head) + len(payload)
-        fits = size <= self._frame_size and size <= stream.window and size <= self._window
-        if fits and not stream.pending and not self.paused:
+        stream.pending.append(memoryview(payload))
+        return self._send_pending(stream)
+
+    def send_message(self, number: int, message: bytes, rest: bytes = b"") -> bool:
+        """`message` and, if there is one, its `rest`, as gRPC frames them. False as with `send_data`."""
+        stream = self._streams.get(number)
+        if stream is None or stream.finished:
+            return True
+        length = len(message) + len(rest)
+        size = length + 5
+        if (
+            size <= self._frame_size
+            and size <= stream.window
+            and size <= self._window
+            and not stream.pending
+            and not self.paused
+        ):
             stream.window -= size
             self._window -= size
-            self._out.append(_FRAME.pack(size >> 8, size & 255, DATA, 0, number) + head)
-            self._out.append(payload)
+            out = self._out
+            out.append(_MESSAGE.pack(size >> 8, size & 255, DATA, 0, number, 0, length))
+            out.append(message)
+            if rest:
+                out.append(rest)
             return True
-        if len(payload) < 512:
-            stream.pending.append(memoryview(head + payload))
-        else:
-            stream.pending.append(memoryview(head))
-            stream.pending.append(memoryview(payload))
+        head = b"\0" + length.to_bytes(4, "big")
+        parts = (head + message, rest) if len(message) < 512 else (head, message, rest)
+        stream.pending.extend(memoryview(part) for part in parts if part)
         return self._send_pending(stream)
 
     def send_trailers(self, number: int, block: bytes) -> None:
@@ -610,8 +646,9 @@ class Connection:
         """The response is complete. What the peer still sends is dropped, and after some seconds refused: a reset at
         once would make grpc's clients forget the response.
         """
-        self._resets = max(0, self._resets - 1)
-        stream.finished = 1
+        if self._resets:
+            self._resets -= 1
+        stream.finished, stream.plain = 1, False
         if stream.ended:
             self._close(stream)
 

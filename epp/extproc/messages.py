@@ -337,6 +337,45 @@ def answer_chunks(body: bytes, *, end: bool) -> Iterable[bytes]:
     return _chunks(b"\x22", body, end)
 
 
+def passed_chunk(data: bytes, tail: bytes) -> bytes | None:
+    """The bytes of a piece of an answer, where the message is nothing but that piece and then `tail`; else None.
+
+    It says what `decode` would: that a field fills all before `tail` is said by the bytes that begin it.
+    """
+    end = len(data) - len(tail)
+    before, start = _start_of_chunk(end)
+    return data[start:end] if start and data.startswith(before) and data.endswith(tail) else None
+
+
+def tail_of(message: pb.Incoming, data: bytes, chunk: bytes) -> bytes | None:
+    """What follows in the message that shows this piece of an answer, for `passed_chunk`. None: more than metadata, so
+    that it has to be decoded.
+    """
+    before, start = _start_of_chunk(len(_before_piece(len(chunk))) + len(chunk))
+    tail, context = data[start + len(chunk) :], message.metadata_context
+    known = data.startswith(before) and tail in (b"", b"B" + _varint(len(context)) + context)
+    return tail if start and known else None
+
+
+@lru_cache(8192)
+def _start_of_chunk(size: int) -> tuple[bytes, int]:
+    """How a field of so many bytes begins that holds a piece of an answer which is not the last, and how many bytes
+    that takes; 0 where none is so long, or the piece counts as large.
+
+    ProcessingRequest{5: HttpBody{1: body}}
+    """
+    for length in range(max(1, size - 8), min(size, protocol.MAX_CHUNK + 1)):
+        before = _before_piece(length)
+        if len(before) + length == size:
+            return before, len(before)
+    return b"", 0
+
+
+def _before_piece(length: int) -> bytes:
+    body = b"\x0a" + _varint(length)
+    return b"\x2a" + _varint(len(body) + length) + body
+
+
 def _chunks(direction: bytes, body: bytes, end: bool) -> Iterable[bytes]:
     size = len(body)
     if size <= protocol.MAX_CHUNK:
@@ -347,6 +386,11 @@ def _chunks(direction: bytes, body: bytes, end: bool) -> Iterable[bytes]:
 
 def _chunk(direction: bytes, piece: bytes | memoryview, end: bool) -> bytes:
     return b"".join((_before_chunk(direction, len(piece), end), piece, b"\x10\x01" if end else b""))
+
+
+def before_answer_chunk(size: int) -> bytes:
+    """What `answer_chunks` puts before a piece of so many bytes that is not the last."""
+    return _before_chunk(b"\x22", size, False)
 
 
 @lru_cache(8192)

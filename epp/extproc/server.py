@@ -28,6 +28,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import http2, messages
+from epp.extproc.http2 import Data
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
 from epp.extproc.tls import Certificate
 from epp.parsing.request import NO_HEADERS, RawRequest
@@ -179,9 +180,12 @@ class Reports:
             routed.answer_chunk(action.chunk, end=action.end)
             return NO_HEADERS
         except Exception as bug:
-            log_bug("an answer could not be watched", bug)
-            self.metrics.degraded("answer-not-watched", type(bug).__name__)
+            self.not_watched(bug)
             return None
+
+    def not_watched(self, bug: Exception) -> None:
+        log_bug("an answer could not be watched", bug)
+        self.metrics.degraded("answer-not-watched", type(bug).__name__)
 
     def _look_at_list(self, answer: Answered) -> None:
         """Whether the gateway takes a list of endpoints: one that takes a single address answers each 503 by itself."""
@@ -336,8 +340,10 @@ class GatewayConnection(asyncio.Protocol):
         self._server = server
         self.processes = processes
         self._transport: asyncio.Transport | None = None
+        self._heard = False
+        """Something came since the last tick."""
         self._last = self._pinged = 0.0
-        """When something came last, and when a ping was sent since (0: none was)."""
+        """When something came last, to a tick, and when a ping was sent since (0: none was)."""
         self._final: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
         self._leaves = False
@@ -380,15 +386,14 @@ class GatewayConnection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        self._pinged = 0.0
-        self._last = asyncio.get_running_loop().time()
-        self._flushing = True
+        http = self.http
+        self._heard = self._flushing = True
         try:
-            self._handle(self.http.receive(data))
+            self._handle(http.receive(data))
         finally:
             self._flushing = False
-        self.flush()
-        if (broken := self.http.broken) is not None:
+        self._write()
+        if (broken := http.broken) is not None:
             if broken.code == http2.ENHANCE_YOUR_CALM:
                 self._server.reports.metrics.degraded("gateway-floods", str(broken))
             log.debug("a connection was ended: %s", broken)
@@ -457,7 +462,9 @@ class GatewayConnection(asyncio.Protocol):
     def tick(self, now: float) -> None:
         """Some time went by."""
         self.http.rested()
-        if self._pinged:
+        if self._heard:
+            self._heard, self._last, self._pinged = False, now, 0.0
+        elif self._pinged:
             if now - self._pinged > UNANSWERED and self._transport is not None:
                 self._transport.abort()
         elif now - self._last > KEEPALIVE:
@@ -468,11 +475,12 @@ class GatewayConnection(asyncio.Protocol):
     # --- what comes ---------------------------------------------------------------------------------------------------
 
     def _handle(self, events: list[http2.Event]) -> None:
+        calls = self.calls
         for event in events:
-            if isinstance(event, http2.Data):
-                if (call := self.calls.get(event.number)) is not None:
+            if isinstance(event, Data):
+                if (call := calls.get(event.number)) is not None:
                     try:
-                        call.data(event.payload, end=event.end)
+                        call.data(event.payload, end=event.end, low=event.low)
                     except Exception as bug:  # it harms no other stream
                         log_bug("a stream failed", bug)
                         self.http.reset(event.number, http2.INTERNAL_ERROR)
@@ -501,13 +509,13 @@ class GatewayConnection(asyncio.Protocol):
             return
         else:
             self.http.send_headers(event.number, NOT_GRPC)
-            self.http.send_data(event.number, b"", b"expected gRPC: content-type application/grpc\n")
+            self.http.send_data(event.number, b"expected gRPC: content-type application/grpc\n")
             self.http.send_trailers(event.number, b"")
             return
         self.calls[event.number] = call
         call.opened()
         if event.end:
-            call.data(b"", end=True)
+            call.data(b"", end=True, low=False)
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------
@@ -540,29 +548,25 @@ def failure(code: int, message: str) -> bytes:
 class Incoming:
     """gRPC's messages out of a stream's data: a byte that says whether it is compressed, four with its length."""
 
-    __slots__ = ("_have", "_memory", "_most", "_need", "_parts")
+    __slots__ = ("_have", "_memory", "_most", "_need", "parts")
 
     def __init__(self, most: int, memory: Memory) -> None:
         self._most = most
         self._memory = memory
-        self._parts: list[bytes] = []
+        self.parts: list[bytes] = []
+        """Of an incomplete message."""
         self._have = 0
-        """Bytes in `_parts`; they are on account."""
+        """Bytes of `parts`; they are on account."""
         self._need = 0
         """Bytes of the message they belong to; 0 = not known yet."""
 
     def feed(self, data: bytes, take: Callable[[bytes], None]) -> str:
         """Call `take` with each message that is complete; returns what is wrong, or nothing."""
-        if not self._parts and len(data) >= 5:
-            size = 5 + int.from_bytes(data[1:5], "big")
-            if size == len(data) and not data[0] and size <= self._most:
-                take(data[5:])
-                return ""
-        if self._parts:
+        if self.parts:
             if self._have + len(data) < self._need:
                 self._keep(data)
                 return ""
-            data = b"".join((*self._parts, data))
+            data = b"".join((*self.parts, data))
             self.release()
         at = 0
         while len(data) - at >= 5:
@@ -581,18 +585,14 @@ class Incoming:
         return ""
 
     def _keep(self, data: bytes) -> None:
-        self._parts.append(data)
+        self.parts.append(data)
         self._have += len(data)
         self._memory.held += len(data)
 
     def release(self) -> None:
         """Let go of what is there of an incomplete message."""
         self._memory.held -= self._have
-        self._parts, self._have, self._need = [], 0, 0
-
-    @property
-    def partial(self) -> bool:
-        return bool(self._parts)
+        self.parts, self._have, self._need = [], 0, 0
 
 
 class _Check:
@@ -608,7 +608,7 @@ class _Check:
     def opened(self) -> None:
         """Nothing is to be done yet."""
 
-    def data(self, payload: bytes, *, end: bool) -> None:
+    def data(self, payload: bytes, *, end: bool, low: bool) -> None:
         wrong = self._incoming.feed(payload, self._take) if payload else ""
         if not wrong and not end:
             return
@@ -619,7 +619,7 @@ class _Check:
             else:
                 good = self._server.serving(health_pb2.HealthCheckRequest.FromString(self._message).service)
                 http.send_headers(number, HEAD)
-                http.send_data(number, b"\0\0\0\0\2", b"\x08\x01" if good else b"\x08\x02")
+                http.send_message(number, b"\x08\x01" if good else b"\x08\x02")
                 http.send_trailers(number, GOOD)
         except DecodeError:
             http.send_headers(number, failure(INVALID_ARGUMENT, "not a HealthCheckRequest"), end=True)
@@ -640,8 +640,8 @@ class Call:
     """One ext_proc stream: what comes for it, its request's way through `route`, and what it is answered."""
 
     __slots__ = (
-        "_connection", "_ended", "_half_closed", "_incoming", "_number", "_over", "_replied", "_routed", "_scope",
-        "_server", "_stream", "_task", "_too_many", "_unread", "_waiting", "_watched",
+        "_connection", "_ended", "_half_closed", "_incoming", "_low", "_number", "_over", "_replied", "_routed",
+        "_scope", "_server", "_stream", "_task", "_too_many", "_unread", "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int) -> None:
@@ -657,6 +657,8 @@ class Call:
         """Messages that came while the request waits for its decision."""
         self._too_many = False
         self._half_closed = False
+        self._low = False
+        """The gateway may soon send no more."""
         self._watched = True
         self._replied = False
         self._unread = False
@@ -672,33 +674,46 @@ class Call:
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
-    def data(self, payload: bytes, *, end: bool) -> None:
+    def data(self, payload: bytes, *, end: bool, low: bool) -> None:
         if self._ended:
             return
         if self._too_many:  # said now, not when it opened: a gateway may take a reply to nothing for a failure
             most = f"{self._server.memory.most} requests are served, which is the most"
             self._fail(Full("too many requests at once; try again later", most))
             return
-        self._half_closed = self._half_closed or end
-        wrong = self._incoming.feed(payload, self._message) if payload else ""
-        if self._ended:
-            self._incoming.release()  # of what followed the message that ended it
+        if end:
+            self._half_closed = True
+        if low:
+            self._low = True
+        if int.from_bytes(payload[:5], "big") == len(payload) - 5 and not self._incoming.parts:
+            self._message(payload[5:])  # one that fills its frame, and is not compressed: as most do
+        elif payload and not self._pieces(payload):
             return
-        memory = self._server.memory
-        if wrong:
+        if not self._ended:
+            self._go_on()
+
+    def _pieces(self, payload: bytes) -> bool:
+        """Not one message: several, or pieces of some. Whether the stream can go on."""
+        incoming, memory = self._incoming, self._server.memory
+        wrong = incoming.feed(payload, self._message)
+        if self._ended:
+            incoming.release()  # of what followed the message that ended it
+        elif wrong:
             self._end(RESOURCE_EXHAUSTED, wrong)
-        elif self._incoming.partial and memory.held > memory.limit * _PARTIAL:
+        elif incoming.parts and memory.held > memory.limit * _PARTIAL:
             what = f"{memory.limit} bytes of requests are held, which is the most"
             self._fail(Full("too many large requests at once; try again later", what))
         else:
-            self._go_on()
+            return True
+        return False
 
     def _go_on(self) -> None:
         """After what came was handled: ask for more, or end what is over."""
         if self._waiting is None:
-            if not self._unread:
+            if self._low and not self._unread:
+                self._low = False
                 self._connection.http.consumed(self._number)
-            if self._half_closed and not self._ended:
+            if self._half_closed:
                 self.finish()
 
     def _message(self, message: bytes) -> None:
@@ -709,8 +724,21 @@ class Call:
             self._server.memory.held += len(message)
         elif self._routed is None:
             self._request(message)
-        else:
+        elif (tail := self._stream.tail) is None or (chunk := messages.passed_chunk(message, tail)) is None:
             self._answer(message, self._routed)
+        else:
+            self._pass(chunk, self._routed)
+
+    def _pass(self, chunk: bytes, routed: RoutedRequest) -> None:
+        """A piece of an answer, as `_answer` treats it."""
+        if self._watched:
+            try:
+                routed.answer_chunk(chunk, end=False)
+            except Exception as bug:
+                self._watched = False
+                self._server.reports.not_watched(bug)
+        if not self._connection.http.send_message(self._number, messages.before_answer_chunk(len(chunk)), chunk):
+            self._wait_for_reader()
 
     def _request(self, message: bytes) -> None:
         stream = self._stream
@@ -789,7 +817,8 @@ class Call:
             self._decided(routed)
             for message in self._let_through():
                 self._message(message)
-            self._go_on()
+            if not self._ended:
+                self._go_on()
         finally:
             self._task = None
             self._server.undecided.stop(self)
@@ -932,7 +961,7 @@ class Call:
         if not self._replied:
             self._replied = True
             http.send_headers(self._number, HEAD)
-        return http.send_data(self._number, b"\0" + len(message).to_bytes(4, "big"), message)
+        return http.send_message(self._number, message)
 
 
 def _as_answer(error: Exception) -> EppError:

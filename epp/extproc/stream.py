@@ -174,7 +174,7 @@ class Stream:
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_max_body",
         "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler", "_subset",
-        "_trailers", "_waits", "_watch", "finished", "refused", "too_late",
+        "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -183,6 +183,9 @@ class Stream:
         self.refused: EppError | None = None
         self.too_late = False
         """What went wrong when it was too late to answer the client."""
+        self.tail: bytes | None = None
+        """Messages that end in it and show a piece of the answer (`messages.passed_chunk`) need not be received: the
+        piece is watched, if it is, and passed on as it is."""
         self._max_body = max_body
         self._memory = memory
         self._held = 0
@@ -397,7 +400,7 @@ class Stream:
     def _refuse(self, error: EppError) -> list[bytes]:
         if self.finished:
             return []
-        self.finished = True
+        self.finished, self.tail = True, None
         self.release()
         self.refused = error
         self.too_late = self._phase == REPLIED or self._phase == ABANDONED
@@ -434,6 +437,8 @@ class Stream:
             return []
         passed = chunk if self._name is None else self._name.feed(chunk, whole=end)
         replies = messages.answer_chunks(passed, end=end) if passed or end or not chunk else []
+        if self._phase == REPLIED and self._name is None and not end:
+            self.tail = messages.tail_of(message, data, chunk)
         return self._passing(replies, chunk, end)
 
     def _hold_answer(self, size: int) -> EppError | None:
@@ -451,7 +456,8 @@ class Stream:
     def _passing(self, replies: Iterable[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
         """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
         shown = self._phase == REPLIED and not self._ended
-        self._ended = self._ended or end
+        if end:
+            self._ended, self.tail = True, None
         return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
 
 

@@ -107,18 +107,18 @@ def test_a_call_from_end_to_end() -> None:
     pair.turn()
     assert pair.events == [opening(1, b"application/grpc", end=False), Data(1, b"hello", False), Data(1, b"", True)]
     pair.ours.send_headers(1, HEAD)
-    assert pair.ours.send_data(1, b"12345", b"world")
+    assert pair.ours.send_message(1, b"world")
+    assert pair.ours.send_message(1, b"in ", b"two")
     pair.ours.send_trailers(1, TAIL)
     pair.turn()
-    response, data, trailers, ended = (each for each in pair.seen if getattr(each, "stream_id", None) == 1)
+    response, *data, trailers, ended = (each for each in pair.seen if getattr(each, "stream_id", None) == 1)
     assert isinstance(response, ResponseReceived)
     assert isinstance(trailers, TrailersReceived)
     assert (dict(response.headers or ()), dict(trailers.headers or ())) == (
         {b":status": b"200", b"a": b"b"},
         {b"grpc-status": b"0"},
     )
-    assert isinstance(data, DataReceived)
-    assert data.data == b"12345world"
+    assert [getattr(each, "data", None) for each in data] == [b"\0\0\0\0\5world", b"\0\0\0\0\6in two"]
     assert isinstance(ended, StreamEnded)
     assert pair.ours.open == 0
 
@@ -140,7 +140,7 @@ def test_what_does_not_fit_the_windows_waits_and_streams_take_turns() -> None:
     pair.turn()
     for number in (1, 3, 5):
         pair.ours.send_headers(number, HEAD)
-        assert not pair.ours.send_data(number, b"head!", bytes([number]) * 50_000)
+        assert not pair.ours.send_message(number, bytes([number]) * 10_000, bytes([number]) * 40_000)
         pair.ours.send_trailers(number, TAIL)
     got: dict[int, bytes] = {1: b"", 3: b"", 5: b""}
     while pair.ours.open:
@@ -154,7 +154,7 @@ def test_what_does_not_fit_the_windows_waits_and_streams_take_turns() -> None:
             got[piece.stream_id] += piece.data
             pair.peer.acknowledge_received_data(piece.flow_controlled_length or 0, piece.stream_id)
     assert {number: (data[:5], set(data[5:]), len(data)) for number, data in got.items()} == {
-        number: (b"head!", {number}, 50_005) for number in (1, 3, 5)
+        number: (b"\0" + (50_000).to_bytes(4, "big"), {number}, 50_005) for number in (1, 3, 5)
     }
     assert {each for each in pair.events if isinstance(each, Drained)} == {Drained(1), Drained(3), Drained(5)}
 
@@ -165,7 +165,7 @@ def test_nothing_is_sent_while_the_socket_is_full() -> None:
     pair.turn()
     pair.ours.paused = True
     pair.ours.send_headers(1, HEAD)
-    assert not pair.ours.send_data(1, b"", b"later")
+    assert not pair.ours.send_data(1, b"later")
     assert [kind for kind, *_ in frames(pair.ours.take())] == [http2.HEADERS]
     assert pair.ours.resume() == [Drained(1)]
     assert [kind for kind, *_ in frames(pair.ours.take())] == [http2.DATA]
@@ -181,8 +181,11 @@ def test_a_large_body_comes_through_as_its_window_is_given_back() -> None:
         pair.peer.send_data(1, bytes(size))
         sent += size
         pair.turn()
-        pair.ours.consumed(1)
+        low = [each.low for each in pair.events if isinstance(each, Data)]
+        if low[-1]:  # sooner it changes nothing
+            pair.ours.consumed(1)
         pair.turn()
+    assert 0 < low.count(True) <= len(low) / 2
     came = sum(len(each.payload) for each in pair.events if isinstance(each, Data))
     assert came == sent
 
@@ -220,7 +223,7 @@ def test_a_reset_ends_the_stream_and_what_is_sent_to_it_is_dropped() -> None:
     pair.turn()
     assert pair.events == [opening(1, end=False), Reset(1)]
     pair.ours.send_headers(1, HEAD)
-    assert pair.ours.send_data(1, b"", b"late")
+    assert pair.ours.send_data(1, b"late")
     pair.ours.send_trailers(1, TAIL)
     assert pair.ours.take() == b""
 
@@ -509,7 +512,7 @@ def _answer(made: Connection, events: list[http2.Event]) -> None:
     for event in events:
         if isinstance(event, Opened):
             made.send_headers(event.number, HEAD)
-            made.send_data(event.number, b"\0\0\0\0\1", b"x")
+            made.send_message(event.number, b"x")
         elif isinstance(event, Data) and event.end:
             made.send_trailers(event.number, TAIL)
 

@@ -9,7 +9,7 @@ from epp import protocol
 from epp.errors import EppError, NoEndpoint, RateLimited, TooLarge
 from epp.extproc import messages
 from epp.extproc.proto import ext_proc_pb2 as pb
-from tests.support.ext_proc.messages import answer_headers, header_map, metadata, request_headers
+from tests.support.ext_proc.messages import answer_body, answer_headers, header_map, metadata, request_headers
 
 
 def subset_of(value: pb.Value) -> tuple[str, ...] | None:
@@ -145,6 +145,60 @@ def test_chunks_are_bounded_and_add_up(size: int) -> None:
     assert b"".join(piece.body for piece in pieces) == body
     assert max(len(piece.body) for piece in pieces) == protocol.MAX_CHUNK
     assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+SERVED = metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(string_value=b"10.0.0.1:8000"))
+
+
+@pytest.mark.parametrize("context", [None, pb.Metadata(), SERVED])
+@pytest.mark.parametrize("size", [1, 2, 100, 123, 124, 125, 126, 127, 128, 129, 130, 16_383, 16_384, 61_999, 62_000])
+def test_a_piece_is_passed_on_as_if_it_had_been_decoded(size: int, context: pb.Metadata | None) -> None:
+    chunk = bytes(i % 251 for i in range(size))
+    data = pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk), metadata_context=context).SerializeToString()
+    tail = messages.tail_of(messages.decode(data), data, chunk)
+    assert tail is not None
+    assert messages.passed_chunk(data, tail) == chunk
+    assert messages.before_answer_chunk(size) + chunk == b"".join(messages.answer_chunks(chunk, end=False))
+
+
+@pytest.mark.parametrize("size", [0, 62_001])
+def test_a_piece_that_is_empty_or_large_is_decoded(size: int) -> None:
+    data = answer_body(bytes(size))
+    assert messages.tail_of(messages.decode(data), data, bytes(size)) is None
+    assert messages.passed_chunk(data, b"") is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.ProcessingRequest(response_body=pb.HttpBody(body=b"word", end_of_stream=True)),
+        pb.ProcessingRequest(response_body=pb.HttpBody(end_of_stream=True)),
+        pb.ProcessingRequest(request_body=pb.HttpBody(body=b"word")),
+        pb.ProcessingRequest(response_body=pb.HttpBody(body=b"word"), observability_mode=True),
+        pb.ProcessingRequest(response_headers=pb.HttpHeaders()),
+        pb.ProcessingRequest(),
+    ],
+)
+@pytest.mark.parametrize("tail", [b"", b"B\0"])
+def test_no_other_message_is_taken_for_a_piece(message: pb.ProcessingRequest, tail: bytes) -> None:
+    data = message.SerializeToString()
+    assert messages.passed_chunk(data, tail) is None
+    assert messages.passed_chunk(data + tail, tail) is None
+    assert messages.tail_of(messages.decode(data), data, b"word") is None
+
+
+def test_what_is_taken_for_a_piece_is_what_protobuf_reads() -> None:
+    """Bytes that a piece's message differs in by one, at every place."""
+    context = b"B\x04\x0a\x02\x0a\x00"
+    good = answer_body(b"some words") + context
+    for at in range(len(good)):
+        for byte in (0, 1, 2, 9, 10, 11, 12, 13, 14, 34, 42, 66, 127, 128, 255):
+            data = good[:at] + bytes([byte]) + good[at + 1 :]
+            chunk = messages.passed_chunk(data, context)
+            if chunk is not None:
+                message = messages.decode(data)
+                assert message.WhichOneof("request") == "response_body"
+                assert (message.response_body.body, message.response_body.end_of_stream) == (chunk, False)
 
 
 def refused(error: EppError) -> pb.ImmediateResponse:

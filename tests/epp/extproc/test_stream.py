@@ -37,6 +37,41 @@ def test_script(script: Script) -> None:
     assert play.memory.held == 0
 
 
+def test_which_pieces_of_an_answer_need_not_be_received() -> None:
+    play = Play(Script("", []))
+    for message in (request_headers(), request_body(b"{}", end=True), answer_headers()):
+        play.send(message)
+        assert play.stream.tail is None
+    for served in ("", TO, ""):
+        data = answer_body(b"word", served=served)
+        play.send(data)
+        assert play.stream.tail == data.removeprefix(answer_body(b"word"))
+    play.send(answer_body(b"", end=True))
+    assert play.stream.tail is None
+    play.send(answer_body(b"late"))
+    assert play.stream.tail is None
+
+
+@pytest.mark.parametrize("message", [b"\xff", request_headers(), answer_trailers(), answer_body(b"x" * 62_001)])
+def test_after_other_messages_the_next_piece_is_received(message: bytes) -> None:
+    play = Play(Script("", []))
+    for each in (request_headers(), request_body(b"{}", end=True), answer_headers(), answer_body(b"word"), message):
+        play.send(each)
+    assert play.stream.tail is None
+
+
+def test_where_an_answer_is_not_echoed_as_it_is_all_of_it_is_received() -> None:
+    for script, config in (
+        (Script("", [], body=b"{}", renamed=("a", "b")), None),
+        (Script("", []), modes(BUFFERED, BUFFERED)),
+    ):
+        play = Play(script)
+        messages = (request_headers(config=config), request_body(b"{}", end=True), answer_headers())
+        for each in (*messages, answer_body(b"word"), answer_body(b"word")):
+            play.send(each)
+        assert play.stream.tail is None
+
+
 @pytest.mark.parametrize("cuts", [[], [0], [1], [7, 7, 8], [61_999, 62_000, 62_001], list(range(0, 153_600, 1_009))])
 @pytest.mark.parametrize("own_end", [True, False])
 def test_a_body_split_anywhere_arrives_whole(cuts: list[int], own_end: bool) -> None:

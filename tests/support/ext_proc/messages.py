@@ -65,8 +65,11 @@ def answer_headers(headers: Mapping[str, str | bytes] = ANSWER, served: str = ""
     return pb.ProcessingRequest(response_headers=what, metadata_context=context if served else None).SerializeToString()
 
 
-def answer_body(body: bytes, *, end: bool = False) -> bytes:
-    return pb.ProcessingRequest(response_body=pb.HttpBody(body=body, end_of_stream=end)).SerializeToString()
+def answer_body(body: bytes, *, end: bool = False, served: str = "") -> bytes:
+    """`served`: as Envoy repeats it in each message of an answer."""
+    context = metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(string_value=served.encode()))
+    what = pb.HttpBody(body=body, end_of_stream=end)
+    return pb.ProcessingRequest(response_body=what, metadata_context=context if served else None).SerializeToString()
 
 
 def answer_trailers() -> bytes:
