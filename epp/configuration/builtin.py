@@ -34,6 +34,8 @@ CLASSES: Final = {
     "prefix-cache-affinity-filter": f"{_FILTERS}.PrefixCacheAffinityFilter",
     "session-affinity-filter": f"{_FILTERS}.SessionAffinityFilter",
     "context-length-aware": f"{_FILTERS}.ContextLengthAware",
+    "topology-affinity-filter": f"{_FILTERS}.TopologyAffinityFilter",
+    "topology-affinity-scorer": f"{_FILTERS}.TopologyAffinityScorer",
     "utilization-filter": f"{_FILTERS}.UtilizationFilter",
     "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
     "queue-scorer": f"{_SCORERS}.QueueScorer",
@@ -122,6 +124,12 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
         "watchFile": Idle("the file is always followed", True),
     },
     "endpoint-notification-source": {},
+    "topology-extractor": {
+        "hostname": ("kubernetes.io/hostname",),
+        "rack": ("topology.kubernetes.io/rack",),
+        "zone": ("topology.kubernetes.io/zone",),
+        "region": ("topology.kubernetes.io/region",),
+    },
     "destination-endpoint-served-verifier": {},  # with --conformance-testing
 }
 """Type of what is always on and has no plugin here -> its parameters: the values that are built in, or why any does
@@ -131,7 +139,6 @@ _PREDICTION: Final = "predicted latency"
 _PEERS: Final = "KV pulled from a peer's cache"
 _ROLLOUT: Final = "prefill and decode rolled out in step"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
-_TOPOLOGY: Final = "topology"
 _CLUSTERS: Final = "pools over several clusters"
 
 MISSING: Final = {
@@ -143,9 +150,6 @@ MISSING: Final = {
     "p2p-source-producer": _PEERS,
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
-    "topology-affinity-filter": _TOPOLOGY,
-    "topology-affinity-scorer": _TOPOLOGY,
-    "topology-extractor": _TOPOLOGY,
     "endpoint-attribute-filter": _ATTRIBUTES,
     "endpoint-attribute-scorer": _ATTRIBUTES,
     "dcgm-data-source": _ATTRIBUTES,
@@ -216,7 +220,10 @@ _UNREAD: Final = Idle("without effect in llm-d too; prefixMatchInfoProducerName 
 _AT_ONCE: Final = Idle("no window is waited for: a prompt on its way counts as held at once")
 _HEADERS: Final = Idle("the profile handler sets the headers of the endpoints that it picked")
 _DECIDERS: Final = Idle("its decider says what it reads")
+_LABELS: Final = Idle("labels say where an endpoint is")
 IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
+    "topology-affinity-filter": {"topologyProducerName": _LABELS},
+    "topology-affinity-scorer": {"topologyProducerName": _LABELS},
     "burst-prefix-cache-producer": {
         "windowDurationMs": _AT_ONCE,
         "maxBatchSize": _AT_ONCE,

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer, Stage, serves
+from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer, Stage, apart, serves
 from epp.scheduling.sessions import SessionAffinity
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
@@ -144,6 +144,46 @@ def _range(text: str) -> tuple[int, int] | None:
         return None
     low, high = map(int, parts)
     return (low, high) if low <= high else None
+
+
+_NEAR: Final = {"host": 0, "rack": 1, "zone": 2, "region": 3}
+_PROXIMITY: Final = (1.0, 0.2, 0.05, 0.02)
+"""Score of an endpoint on the peer's host, in its rack, its zone, its region. Source: llm-d-router."""
+
+
+@dataclass(eq=False)
+class TopologyAffinityFilter(Filter):
+    """`topology-affinity-filter`: keeps endpoints that are near the one chosen for the stage before.
+
+    `min_affinity` (host; rack, zone, region): how near. Where the peer is not known, or says not where it is, or nobody
+    is near enough, all are kept. `topology_producer_name`: accepted, labels are read here. Source: llm-d-router.
+    """
+
+    min_affinity: Literal["host", "rack", "zone", "region"] = "host"
+    topology_producer_name: str = ""
+
+    def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if (peer := request.peer) is None:
+            return endpoints
+        most = _NEAR[self.min_affinity]
+        return [e for e in endpoints if (far := apart(peer, e)) is not None and far <= most] or endpoints
+
+
+@dataclass(eq=False)
+class TopologyAffinityScorer(Scorer):
+    """`topology-affinity-scorer`: 1 on the peer's host, 0.2 in its rack, 0.05 in its zone, 0.02 in its region, else 0.
+
+    The peer is the endpoint chosen for the stage before. `topology_producer_name`: accepted, labels are read here.
+    Source: llm-d-router.
+    """
+
+    topology_producer_name: str = ""
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        if (peer := request.peer) is None:
+            return [0.0] * len(endpoints)
+        found = [apart(peer, endpoint) for endpoint in endpoints]
+        return [_PROXIMITY[far] if far is not None and far < len(_PROXIMITY) else 0.0 for far in found]
 
 
 @dataclass(eq=False)

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from epp.scheduling.filters import (
     PrefillFilter,
     PrefixCacheAffinityFilter,
     Requirement,
+    TopologyAffinityFilter,
+    TopologyAffinityScorer,
     UtilizationFilter,
 )
 from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
@@ -240,3 +243,40 @@ def test_lengths_may_filter(tokens: int, names: list[str]) -> None:
 def test_a_label_of_lengths_has_a_name() -> None:
     with pytest.raises(ValueError, match="label: expected the key of a label"):
         ContextLengthAware(label="")
+
+
+HOST, RACK = "kubernetes.io/hostname", "topology.kubernetes.io/rack"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+PEER = pod("peer", labels={HOST: "h1", RACK: "r1", ZONE: "z1", REGION: "eu"})
+PLACES = [
+    pod("same host", labels={HOST: "h1", RACK: "r1", ZONE: "z1", REGION: "eu"}),
+    pod("same rack", labels={HOST: "h2", RACK: "r1", ZONE: "z1", REGION: "eu"}),
+    pod("same zone", labels={HOST: "h3", RACK: "r2", ZONE: "z1", REGION: "eu"}),
+    pod("same region", labels={REGION: "eu"}),
+    pod("far", labels={HOST: "h9", REGION: "us"}),
+    pod("unknown"),
+]
+
+
+@pytest.mark.parametrize(
+    ("near", "names"),
+    [
+        ("host", ["same host"]),
+        ("rack", ["same host", "same rack"]),
+        ("zone", ["same host", "same rack", "same zone"]),
+        ("region", ["same host", "same rack", "same zone", "same region"]),
+    ],
+)
+def test_those_near_the_other_stages_endpoint_are_kept(near: Any, names: list[str]) -> None:
+    assert kept(TopologyAffinityFilter(near), PLACES, ask(peer=PEER)) == names
+
+
+def test_where_nobody_is_near_or_nothing_is_known_all_are_kept() -> None:
+    for request in (ask(), ask(peer=pod("nowhere"))):
+        assert kept(TopologyAffinityFilter("region"), PLACES, request) == [each.name for each in PLACES]
+    assert kept(TopologyAffinityFilter(), PLACES[3:], ask(peer=PEER)) == ["same region", "far", "unknown"]
+
+
+def test_the_nearer_the_better() -> None:
+    assert TopologyAffinityScorer().score(ask(peer=PEER), PLACES) == [1.0, 0.2, 0.05, 0.02, 0.0, 0.0]
+    assert TopologyAffinityScorer().score(ask(), PLACES) == [0.0] * 6
