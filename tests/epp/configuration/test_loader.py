@@ -486,7 +486,7 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
             "plugins[1].type",
         ),
         ("- {type: agent-identity}\n", "saturationDetector: {pluginRef: agent-identity}", "plugins[0].type"),
-        ("- {type: topology-extractor}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
+        ("- {type: dcgm-extractor}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
         ("- {type: queue-scorer}\n", TWO_PROFILES + "shadow: {profile: 5}", "shadow.profile"),
         ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),
     ],
