@@ -250,6 +250,7 @@ class ServedPool:
         self.port = port
         """The ext_proc port asked for; 0: any."""
         pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
+        pool.on_scraped.append(lambda endpoint: self.router.policy.scheduler.scraped(endpoint))
         pool.on_scraped.append(lambda endpoint: self._flow.changed() if self._flow else None)
         for listeners in (pool.on_added, pool.on_removed):
             listeners.append(lambda endpoint: self._flow.endpoints_changed() if self._flow else None)

@@ -283,6 +283,9 @@ class Plugin:
     def on_removed(self, endpoint: Endpoint) -> None:
         """The endpoint left the pool for good; forget it. Its requests still end with `on_finished`."""
 
+    def on_scraped(self, endpoint: Endpoint) -> None:
+        """The endpoint's `load` is a new one. Not called for the first, where the endpoint came with it."""
+
     def to_peers(self, request: Request) -> Any:
         """What the same plugin of other replicas needs of a request, asked for after `on_picked`; None: nothing.
 

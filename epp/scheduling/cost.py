@@ -8,7 +8,8 @@ For a request of n prompt tokens and an endpoint that holds all but u of them:
     stall  = s * requests * (work * (1 + work / residence) + min(pending, work))
     load   = tokens loaded from lower tiers / their speed                        instead of more work, if that is sooner
     shared = factor * work * (g - 1 + busy) + load * (2 + busy)                  or without a load, if that is less
-    cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory + failing
+    adapter = turns * residence / slots + what loading it takes * (1 + s * requests + 1 if it displaces another)
+    cost   = (1 + crowd) * (factor * (pending + work + stall) + shared) + load + memory + adapter + failing
     failing = excess ** 2 / (1 - excess) * (failure + all of the above)          excess: failures beyond a single one
 
 In these formulas `g` is the parameter `workWeight`, `s` `stallWeight`, `lin` `prefillSecondsPerToken`, `att`
@@ -23,8 +24,12 @@ there was some; `requests` are those in flight there, and `residence` is how lon
 By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
 it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
 
-An engine goes on with its steps while it loads, so a load stalls no request; but it takes memory from others' prefixes,
-which are loaded again when they are asked for, and its way from those who load next: `pending` counts it as work.
+`adapter` is 0 but for a LoRA adapter that is in no slot there, or has to wait for one (`epp.scheduling.adapters`). It
+is loaded before a step, so all requests of the batch wait for it.
+
+An engine goes on with its steps while it loads KV, so that stalls no request; but it takes memory from others'
+prefixes, which are loaded again when they are asked for, and its way from those who load next: `pending` counts it as
+work.
 
 Everything is our own account, exact and instant; the engines' metrics only say what is *not* ours. Which terms matter
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
@@ -58,6 +63,8 @@ from epp.plugin import (
     Slot,
     apart,
 )
+from epp.scheduling.adapters import NOTHING as NO_NEED
+from epp.scheduling.adapters import Adapters, Need
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
@@ -94,7 +101,7 @@ _ABOVE_0: Final = (
 )  # fmt: skip
 _AT_LEAST_0: Final = (
     "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
-    "step_seconds_per_context_token", "failure_seconds", "transfer_seconds",
+    "step_seconds_per_context_token", "failure_seconds", "transfer_seconds", "adapter_load_seconds",
 )  # fmt: skip
 _ERRORS: Final = 200
 """Predictions kept that were compared with what came."""
@@ -107,7 +114,8 @@ class _Sent:
     """A request on its way, in one endpoint's account."""
 
     __slots__ = (
-        "account", "ahead", "here", "lasts", "observed", "predicted", "prefills", "sent", "tokens", "waiting", "work",
+        "account", "adapter", "ahead", "here", "lasts", "observed", "predicted", "prefills", "sent", "tokens", "turns",
+        "waiting", "work",
     )  # fmt: skip
 
     def __init__(
@@ -136,6 +144,10 @@ class _Sent:
         """Seconds until its first token, as they were predicted when it was sent."""
         self.observed = observed
         """Its first token will be seen."""
+        self.adapter = ""
+        """The LoRA adapter it uses."""
+        self.turns = 0.0
+        """Requests that it had to wait for until there was a slot for that: then it does not tell the speed."""
         self.waiting = True
 
 
@@ -156,8 +168,8 @@ class _Account:
 
     __slots__ = (
         "busy_from", "busy_since", "busy_until", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes",
-        "foreign_used", "foreign_waiting", "load", "order", "peak", "pending", "place", "queue", "requests",
-        "seats", "served_at", "since", "speed", "watched", "weight",
+        "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending", "place", "queue",
+        "requests", "seats", "served_at", "since", "speed", "watched", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
@@ -194,6 +206,8 @@ class _Account:
         self.peak = 0
         """Most requests in flight in that window. What a scrape counts beyond it cannot be ours."""
         self.foreign_waiting = self.foreign_decodes = self.foreign_used = 0.0
+        self.loading_until = 0.0
+        """When the last adapter that we know of has been loaded: until then steps do not tell its speed."""
         self.seats: Seats | None = None
         """Where flow control asks."""
 
@@ -322,6 +336,9 @@ class _Costs:
         self._failures = request.signals.get(FailureShare, {})
         self._now = now
         self._scale = scale
+        self._adapter = scorer.adapter_of(request)
+        self.fit = scorer.adapters.holders(self._adapter) if self._adapter else {}
+        self.beyond = scorer.adapter_load_seconds if self._adapter else 0.0
 
     def terms(self, match: PrefixMatch) -> Terms:
         one = self._scorer
@@ -339,6 +356,8 @@ class _Costs:
             certain = account.load is account.endpoint.load
             if certain:
                 cost += one._foreign(account, self._now, factor * terms.work, sum_, rate)[0]
+        if self._adapter:
+            cost += one._adapter_seconds(account, one.adapters.need(account.endpoint, self._adapter))
         if account.endpoint in self._failures:
             cost += one._failing(self._failures[account.endpoint], cost)
         return cost, certain
@@ -357,11 +376,14 @@ class ExpectedTtft(Cost, Detector):
       crowd     what those answers take from every step, so from all of the above
       foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
       memory    waiting until running requests have freed enough KV memory
+      adapter   loading the LoRA adapter that is asked for, for all who wait for that; and waiting for a slot for it
       failing   what its recent failures are likely to cost
     """
 
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
-    terms: ClassVar[tuple[str, ...]] = ("pending", "own", "shared", "stall", "crowd", "foreign", "memory", "failing")
+    terms: ClassVar[tuple[str, ...]] = (
+        "pending", "own", "shared", "stall", "crowd", "foreign", "memory", "adapter", "failing",
+    )  # fmt: skip
     looks_at: ClassVar[tuple[type, ...]] = (CacheRoom,)
     shortlist_from: ClassVar[float] = _LARGE
 
@@ -403,6 +425,9 @@ class ExpectedTtft(Cost, Detector):
     failure_seconds: float = field(default=2.0, metadata={"alias": "failure"})
     """Seconds that a client loses by an error, beside those of asking again."""
 
+    adapter_load_seconds: float = field(default=0.5, metadata={"alias": "adapterLoad"})
+    """Seconds that an engine stands still to load a LoRA adapter. An estimate for 80 MB (rank 16, Llama 8B)."""
+
     full_seconds: float = field(default=0.05, metadata={"alias": "full"})
     """For flow control: an endpoint is full when what waits there takes so long, or as long as one of its steps if that
     is more: engines look at what waits once a step. With 0.02 to 0.4 in place of 0.05 the mean TTFT of chats beside
@@ -415,6 +440,7 @@ class ExpectedTtft(Cost, Detector):
     0.5 half as fast. The first that matches counts, and nothing is learned of these endpoints."""
 
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
+    adapters: Adapters = field(default_factory=Adapters, init=False)
     _sent: Slot[dict[Endpoint, _Sent]] = field(default_factory=Slot, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -453,6 +479,7 @@ class ExpectedTtft(Cost, Detector):
         per_chunk, accounts = self._per_chunk, self.accounts
         calm, leaving, scale = base * per_chunk, 1 / self._residence, self._scale(now)
         rows: list[tuple[float, ...]] = []
+        adapter = self.adapter_of(request)
         work, load, whole, last = 0.0, 0.0, 0.0, None
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
@@ -493,7 +520,8 @@ class ExpectedTtft(Cost, Detector):
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
-            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, 0.0))
+            other = self._adapter_seconds(account, self.adapters.need(endpoint, adapter)) if adapter else 0.0
+            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, other, 0.0))
         if request.peer is not None and request.stage == "prefill":
             self._add_transfers(request, endpoints, request.peer, rows)
         if failures := request.signals.get(FailureShare):
@@ -501,6 +529,15 @@ class ExpectedTtft(Cost, Detector):
                 if endpoint in failures:
                     rows[i] = (*rows[i][:-1], self._failing(failures[endpoint], sum(rows[i])))
         return rows
+
+    def adapter_of(self, request: Request) -> str:
+        """The LoRA adapter it asks for; "" where it is not known to be one."""
+        return request.model if request.model in self.adapters else ""
+
+    def _adapter_seconds(self, account: _Account, need: Need) -> float:
+        """What an adapter's request costs there beside what any request does."""
+        load = self.adapter_load_seconds * need.loads
+        return need.turns * self._residence + load * (1 + self.stall_weight * account.requests + need.displaces)
 
     def _add_transfers(
         self, request: Request, endpoints: Sequence[Endpoint], decode: Endpoint, rows: list[tuple[float, ...]]
@@ -531,10 +568,10 @@ class ExpectedTtft(Cost, Detector):
         and `apart`.
 
         A prefill stalls each answer in flight there for as long as it takes, whole: who waits for the last token does
-        not mind which of them comes late. Memory is not compared: who decodes needs the same either way.
+        not mind which of them comes late. Memory and the adapter are not compared: who decodes needs them either way.
         """
         (there, row), account = self.bill(request, (prefill, decode)), self.accounts[decode]
-        pending, own, shared, stall, crowd, foreign, _, failing = row
+        pending, own, shared, stall, crowd, foreign, _, _, failing = row
         sum_ = pending + own + shared + stall
         rate = crowd / sum_ if sum_ else 0.0
         stalled = account.requests * own * (1 + own / self._residence)
@@ -547,6 +584,8 @@ class ExpectedTtft(Cost, Detector):
         Only where requests of ours were there all the time: then it was at work all the time.
         """
         if before.at is None or load.at is None or not account.busy(before.at, load.at):
+            return
+        if before.at < account.loading_until:
             return
         steps, first = load.steps - before.steps, load.first_tokens - before.first_tokens
         decoded = load.generated_tokens - before.generated_tokens - first
@@ -694,8 +733,13 @@ class ExpectedTtft(Cost, Detector):
         self._scale(now)
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
         where = self._sent.get(request) or self._sent.set(request, {})
+        need, adapter = NO_NEED, self.adapter_of(request)
+        if adapter:
+            need = self.adapters.need(endpoint, adapter)
+            self.adapters.start(endpoint, adapter)
         if request.stage == "decode":
             where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0), observed=True)
+            sent.adapter = adapter
             account.decode(sent)
             return
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
@@ -707,9 +751,14 @@ class ExpectedTtft(Cost, Detector):
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
+        if need.loads:
+            load += self.adapter_load_seconds
+            account.loading_until = now + account.speed.factor * account.ahead(now) + load
         lasts = load, work * (1 + crowd)
         sent = _Sent(account, n, round((work + load) * NS), now, lasts, observed, prefills=prefills)
+        sent.adapter, sent.turns = adapter, need.turns
         sent.predicted = account.speed.factor * ((sent.ahead + work) * (1 + crowd) + step) + load
+        sent.predicted += need.turns * self._residence
         where[endpoint] = sent
         account.start(sent)
 
@@ -723,7 +772,7 @@ class ExpectedTtft(Cost, Detector):
         before, step = account.pending, self._step(account)
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
-        if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes):
+        if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes or sent.turns):
             work = (before - account.pending) / NS
             if not account.watched:  # what was done meanwhile is not known, what was to be done when it came is
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
@@ -743,6 +792,8 @@ class ExpectedTtft(Cost, Detector):
         where = self._sent.get(request)
         if where is None or (sent := where.pop(endpoint, None)) is None:
             return
+        if sent.adapter:
+            self.adapters.end(endpoint, sent.adapter)
         now = self.clock()
         if 200 <= response.status < 300 and sent.here:
             if not sent.prefills:
@@ -754,11 +805,16 @@ class ExpectedTtft(Cost, Detector):
 
     def snapshot(self) -> Iterator[Any]:
         """What was learned: mean seconds in flight, means of tokens, of work and of the tokens it computes, [endpoint,
-        observations of speed] ...
+        observations of speed] ...; then for each endpoint its name, slots for adapters, and those idle in them.
         """
         yield self._residence, self._tokens, self._work, self._computed, self._speeds.learned()
+        yield from [*self.adapters.remembered()]
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
+        if isinstance(piece[0], str):
+            if (endpoint := endpoints.get(piece[0])) is not None:
+                self.adapters.restore(endpoint, int(piece[1]), piece[2])
+            return
         residence, tokens, work, computed, speeds = piece
         if not (residence >= _SHORTEST and tokens >= 0 and work >= 0 and computed > 0):
             raise ValueError(f"{residence} s in flight, {tokens} tokens, {computed} of them computed in {work} s")
@@ -772,7 +828,11 @@ class ExpectedTtft(Cost, Detector):
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.accounts.pop(endpoint, None)
+        self.adapters.forget(endpoint)
         self._speeds.close(endpoint)
+
+    def on_scraped(self, endpoint: Endpoint) -> None:
+        self.adapters.see(endpoint)
 
     def statistics(self) -> Mapping[str, float]:
         accounts = self.accounts.values()

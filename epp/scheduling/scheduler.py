@@ -91,6 +91,7 @@ class Scheduler:
         self._on_first_token = _hooks(plugins, "on_first_token"), _hooks(sharing, "on_first_token")
         self._on_finished = _hooks(plugins, "on_finished"), _hooks(sharing, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
+        self._on_scraped = _hooks(plugins, "on_scraped")
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
         self._endpoint_statistics = _hooks(plugins, "endpoint_statistics")
@@ -247,6 +248,14 @@ class Scheduler:
     def removed(self, endpoint: Endpoint) -> None:
         """The endpoint left the pool for good. Its requests still end with `finished`."""
         for name, hook in self._on_removed:
+            try:
+                hook(endpoint)
+            except Exception as error:
+                self._on_error(name, error)
+
+    def scraped(self, endpoint: Endpoint) -> None:
+        """The endpoint has a new load."""
+        for name, hook in self._on_scraped:
             try:
                 hook(endpoint)
             except Exception as error:

@@ -3,11 +3,13 @@
 Endpoints that hold the same part of a prompt differ in what can be kept in order: how fast they are, how many requests
 they serve, what waits there and how busy they were. `Order` keeps them so and walks them from the cheapest on, as far
 as what one costs at least is below what the best found so far costs. What keeps no order (memory, failures, foreign
-traffic) adds to a cost and never takes away, so nobody is left out who could be picked.
+traffic) adds to a cost and never takes away, so nobody is left out who could be picked. Where a LoRA adapter is
+asked for, those that have it are looked at each; all others cost at least what loading it takes more than
+their place says.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
@@ -75,6 +77,12 @@ Entry = tuple[int, float, int, Account]
 
 class Costs(Protocol):
     """What bills would say, but for memory."""
+
+    beyond: float
+    """Seconds that all cost more, at least, than their level says, but those that are `fit`."""
+
+    @property
+    def fit(self) -> Collection[Endpoint]: ...
 
     def terms(self, match: PrefixMatch) -> Terms: ...
 
@@ -145,13 +153,13 @@ class Order:
 
     def find(self, levels: Iterator[Level], costs: Costs, cheapest: Cheapest) -> tuple[Sequence[Endpoint], float]:
         """Who can be among the `cheapest`, in the pool's order, and what any other costs at least."""
-        search = _Search(self, costs, cheapest)
         few = max(_FEW, len(self.accounts) // 8)
         of_many: list[Level] = []
         of_few: list[Level] = []
         for level in levels:
             (of_few if level.count <= few else of_many).append(level)
-        search.look_at(of_few)
+        search = _Search(self, costs, cheapest, few)
+        search.look_at(of_few, of_many)
         for level in reversed(of_many):
             search.walk(level)
         return sorted(search.found, key=self.numbers.__getitem__), search.rest
@@ -167,15 +175,19 @@ class Order:
 class _Search:
     """For one request. Fills `found`; `rest` is what the others cost at least."""
 
-    def __init__(self, order: Order, costs: Costs, cheapest: Cheapest) -> None:
+    def __init__(self, order: Order, costs: Costs, cheapest: Cheapest, few: int) -> None:
         self.found: dict[Endpoint, None] = {}
+        self._all_fit = len(costs.fit) <= few
+        """Those that are fit have been looked at, before any is walked to."""
         self.rest = inf
         self._order = order
         self._costs = costs
         self._cheapest = cheapest
 
-    def look_at(self, levels: Sequence[Level]) -> None:
-        """Find the candidates of levels with few members: each costs what the last of the levels says that it is in."""
+    def look_at(self, levels: Sequence[Level], of_many: Sequence[Level]) -> None:
+        """Find the candidates of levels with few members, and those to be looked at first: each costs what the last of
+        the levels says that it is in.
+        """
         numbers, accounts, costs = self._order.numbers, self._order.accounts, self._costs
         known: dict[Endpoint, tuple[float, bool, int]] = {}
         for level in reversed(levels):
@@ -183,35 +195,46 @@ class _Search:
             for endpoint in level.members():
                 if endpoint not in known and (number := numbers.get(endpoint)) is not None:
                     known[endpoint] = (*costs.of(accounts[number], terms), number)
+        if costs.fit and self._all_fit:
+            priced = [(level.holds, costs.terms(level.match)) for level in reversed(of_many)]
+            for endpoint in costs.fit:
+                if endpoint not in known and (number := numbers.get(endpoint)) is not None:
+                    terms = next(terms for holds, terms in priced if holds is None or holds(endpoint))
+                    known[endpoint] = (*costs.of(accounts[number], terms), number)
         for cost, certain, number in sorted(known.values()):
             self._consider(accounts[number].endpoint, cost, certain)
 
     def walk(self, level: Level) -> None:
         """Find the candidates of a level that many have reached."""
         terms, keys, at = self._costs.terms(level.match), self._order.keys, 0
+        beyond = self._costs.beyond if self._all_fit else 0.0
         while at < len(keys):
             factor, requests = keys[at]
-            if self._are_too_dear(terms.least(factor, requests, 0.0, 0)):  # and so with more requests
+            if self._are_too_dear(terms.least(factor, requests, 0.0, 0) + beyond):  # and so with more requests
                 at = bisect_left(keys, (factor, inf), at)
                 continue
             idle, queued = self._order.groups[keys[at]]
-            self._walk_group(level, terms, idle, 0.0)
-            self._walk_group(level, terms, queued, 1.0)
+            self._walk_group(level, terms, idle, 0.0, beyond)
+            self._walk_group(level, terms, queued, 1.0, beyond)
             at += 1
 
-    def _walk_group(self, level: Level, terms: Terms, entries: Sequence[Entry], queued: float) -> None:
-        at = 0
+    def _walk_group(self, level: Level, terms: Terms, entries: Sequence[Entry], queued: float, beyond: float) -> None:
+        at, costs = 0, self._costs
         while at < len(entries):
             pending, weight, _, account = entries[at]
             factor, requests = account.speed.factor, account.requests
-            if self._are_too_dear(terms.least(factor, requests, queued + weight * terms.scale, pending)):
-                if not pending or self._are_too_dear(terms.least(factor, requests, 0.0, pending)):
+            least = terms.least(factor, requests, queued + weight * terms.scale, pending) + beyond
+            if self._are_too_dear(least):
+                if not pending or self._are_too_dear(terms.least(factor, requests, 0.0, pending) + beyond):
                     return
                 at = bisect_left(entries, (pending, inf), at)
                 continue
             at += 1
+            unfit = costs.beyond > beyond and account.endpoint not in costs.fit
+            if unfit and self._are_too_dear(least + costs.beyond):
+                continue
             if account.endpoint not in self.found and (level.holds is None or level.holds(account.endpoint)):
-                self._consider(account.endpoint, *self._costs.of(account, terms))
+                self._consider(account.endpoint, *costs.of(account, terms))
 
     def _are_too_dear(self, cost: float) -> bool:
         """Those that cost so much or more."""

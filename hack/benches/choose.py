@@ -2,7 +2,8 @@
 
 Every request is prepared beforehand; measured are the choice, its first token and its end. In `idle` a request ends
 before the next; in `serving` each endpoint has eight in flight, one in four of them without a first token yet; in
-`shared` too, and all prompts begin with the same 4 KB, which every endpoint holds.
+`shared` too, and all prompts begin with the same 4 KB, which every endpoint holds; in `adapters` each asks for one of
+200 LoRA adapters, of which four fit into an endpoint.
 """
 
 import argparse
@@ -26,14 +27,20 @@ ENDED = Response(status=200, complete=True)
 
 
 class State(NamedTuple):
-    """What a pool is like. `shared`: bytes that all prompts have in common."""
+    """What a pool is like. `shared`: bytes that all prompts have in common; `adapters`: how many are asked for."""
 
     name: str
     in_flight: int
     shared: int = 0
+    adapters: int = 0
 
 
-STATES = (State("idle", 0), State("serving", IN_FLIGHT), State("shared", IN_FLIGHT, 4096))
+STATES = (
+    State("idle", 0),
+    State("serving", IN_FLIGHT),
+    State("shared", IN_FLIGHT, 4096),
+    State("adapters", IN_FLIGHT, 0, 200),
+)
 
 
 class PoolUnderTest:
@@ -87,8 +94,16 @@ class PoolUnderTest:
         own = self._random.randbytes(1024).hex().encode()
         prompt = self._shared + own
         return Request(
-            id=str(self._sent), model="llama", prompt=prompt, tokens=len(prompt) // 4, stream=True, sees_answer=True
+            id=str(self._sent),
+            model=self._model(),
+            prompt=prompt,
+            tokens=len(prompt) // 4,
+            stream=True,
+            sees_answer=True,
         )
+
+    def _model(self) -> str:
+        return f"adapter-{self._random.randrange(self._state.adapters)}" if self._state.adapters else "llama"
 
     def _scrape(self) -> None:
         """Every endpoint once a second: two of them between two requests."""
@@ -96,9 +111,12 @@ class PoolUnderTest:
             self._scraped = (self._scraped + 1) % len(self.endpoints)
             endpoint = self.endpoints[self._scraped]
             endpoint.load = self._load(self._running[endpoint])
+            self.scheduler.scraped(endpoint)
 
     def _load(self, running: int) -> Load:
-        return Load(running=running, block_size=16, blocks=31_250, at=self.now)
+        waiting = frozenset({self._model()}) if self._state.adapters else frozenset()
+        slots = 4 if self._state.adapters else 0
+        return Load(running=running, block_size=16, blocks=31_250, lora_max=slots, lora_waiting=waiting, at=self.now)
 
 
 def _raise(plugin: str, error: Exception) -> None:

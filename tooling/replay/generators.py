@@ -66,10 +66,11 @@ class _Maker:
         after: tuple[int, ...] = (),
         pause: float = 0.0,
         session: str = "",
+        adapter: str = "",
     ) -> int:
         """Add a request; returns its number. `answered`: a later prompt contains the answer."""
         answer = next(self._pieces) if answered else 0
-        self.asks.append(TraceRequest(at, prompt, output, answer, after, pause, session))
+        self.asks.append(TraceRequest(at, prompt, output, answer, after, pause, session, adapter=adapter))
         return len(self.asks) - 1
 
     def done(self, number: int) -> tuple[Piece, ...]:
@@ -333,6 +334,35 @@ def noisy_neighbour(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return Trace(make.name, asks)
 
 
+def adapters(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Chats of about three turns, each with one of forty LoRA adapters, the k-th with weight 1 / k; an adapter has a
+    system prompt of about 600 tokens.
+    """
+    make = _Maker("adapters", seed, arrivals)
+    names = [f"adapter-{number + 1}" for number in range(40)]
+    systems = {name: make.piece(make.drawn(600)) for name in names}
+    weights = list(accumulate(1 / (rank + 1) for rank in range(len(names))))
+    for session, at in make.begun(requests):
+        (name,) = make.chance.choices(names, cum_weights=weights)
+        conversation: tuple[Piece, ...] = (systems[name],)
+        last: tuple[int, ...] = ()
+        for _ in range(1 + min(10, int(make.chance.expovariate(1 / 2)))):
+            pause = make.chance.expovariate(1 / 20) if last else 0.0
+            prompt = (*conversation, make.piece(make.drawn(120, 0.9)))
+            number = make.ask(
+                at,
+                prompt,
+                make.drawn(200, 0.6),
+                answered=True,
+                after=last,
+                pause=pause,
+                session=f"chat-{session}",
+                adapter=name,
+            )
+            conversation, last = make.done(number), (number,)
+    return make.trace()
+
+
 WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "chats": chats,
     "documents-8k": documents_8k,
@@ -345,6 +375,7 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "independent": independent,
     "interactive-and-batch": interactive_and_batch,
     "noisy-neighbour": noisy_neighbour,
+    "adapters": adapters,
     "demo": demo,
 }
 """Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

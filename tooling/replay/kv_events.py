@@ -52,6 +52,7 @@ def _stored(change: Stored, size: int) -> BlockStored:
         ids[start * size : end * size],
         size,
         medium="GPU",
+        lora_name=job.adapter or None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Final
 
@@ -82,7 +82,14 @@ class VirtualPod:
         about = ask.ids() if self._watched else None
         chunks = () if self.lower is None else self.chunks(ask) if about is None else _named(about, ask)
         job = engine.add(
-            str(number), ask.chain(size), prompt=ask.tokens, output=ask.output, now=now, about=about, chunks=chunks
+            str(number),
+            ask.chain(size),
+            prompt=ask.tokens,
+            output=ask.output,
+            now=now,
+            adapter=ask.adapter,
+            about=about,
+            chunks=chunks,
         )
         if self._step is None and not self._ends and self.due < inf:
             self.due = now
@@ -119,6 +126,9 @@ class VirtualPod:
             computed_tokens=totals.computed_tokens,
             generated_tokens=totals.generation_tokens,
             steps=totals.steps,
+            lora_running=_adapters(engine.running),
+            lora_waiting=_adapters(engine.waiting),
+            lora_max=parameters.adapter_slots if totals.adapters_loaded else 0,
             at=now,
         )
 
@@ -146,6 +156,10 @@ class VirtualPod:
         if count > self._done:
             self.engine.leapt(count - self._done)
             self._done = count
+
+
+def _adapters(jobs: Iterable[Job]) -> frozenset[str]:
+    return frozenset(job.adapter for job in jobs if job.adapter)
 
 
 def _named(ids: "array[int]", ask: TraceRequest) -> Sequence[int]:

@@ -130,6 +130,7 @@ class Replica:
     def scraped(self, pod: VirtualPod, load: Load) -> None:
         if (endpoint := self.endpoint_of.get(pod)) is not None:
             endpoint.load = load
+            self.scheduler.scraped(endpoint)
             if self.flow is not None:
                 self.flow.changed()
 
@@ -147,7 +148,7 @@ class Replica:
         """A request as the parser would have made it of the client's, its prefix chain known."""
         request = Request(
             id=str(number),
-            model="sim",
+            model=ask.adapter or "sim",
             prompt=ask.bytes(),
             tokens=ask.tokens,
             stream=True,

@@ -58,6 +58,8 @@ class TraceRequest:
     """The class that figures are taken of apart."""
     slo_ttft: float | None = None
     """Seconds in which its first token is wanted, where it says so itself."""
+    adapter: str = ""
+    """The LoRA adapter it asks for; prompts for different adapters have no piece in common."""
 
     @property
     def tokens(self) -> int:

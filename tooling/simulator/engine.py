@@ -3,15 +3,17 @@
 The scheduler follows vLLM's `v1/core/sched/scheduler.py` (0.32) where it matters for routing: one token budget per
 step for decodes and chunked prefill, first come first served, paged KV with a prefix cache
 (`tooling.simulator.blocks`), preemption by recompute, last come first. Left out: speculative decoding, sliding windows,
-the reserved null block. Below the device there may be tiers (`tooling.simulator.tiers`). What is loaded from them comes
-between steps, as with vLLM's LMCache connector: the request keeps its blocks and waits, others go on.
+the reserved null block. At most `adapter_slots` LoRA adapters are in a batch; a request whose adapter finds no slot is
+passed by, as vLLM does, and one whose adapter is in none has it loaded before the step begins. Below the device there
+may be tiers (`tooling.simulator.tiers`). What is loaded from them comes between steps, as with vLLM's LMCache
+connector: the request keeps its blocks and waits, others go on.
 
 A prompt is a token count and a chain of block hashes (`tooling.simulator.tokenizer.hash_chain`), so tokens themselves
 never get here. The chain may run on into the answer, whose tokens the simulator knows beforehand; full blocks the chain
 does not cover are cached as in vLLM, so they take their turn to be evicted, but can never be hit.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -49,14 +51,19 @@ class EngineParameters:
     """Seconds per prefilled token: the matrix products."""
     attention: float
     """Seconds per pair of a prefilled token and a token before it."""
+    adapter_slots: int = 4
+    """LoRA adapters on the device (`--max-loras`); vLLM keeps as many in the node's memory, if not told otherwise."""
+    adapter_load: float = 0.5
+    """Seconds that the step in which an adapter is loaded takes longer. An estimate: 80 MB (rank 16, Llama 8B) read
+    from a local disk, unpacked and copied layer by layer."""
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "blocks", "max_batched_tokens", "max_running"):
+        for name in ("block_size", "blocks", "max_batched_tokens", "max_running", "adapter_slots"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected at least 1")
         if self.base <= 0:
             raise ValueError(f"base: {self.base}, expected more than 0: a step that takes no time never ends")
-        for name in ("per_decode", "per_context_token", "linear", "attention"):
+        for name in ("per_decode", "per_context_token", "linear", "attention", "adapter_load"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)}, expected 0 or more")
 
@@ -202,6 +209,7 @@ class Totals:
     preemptions: int = 0
     prefill_computed: int = 0
     """Tokens prefilled, recomputed ones included."""
+    adapters_loaded: int = 0
 
 
 class Engine:
@@ -215,6 +223,8 @@ class Engine:
         self._running: list[Job] = []
         self._waiting: deque[Job] = deque()
         self._lower = lower
+        self._adapters: OrderedDict[str, int] = OrderedDict()
+        """Those in slots -> requests of the batch that use them; unused longest first."""
         self._loading: list[Job] = []
         """Admitted, with blocks, but not in the batch until what they load is there."""
         self._taken = (-inf, -inf)
@@ -283,8 +293,9 @@ class Engine:
         """Queue a request of `prompt` tokens that will generate `output` (at least 1) tokens.
 
         `hashes` is the chain of the full blocks of prompt and answer (as far as known; what differs by salt or adapter
-        must differ in its hashes). `chunks` are the prompt's full chunks, as lower tiers name them. `adapter` and
-        `about` are only remembered. Raises NeverFits, and ValueError for an id that is live or a length under 1.
+        must differ in its hashes). `chunks` are the prompt's full chunks, as lower tiers name them. `adapter` is the
+        LoRA adapter it needs; `about` is only remembered. Raises NeverFits, and ValueError for an id that is live or a
+        length under 1.
         """
         if request_id in self._jobs:
             raise ValueError(f"request {request_id!r} is already in the engine")
@@ -403,6 +414,8 @@ class Engine:
         if not self._waiting or len(running) + len(self._loading) >= self.parameters.max_running:
             return False
         job = self._waiting[0]
+        if job.adapter and not self._has_slot(job.adapter):
+            return True  # others may pass it by
         total, hashes = job.prompt + job.generated, job.hashes
         found = self._kv.match(hashes, (total - 1) // size)
         if self._kv.fits(found, -(-total // size) - len(found)):
@@ -447,32 +460,65 @@ class Engine:
 
     def _admit(self, batch: "_Batch", now: float) -> None:
         """Move waiting jobs into the batch while the first in line fits as a whole. No job overtakes."""
-        block_size = self.parameters.block_size
         most = self.parameters.max_running - len(self._loading)
+        passed: list[Job] = []
         while self._waiting and batch.budget and len(self._running) < most:
             job = self._waiting[0]
-            total = job.prompt + job.generated
-            found = self._kv.match(job.hashes, (total - 1) // block_size)
-            if not self._kv.fits(found, -(-total // block_size) - len(found)):
-                return
-            self._waiting.popleft()
-            self._kv.take(found)
-            job.blocks, job.computed = found, len(found) * block_size
-            load = self.load(job.chunks, job.computed, total, now) if self._lower is not None else Load(job.computed)
-            if job.admitted_at is None:
-                job.admitted_at, job.cached, job.l1, job.l2 = now, load.end, load.l1, load.l2
-                self.totals.prompt_tokens += job.prompt
-                self.totals.prefix_queries += job.prompt
-                self.totals.prefix_hits += job.computed
-            if load.end > job.computed:
-                self._begin_load(job, load, now)
-                most -= 1
+            if job.adapter and not self._has_slot(job.adapter):
+                passed.append(self._waiting.popleft())
                 continue
-            self._running.append(job)
-            tokens = min(total - job.computed, batch.budget)
-            job.blocks += self._kv.allocate(-(-(job.computed + tokens) // block_size) - len(found))
-            batch.add(job, tokens)
-            self._compute(job, tokens)
+            if not self._take_in(job, batch, now):
+                break
+            if job.ready_at >= now:  # it is being loaded
+                most -= 1
+        self._waiting.extendleft(reversed(passed))
+
+    def _take_in(self, job: Job, batch: "_Batch", now: float) -> bool:
+        """Give the first in line its blocks, and what it computes or loads; False if it does not fit."""
+        block_size = self.parameters.block_size
+        total = job.prompt + job.generated
+        found = self._kv.match(job.hashes, (total - 1) // block_size)
+        if not self._kv.fits(found, -(-total // block_size) - len(found)):
+            return False
+        self._waiting.popleft()
+        self._kv.take(found)
+        if job.adapter:
+            self._use_adapter(job.adapter, batch)
+        job.blocks, job.computed = found, len(found) * block_size
+        load = self.load(job.chunks, job.computed, total, now) if self._lower is not None else Load(job.computed)
+        if job.admitted_at is None:
+            job.admitted_at, job.cached, job.l1, job.l2 = now, load.end, load.l1, load.l2
+            self.totals.prompt_tokens += job.prompt
+            self.totals.prefix_queries += job.prompt
+            self.totals.prefix_hits += job.computed
+        if load.end > job.computed:
+            self._begin_load(job, load, now)
+            return True
+        self._running.append(job)
+        tokens = min(total - job.computed, batch.budget)
+        job.blocks += self._kv.allocate(-(-(job.computed + tokens) // block_size) - len(found))
+        batch.add(job, tokens)
+        self._compute(job, tokens)
+        return True
+
+    def _has_slot(self, adapter: str) -> bool:
+        """Whether a request for this adapter could join the batch now."""
+        if self._adapters.get(adapter):
+            return True
+        return sum(map(bool, self._adapters.values())) < self.parameters.adapter_slots
+
+    def _use_adapter(self, adapter: str, batch: "_Batch") -> None:
+        if adapter not in self._adapters:
+            if len(self._adapters) >= self.parameters.adapter_slots:
+                del self._adapters[next(each for each, users in self._adapters.items() if not users)]
+            self._adapters[adapter] = 0
+            self.totals.adapters_loaded += 1
+            batch.loads += 1
+        self._adapters[adapter] += 1
+
+    def _leave_adapter(self, adapter: str) -> None:
+        self._adapters[adapter] -= 1
+        self._adapters.move_to_end(adapter)
 
     def load(self, chunks: Sequence[int], held: int, tokens: int, now: float) -> Load:
         """What it would load from lower tiers `now` of `tokens` tokens, of which its cache holds the first `held`."""
@@ -562,6 +608,8 @@ class Engine:
         return Step(duration, ends_at, tokens, first, finished, batch.preempted, batch.decodes, batch.prefill)
 
     def _release(self, job: Job) -> None:
+        if job.adapter:
+            self._leave_adapter(job.adapter)
         self._kv.release(job.blocks)
         job.blocks = []
         job.computed = 0
@@ -575,18 +623,21 @@ class Engine:
             "a request is lost"
         )
         assert not any(job.blocks for job in self._waiting), "a waiting request holds blocks"
+        used = Counter(job.adapter for job in (*self._running, *self._loading) if job.adapter)
+        assert used == +Counter(self._adapters), "adapters are held by no request, or let go while one uses them"
+        assert len(self._adapters) <= self.parameters.adapter_slots, "more adapters than slots"
 
 
 class _Batch:
     """What one step processes, and what that costs."""
 
-    __slots__ = ("budget", "context", "decodes", "jobs", "pairs", "preempted", "prefill")
+    __slots__ = ("budget", "context", "decodes", "jobs", "loads", "pairs", "preempted", "prefill")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.jobs: list[Job] = []
         self.preempted: list[Job] = []
-        self.decodes = self.context = self.prefill = 0
+        self.decodes = self.context = self.prefill = self.loads = 0
         self.pairs = 0.0
 
     def add(self, job: Job, tokens: int) -> None:
@@ -607,4 +658,5 @@ class _Batch:
             + parameters.per_context_token * self.context
             + parameters.linear * self.prefill
             + parameters.attention * self.pairs
+            + parameters.adapter_load * self.loads
         )

@@ -90,10 +90,9 @@ class Histograms:
 
 @dataclass(frozen=True)
 class Adapters:
-    """LoRA: the adapters served and how many fit at once. Without one, `lora_requests_info` is absent, as in vLLM."""
+    """LoRA: the adapters served. Without one, `lora_requests_info` is absent, as in vLLM."""
 
     names: tuple[str, ...] = ()
-    slots: int = 1
 
 
 class EngineCollector(Collector):
@@ -178,7 +177,7 @@ class EngineCollector(Collector):
             return ",".join(sorted({job.adapter for job in jobs if job.adapter}))
 
         labels = {
-            "max_lora": str(self._adapters.slots),
+            "max_lora": str(self._engine.parameters.adapter_slots),
             "running_lora_adapters": names(self._engine.running),
             "waiting_lora_adapters": names(self._engine.waiting),
         }

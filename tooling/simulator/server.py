@@ -57,16 +57,17 @@ class SimulatedPod:
         """`port` 0 picks a free one. `time_scale` 10 makes ten seconds of the engine's time pass in one.
 
         `max_model_len` is in tokens; the whole KV memory where it is None or larger than that. `lora` names the
-        adapters served beside `model`; `lora_slots` is only reported. Pods with equal `seed`, `model` and `lora`
-        give equal answers. `kv_events`: where it publishes what becomes of its cache, if it does.
+        adapters served beside `model`, `lora_slots` says how many fit at once. Pods with equal `seed`, `model` and
+        `lora` give equal answers. `kv_events`: where it publishes what becomes of its cache, if it does.
         """
         if time_scale <= 0:
             raise ValueError(f"time_scale: {time_scale}, expected more than 0")
         self.name = name
+        parameters = replace(parameters, adapter_slots=lora_slots)
         self.engine = Engine(parameters)
         self._host, self._port = host, port
         longest = min(parameters.capacity, parameters.capacity if max_model_len is None else max_model_len)
-        adapters = Adapters(tuple(lora), lora_slots)
+        adapters = Adapters(tuple(lora))
         page = Page(self.engine, model, adapters, _wall)
         self._clockwork = RealTimeEngine(self.engine, page.histograms, 1 / time_scale)
         identity = Identity(name, model, seed, parameters, longest, adapters)
@@ -138,7 +139,7 @@ async def _serve(pod: SimulatedPod) -> None:
 @click.option("--name", default="pod", show_default=True, help="Shown in the header x-sim-pod.")
 @click.option("--model", default="sim", show_default=True, help="Model name served.")
 @click.option("--lora", multiple=True, help="LoRA adapter served beside it (repeatable).")
-@click.option("--max-loras", default=1, show_default=True, type=click.IntRange(1), help="Adapter slots reported.")
+@click.option("--max-loras", default=1, show_default=True, type=click.IntRange(1), help="Adapters that fit at once.")
 @click.option("--seed", default=0, show_default=True, help="Pods with one seed answer alike.")
 @click.option("--preset", default="laptop", show_default=True, type=click.Choice(list(PRESETS)), help="Size and speed.")
 @click.option("--blocks", type=click.IntRange(1), help="KV blocks, instead of the preset's.")

@@ -6,6 +6,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
 from epp.scheduling.cost import ExpectedTtft
@@ -508,13 +509,78 @@ def test_parameters_without_meaning_are_refused(name: str, value: float) -> None
         ExpectedTtft(**{name: value})  # type: ignore[arg-type]
 
 
+def lora(endpoints: Sequence[Endpoint], tokens: int = 1000) -> Request:
+    return replace(request(endpoints, tokens), model="poet")
+
+
+def told_of_adapters(cost: ExpectedTtft, *endpoints: Endpoint) -> None:
+    for endpoint in endpoints:
+        endpoint.load = Load(lora_max=2, lora_waiting=frozenset({"poet"}), at=cost.clock())
+        cost.on_scraped(endpoint)
+
+
+def test_an_adapter_costs_its_load_where_it_is_not() -> None:
+    cost, _ = round_numbers()
+    a, b = pool(2)
+    assert bill(cost, lora([a]), a)["adapter"] == 0.0, "nobody has said that it is one"
+    told_of_adapters(cost, a, b)
+    assert bill(cost, lora([a]), a) == only(own=1.0, shared=0.5, crowd=0.1 * 1.5, adapter=0.5)
+    cost.on_picked(lora([a, b]), a)
+    assert bill(cost, lora([a, b]), a)["adapter"] == 0.0
+    assert bill(cost, lora([a, b]), b)["adapter"] == 0.5
+    assert bill(cost, request([a, b], 1000), b)["adapter"] == 0.0, "of the base model"
+    assert bill(cost, request([a, b], 1000), a)["pending"] == pytest.approx(1.5), "others wait for the load too"
+
+
+def test_who_is_there_waits_for_a_load_and_a_request_for_a_slot() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    told_of_adapters(cost, a)
+    for name in ("cook", "clerk"):
+        made = replace(request([a], 1000), model=name)
+        a.load = Load(lora_max=2, lora_waiting=frozenset({name}))
+        cost.on_scraped(a)
+        cost.on_picked(made, a)
+    stalled = 0.5 * (1 + 0.2 * 2)
+    assert bill(cost, lora([a]), a)["adapter"] == pytest.approx(stalled + 20.0 / 2), "one of two in 20 s each"
+
+
+def test_loads_and_waits_for_slots_say_nothing_of_speed() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    told_of_adapters(cost, a)
+    first = lora([a], 100)
+    cost.on_picked(first, a)
+    before = replace(a.load, steps=10, first_tokens=10, computed_tokens=1000, at=clock.now)
+    a.load = before
+    bill(cost, lora([a]), a)
+    clock.now += 1.0
+    a.load = replace(before, steps=11, first_tokens=11, computed_tokens=1100, at=clock.now)
+    bill(cost, lora([a]), a)
+    assert cost.statistics()["speed_observations"] == 0
+
+
+def test_adapters_are_known_to_a_replica_that_starts() -> None:
+    old, _ = round_numbers()
+    new, _ = round_numbers()
+    (a,) = pool(1)
+    told_of_adapters(old, a)
+    made = lora([a])
+    old.on_picked(made, a)
+    old.on_finished(made, a, Response(status=200))
+    for piece in old.snapshot():
+        new.restore(piece, {a.name: a})
+    assert bill(new, lora([a]), a)["adapter"] == 0.0
+    assert "poet" in new.adapters
+
+
 def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
     old, _ = round_numbers()
     new, _ = round_numbers()
     for name in ("a", "b"):
         old._open(Endpoint(name, "10.0.0.1:1"), 100.0).speed.logs.extend([1.0] * 12 if name == "a" else [0.0] * 12)
     old._residence = 7.0
-    [piece] = old.snapshot()
+    piece, *_ = old.snapshot()
     here = {name: Endpoint(name, "10.0.0.1:1") for name in ("a", "b")}
     new.restore(piece, here)
     assert new.statistics()["residence_seconds"] == 7.0

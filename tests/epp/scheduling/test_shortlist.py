@@ -23,7 +23,9 @@ MODES = {
     "foreign traffic": "foreign",
     "failures": "failures",
     "different speeds": "speeds",
-    "everything": "blocks foreign failures speeds",
+    "adapters": "adapters",
+    "two adapters": "adapters two",
+    "everything": "blocks foreign failures speeds adapters",
 }
 
 
@@ -65,7 +67,7 @@ class Pool:
         prompt += self.random.randbytes(self.random.choice((0, 100, 2000, 20_000)))
         request = Request(
             id="r",
-            model="m",
+            model=self.model(),
             prompt=prompt,
             tokens=len(prompt) // 4 + 1,
             stream=self.random.random() < 0.7,
@@ -75,6 +77,11 @@ class Pool:
         decision = self.scheduler.choose(request, self.endpoints)
         self.open.append(decision)
         return decision
+
+    def model(self) -> str:
+        if "adapters" not in self.mode:
+            return "m"
+        return f"lora-{min(int(self.random.expovariate(0.2)), 1 if 'two' in self.mode else 99)}"
 
     def live(self) -> None:
         """Something happens."""
@@ -100,9 +107,18 @@ class Pool:
         mine = sum(decision.endpoint is endpoint for decision in self.open)
         foreign = random.randrange(20) if "foreign" in self.mode and random.random() < 0.5 else 0
         blocks = random.choice((600, 1500, 30_000)) if "blocks" in self.mode else 30_000
+        adapters = frozenset({self.model()}) if "adapters" in self.mode else frozenset()
         endpoint.load = Load(
-            running=mine + foreign, kv_usage=min(1.0, foreign / 20), block_size=16, blocks=blocks, at=self.now
+            running=mine + foreign,
+            kv_usage=min(1.0, foreign / 20),
+            block_size=16,
+            blocks=blocks,
+            lora_max=4 if adapters else 0,
+            lora_waiting=adapters,
+            lora_running=adapters if random.random() < 0.1 else frozenset(),
+            at=self.now,
         )
+        self.scheduler.scraped(endpoint)
 
     def roll(self) -> None:
         """An endpoint is replaced by another."""

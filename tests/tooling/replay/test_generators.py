@@ -111,6 +111,16 @@ def test_no_prompt_has_what_was_thought() -> None:
     assert sum(ask.output for ask in asks) > 2 * sum(ask.prompt[-1].tokens for ask in asks)
 
 
+def test_prompts_for_different_adapters_have_nothing_in_common() -> None:
+    asks = made("adapters", 2000).asks
+    owner: dict[int, str] = {}
+    for ask in asks:
+        assert all(owner.setdefault(piece.id, ask.adapter) == ask.adapter for piece in ask.prompt)
+    used = Counter(ask.adapter for ask in asks)
+    assert len(used) > 30
+    assert used["adapter-1"] > 4 * used["adapter-10"]
+
+
 def test_the_demo_is_what_the_laptop_sends() -> None:
     trace = made("demo")
     assert len(trace.asks) == 107

@@ -2,6 +2,7 @@
 
 import asyncio
 import selectors
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -120,6 +121,17 @@ def test_the_load_is_what_it_is_now_not_at_the_end_of_the_leap() -> None:
     assert (early.running, early.waiting, early.blocks, early.at) == (1, 0, LAPTOP.blocks, 0.1)
     assert 0 < early.kv_usage < late.kv_usage
     assert late.prompt_tokens == 160
+
+
+def test_adapters_are_reported_once_one_was_asked_for() -> None:
+    pod = VirtualPod("p", KIND)
+    assert pod.load(0.0).lora_max == 0
+    for number, adapter in enumerate("abcdee"):
+        pod.add(number, replace(one(number + 1, 100, 50), adapter=adapter), 0.0)
+    pod.begin(0.0)
+    load = pod.load(0.0)
+    assert load.lora_max == LAPTOP.adapter_slots == 4
+    assert (load.lora_running, load.lora_waiting) == (frozenset("abcd"), frozenset("e"))
 
 
 def test_a_pod_that_dies_has_lost_everything_and_works_again_when_it_is_back() -> None:

@@ -304,6 +304,64 @@ def test_books_balance_and_nobody_is_lost(
     assert drive(parameters, fitting, aborted) == drive(parameters, fitting, aborted), "equal calls, equal results"
 
 
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+SLOTS = replace(SMALL, blocks=64, max_batched_tokens=64, adapter_slots=2, adapter_load=7.0)
+
+
+def started(engine: Engine, *adapters: str, output: int = 3) -> list[Job]:
+    have = engine.totals.prompt_tokens + len(engine.waiting)
+    return [
+        engine.add(f"{have} {n}", [], prompt=4, output=output, now=0.0, adapter=adapter)
+        for n, adapter in enumerate(adapters)
+    ]
+
+
+def test_an_adapter_is_loaded_before_the_step_that_needs_it_and_stays() -> None:
+    engine = Engine(SLOTS)
+    started(engine, "poet", "cook", "poet", output=1)
+    step = engine.step(0.0)
+    assert step is not None
+    assert step.duration == pytest.approx(1 + 0.5 * 12 + 0.001 * 3 * 8 + 2 * 7.0)
+    assert engine.totals.adapters_loaded == 2
+    started(engine, "cook", "")
+    list(run(engine))
+    assert engine.totals.adapters_loaded == 2
+    engine.check()
+
+
+def test_a_request_without_a_slot_is_passed_by_until_one_comes_free() -> None:
+    engine = Engine(SLOTS)
+    poet, cook, clerk, second, plain = started(engine, "poet", "cook", "clerk", "poet", "")
+    engine.step(0.0)
+    assert list(engine.running) == [poet, cook, second, plain]
+    assert list(engine.waiting) == [clerk]
+    assert engine.leap(0.0) == [], "somebody may be admitted at any step"
+    engine.check()
+    list(run(engine))
+    assert clerk.first_token_at is not None
+    assert engine.totals.adapters_loaded == 3
+
+
+def test_the_adapter_unused_longest_gives_way() -> None:
+    engine = Engine(SLOTS)
+    for adapter in ("poet", "cook", "poet", "clerk", "poet", "cook"):
+        started(engine, adapter, output=1)
+        list(run(engine))
+        engine.check()
+    assert engine.totals.adapters_loaded == 4, "poet stays all the time"
+
+
+def test_who_leaves_lets_go_of_an_adapter() -> None:
+    engine = Engine(SLOTS)
+    poet, _, clerk = started(engine, "poet", "cook", "clerk")
+    engine.step(0.0)
+    assert engine.abort(poet.id)
+    engine.check()
+    engine.step(0.0)
+    assert clerk in engine.running
+
+
 # --- leaps ------------------------------------------------------------------------------------------------------------
 
 
