@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import uvloop
 
@@ -25,7 +25,7 @@ from epp.configuration.lifecycle import Lasting, Lifecycle
 from epp.configuration.loader import Pipeline, load_strategy, load_text, read_file
 from epp.configuration.reload import ConfigFile
 from epp.configuration.schema import parse
-from epp.errors import ConfigError
+from epp.errors import BadRequest, ConfigError
 from epp.extproc.conformance_routing import ConformanceRouter
 from epp.extproc.server import AGE, AnyServer, ExtProcServer
 from epp.extproc.server import Settings as ServerSettings
@@ -35,6 +35,7 @@ from epp.flow.control import REFUSED, FlowControl, Outcome
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.parser import Parser
+from epp.parsing.request import RawRequest
 from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
@@ -508,6 +509,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
         ),
         clock=shared.clock,
     )
+    admin.explain_by(partial(_explain, served))
     if shared.replicas is not None:
         admin.show_replicas(shared.replicas.as_dict)
     # Outside of the group, which would wrap the error of a port in use.
@@ -533,6 +535,22 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
             await _drain(servers, settings, stop_now)
             for task in running:
                 task.cancel()
+
+
+async def _explain(served: Sequence[ServedPool], name: str, raw: RawRequest) -> dict[str, Any]:
+    """What the pool of this name (NAME or NAMESPACE/NAME; empty: the first) would decide. Raises EppError."""
+    known = [f"{one.pool.namespace}/{one.pool.name}" for one in served]
+    found = [one for one, full in zip(served, known, strict=True) if name in ("", one.pool.name, full)]
+    if not found:
+        raise BadRequest(f"pool: got {name[:100]!r}; expected one of {', '.join(known)}", param="pool")
+    pool = found[0]
+    decision = await pool.router.explain(raw)
+    flow = pool.router.policy.flow
+    return {
+        "pool": f"{pool.pool.namespace}/{pool.pool.name}",
+        "waiting": None if flow is None else sum(requests for _, _, requests, _ in flow.figures().waiting),
+        "decision": decision.as_dict(),
+    }
 
 
 @asynccontextmanager

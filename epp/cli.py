@@ -518,6 +518,36 @@ def doctor(as_json: bool, **flags: Any) -> None:
 
 
 @warmpath.command()
+@click.argument("file", required=False, type=_FILE)
+@click.option("--curl", metavar="LINE", help="A curl command line instead of FILE, as one word.")
+@click.option("--url", default="http://127.0.0.1:9090", show_default=True, help="The metrics port of a running picker.")
+@click.option("--pool", default="", help="Of several: NAME or NAMESPACE/NAME.")
+@click.option("--path", default="", help="The request's path. [default: by the body, /v1/chat/completions]")
+@click.option("--model", default="", help="For a FILE that is a prompt and no JSON.")
+@click.option("--header", multiple=True, metavar="NAME: VALUE", help="Of the request; may be repeated.")
+@click.option("--token-file", type=_FILE, help="Token of who may read the metrics port, where it wants one.")
+@click.option("--insecure", is_flag=True, help="Take any certificate.")
+@click.option(
+    "--endpoints", multiple=True, type=_PATH, help="No picker: a pool's files, of which nothing is known yet."
+)
+@click.option("--config", type=_FILE, help="With --endpoints: the EndpointPickerConfig.")
+@click.option("--strategy", type=click.Choice(STRATEGIES), help="With --endpoints: a built-in configuration.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def explain(as_json: bool, **flags: Any) -> None:
+    """Print where a request would go and why, without sending it.
+
+    The request is FILE or standard input: a JSON body as a client sends it, or a prompt; or a --curl line. Exits 1 if
+    it would be refused.
+    """
+    from tooling.explain.command import ExplainOptions, main
+
+    try:
+        sys.exit(main(ExplainOptions(**flags), as_json=as_json))
+    except ConfigError as error:
+        raise click.UsageError(printable_lines(str(error))) from None
+
+
+@warmpath.command()
 @click.option("--target", required=True, help="HOST:PORT of the endpoint picker's ext_proc service.")
 @click.option("--tls", is_flag=True, help="Speak TLS, whatever certificate the target shows.")
 @click.option("--endpoint", "endpoints", multiple=True, help="IP:PORT of one of its pool's endpoints; repeat for all.")

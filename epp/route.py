@@ -158,6 +158,21 @@ class Router:
         """
         return RequestScope(self, raw)
 
+    async def explain(self, raw: RawRequest) -> Decision:
+        """What would be decided for this request now. Nothing is sent, and no account, queue or limit knows of it.
+
+        Guards are asked; limits and flow control are not. Raises EppError as `route` does.
+        """
+        policy = self.policy
+        request, _ = self.parser.parse(raw)
+        if policy.guards is not None:
+            request = policy.guards.check(request)
+        request = await policy.scheduler.prepare(request)
+        endpoints = self.pool.candidates(raw.subset if self.honour_subset else None)
+        if not endpoints:
+            raise NoEndpoint(self.pool.why_empty(raw.subset))
+        return policy.scheduler.explain(request, endpoints)
+
 
 def _nothing() -> None:
     """Nobody wants to know."""

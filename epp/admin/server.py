@@ -22,10 +22,12 @@ from epp.admin.listener import IDLE_S, Connection, Listener, most_connections
 from epp.admin.profile import LONGEST, Profiler
 from epp.admin.recorder import Decisions
 from epp.admin.turns import Busy, Turns
-from epp.errors import BadRequest, ConfigError, EppError
+from epp.errors import BadRequest, ConfigError, EppError, RequestTimeout
+from epp.parsing.request import RawRequest
 from epp.telemetry import exposition
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.pace import Pace
+from epp.telemetry.text import printable
 
 log = logging.getLogger("warmpath")
 unlogged = logging.getLogger("warmpath.admin.http")
@@ -40,8 +42,15 @@ SECONDS = 5
 """Of a profile without a number."""
 OPEN = frozenset({"/ready", "/healthz"})
 """For probes: what they say is no secret."""
-LIGHT = OPEN | {"/debug/profile"}
-"""What takes no turn: next to nothing is made on the event loop for them."""
+LIGHT = OPEN | {"/debug/profile", "/explain"}
+"""What takes no turn: next to nothing is made on the event loop for them; or it takes one when there is something to
+make."""
+LARGEST_BODY = 4 << 20
+"""Bytes of a request to explain."""
+EXPLAINING = 4
+"""Requests to explain that may be on their way to us at once."""
+READ_S = 10.0
+"""Within which one has to arrive."""
 MOST_BYTES = 16 << 20
 """Of the decisions shown at once."""
 SENDING = 64 << 20
@@ -62,6 +71,8 @@ HEADERS = {
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Explain = Callable[[str, RawRequest], Awaitable[dict[str, Any]]]
+"""`(pool, request)`: what would be decided for it, JSON-ready; the pool's name is empty where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,8 @@ class AdminServer:
         self._describe = describe
         self._clock = clock
         self._replicas: Callable[[], dict[str, Any]] | None = None
+        self._explain: Explain | None = None
+        self._explaining = 0
         self._tls = settings.tls
         self.host = settings.host
         self.port = settings.port
@@ -120,7 +133,7 @@ class AdminServer:
         self._listener = Listener(most_connections())
         self._stack = AsyncExitStack()
         self._sending = 0
-        app = web.Application(middlewares=[self._guarded()])
+        app = web.Application(middlewares=[self._guarded()], client_max_size=LARGEST_BODY)
         app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/ready", self._readiness)
@@ -129,6 +142,8 @@ class AdminServer:
         app.router.add_get("/decisions", self._last_decisions)
         app.router.add_get("/decisions/{request_id:.+}", self._decision)
         app.router.add_get("/config", self._config)
+        app.router.add_post("/explain", self._explained)
+        app.router.add_post("/explain/{path:.*}", self._explained)
         if settings.profiles:
             app.router.add_get("/debug/profile", self._profile)
         self._profiler = Profiler()
@@ -148,6 +163,10 @@ class AdminServer:
     def show_replicas(self, replicas: Callable[[], dict[str, Any]]) -> None:
         """Show what this returns beside the endpoints: this replica and its peers."""
         self._replicas = replicas
+
+    def explain_by(self, explain: Explain) -> None:
+        """Answer what would be decided for a request with this."""
+        self._explain = explain
 
     def _connection(self) -> Connection:
         assert self._runner.server is not None
@@ -296,6 +315,27 @@ class AdminServer:
             known = f"no decision of request '{request_id[:100]}' among the last {len(self._decisions)}"
             return _error(404, "not_found_error", known, "request_id")
         return _json(record.as_dict())
+
+    async def _explained(self, request: web.Request) -> web.Response:
+        """Of a request as a client sends it, to its path below `/explain`."""
+        if self._explain is None:
+            raise web.HTTPNotFound
+        if self._explaining >= EXPLAINING:
+            raise Busy
+        self._explaining += 1
+        try:
+            async with asyncio.timeout(READ_S):
+                body = await request.read()
+            path = f"/{request.match_info['path']}" if request.match_info.get("path") else ""
+            headers = {name.lower(): printable(value) for name, value in request.headers.items()}
+            headers.pop("authorization", None)  # ours
+            raw = RawRequest("POST" if path else "", path, headers, body)
+            async with self._turns.turn():
+                return _json(await self._explain(request.query.get("pool", ""), raw))
+        except TimeoutError:
+            raise RequestTimeout(f"the request was not complete within {READ_S:g} s") from None
+        finally:
+            self._explaining -= 1
 
     async def _profile(self, request: web.Request) -> web.Response:
         seconds = _number("seconds", request.query.get("seconds", str(SECONDS)), LONGEST)

@@ -163,24 +163,38 @@ def failed(plugin: str, error: Exception, on_error: OnError) -> InternalError:
     return InternalError(f"plugin {plugin!r} failed")
 
 
+class BestPicker(Picker):
+    """All endpoints, the highest score first, of equals the first: for explanations, where no turn is taken."""
+
+    takes_best = True
+
+    def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
+        return [endpoint for endpoint, _ in sorted(scored, key=lambda each: -each[1])]
+
+
 class Chain:
     """A scheduling profile: `filters`, `scorers` with their weights, `picker`, under the profile's `name`.
 
     The semantics are GIE's and llm-d's: each score is clamped to 0..1 (NaN is 0), multiplied by its weight and summed.
     """
 
-    __slots__ = ("_filters", "_picker_name", "_scorers", "lone_cost", "name", "picker")
+    __slots__ = ("_filters", "_picker_name", "_plugins", "_scorers", "lone_cost", "name", "picker")
 
     def __init__(
         self, name: str, filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker
     ) -> None:
         self.name = name
         self.picker = picker
+        self._plugins = filters, scorers
         self._picker_name = name_of(picker)
         self._filters = [(name_of(plugin), plugin) for plugin in filters]
         self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
         self.lone_cost = _lone_cost(filters, scorers, picker)
         """The cost that decides alone; None: something else has to see all endpoints."""
+
+    def with_picker(self, picker: Picker) -> "Chain":
+        """The same with another picker."""
+        return Chain(self.name, *self._plugins, picker)
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
         """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""

@@ -26,7 +26,7 @@ from epp.plugin import (
     Response,
     Stage,
 )
-from epp.scheduling.decision import Chain, Decision, OnError, ProfileRun, failed, name_of
+from epp.scheduling.decision import BestPicker, Chain, Decision, OnError, ProfileRun, failed, name_of
 from epp.scheduling.shadow import ShadowPolicy
 
 NO_SIGNALS: Final[Mapping[type[Any], Mapping[Endpoint, Any]]] = {}
@@ -119,9 +119,26 @@ class Scheduler:
 
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
-        everybody = endpoints
-        request, endpoints = self._look(request, endpoints)
-        run = _Runs(self.profiles, request, endpoints, everybody, self._on_error)
+        request, few = self._look(request, endpoints)
+        decision = self._decided(request, _Runs(self.profiles, request, few, endpoints, self._on_error))
+        if self._shadow is not None:  # it sees what the pick saw
+            decision.shadow = self._shadow.compare(request, few, decision.endpoint)
+        self._open[decision] = False
+        self._call(self._on_picked, decision.request, decision.endpoint)
+        for part, endpoint in decision.parts:
+            self._call(self._on_picked, part, endpoint)
+        return decision
+
+    def explain(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
+        """What `choose` would decide now, with every one of `endpoints` in it; nothing is put on account.
+
+        Of what a picker does beyond taking the best (turns, chance) nothing is said: endpoints are in order of score.
+        """
+        profiles = {name: chain.with_picker(BestPicker()) for name, chain in self.profiles.items()}
+        request = self._with_signals(request, endpoints, self._producers)
+        return self._decided(request, _Runs(profiles, request, endpoints, endpoints, self._on_error))
+
+    def _decided(self, request: Request, run: "_Runs") -> Decision:
         try:
             picked = self.handler.handle(request, self._names, run)
             if not picked.endpoints:
@@ -134,14 +151,8 @@ class Scheduler:
         if len(chosen) < self._named and (ran := run.of(chosen[0])) is not None:
             chosen = [*chosen, *_next_best(ran, chosen, self._named - len(chosen))]
         decision = Decision(request, chosen, picked.headers, run.runs, self._wall_clock())
-        if self._shadow is not None:  # it sees what the pick saw
-            decision.shadow = self._shadow.compare(request, endpoints, decision.endpoint)
         if picked.prefill is not None or picked.encode or picked.port or picked.ways:
             _divide(decision, picked)
-        self._open[decision] = False
-        self._call(self._on_picked, decision.request, decision.endpoint)
-        for part, endpoint in decision.parts:
-            self._call(self._on_picked, part, endpoint)
         return decision
 
     def to_peers(self, request: Request) -> dict[str, Any]:

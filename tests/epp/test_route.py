@@ -457,3 +457,26 @@ async def test_the_answers_headers_are_reported_of_the_endpoint_that_gave_them()
         routed.answered(200, other.address)
         assert rig.accounts.answered == [(other.name, 200)]
     assert rig.accounts.answered == [(other.name, 200)]
+
+
+# --- explanations ---------------------------------------------------------------------------------------------------
+
+
+async def test_an_explanation_is_the_next_decision_and_leaves_nothing() -> None:
+    rig = Rig()
+    explained = [await rig.router.explain(chat()) for _ in range(3)]
+    assert {decision.endpoint.name for decision in explained} == {"a"}, "no turn is taken"
+    assert [endpoint.name for endpoint in explained[0].runs[0].endpoints] == ["a", "b"]
+    assert not rig.accounts.open
+    assert rig.diary.lines == []
+    async with rig.router.route(chat()) as routed:
+        assert routed.decision.endpoint.name == "a"
+
+
+async def test_what_would_be_refused_is_refused() -> None:
+    rig = Rig()
+    with pytest.raises(BadRequest):
+        await rig.router.explain(RawRequest("POST", "/v1/chat/completions", {}, b"{}"))
+    rig.pool.replace([])
+    with pytest.raises(NoEndpoint):
+        await rig.router.explain(chat())

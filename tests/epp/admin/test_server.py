@@ -1,4 +1,5 @@
 import asyncio
+import io
 import json
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +12,7 @@ from epp.admin.access import Access, Reviewer
 from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import MOST, AdminServer, AdminSettings
 from epp.errors import ConfigError
+from epp.parsing.request import RawRequest
 from epp.plugin import Endpoint, Response
 from epp.pool.apiserver import ApiError, User
 from epp.telemetry import exposition
@@ -287,18 +289,19 @@ class Gatekeeper:
 
 async def test_every_page_but_those_of_probes_wants_a_token() -> None:
     rig, gatekeeper = Rig(guarded := Gatekeeper()), guarded
-    paths = {
-        route.resource.canonical.replace("{request_id}", "r1")
+    pages = {
+        (route.method, route.resource.canonical.replace("{request_id}", "r1").replace("{path}", "v1/completions"))
         for route in rig.server._runner.app.router.routes()
         if route.resource is not None
     }
+    paths = {path for _, path in pages}
     assert {"/", "/metrics", "/endpoints", "/decisions", "/decisions/r1", "/config", "/debug/profile"} <= paths
+    assert {("POST", "/explain"), ("POST", "/explain/v1/completions"), ("HEAD", "/")} <= pages
     async with rig.server:
         rig.request("r1")
-        for path in sorted(paths):
+        for method, path in sorted(pages):
             open_ = path in ("/ready", "/healthz")
-            assert (await rig.get(path))[0] == (200 if open_ else 401), path
-            assert (await rig.get(path, "HEAD"))[0] == (200 if open_ else 401), path
+            assert (await rig.get(path, method))[0] == (200 if open_ else 401), (method, path)
         assert gatekeeper.asked == []
 
 
@@ -322,3 +325,57 @@ async def test_what_a_reader_is_reported() -> None:
         assert (refused["type"], refused["param"]) == ("authentication_error", None)
         async with aiohttp.request("GET", f"http://127.0.0.1:{rig.server.port}/metrics") as answer:
             assert answer.headers["WWW-Authenticate"] == 'Bearer realm="warmpath"'
+
+
+# --- explanations ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_explained_as_a_client_would_send_it() -> None:
+    rig = Rig()
+    seen: list[tuple[str, RawRequest]] = []
+
+    async def explain(pool: str, raw: RawRequest) -> dict[str, Any]:
+        seen.append((pool, raw))
+        return {"decision": {}}
+
+    async with rig.server, aiohttp.ClientSession(f"http://127.0.0.1:{rig.server.port}") as session:
+
+        async def post(path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+            async with session.post(path, data=io.BytesIO(body), headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        assert (await post("/explain", b"{}"))[0] == 404, "nobody explains"
+        rig.server.explain_by(explain)
+        assert await post("/explain/v1/completions?pool=q", b"{}", Authorization="Bearer t", **{"X-B": "c"}) == (
+            200,
+            {"decision": {}},
+        )
+        assert (await post("/explain", b"[]"))[0] == 200
+        status, said = await post("/explain", b" " * (server.LARGEST_BODY + 1))
+        assert status == 413
+        assert (await rig.get("/explain/v1/completions"))[0] == 405
+    (pool, raw), (_, bare) = seen
+    assert (pool, raw.method, raw.path, raw.body) == ("q", "POST", "/v1/completions", b"{}")
+    assert raw.headers["x-b"] == "c"
+    assert "authorization" not in raw.headers
+    assert (bare.method, bare.path) == ("", "")
+    assert said["error"]["type"] == "invalid_request_error"
+
+
+async def test_few_requests_to_explain_are_taken_at_once_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_S", 0.2)
+    monkeypatch.setattr(server, "EXPLAINING", 1)
+    rig = Rig()
+
+    async def explain(pool: str, raw: RawRequest) -> dict[str, Any]:
+        return {}
+
+    rig.server.explain_by(explain)
+    async with rig.server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
+        writer.write(b"POST /explain HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+        await asyncio.sleep(0.05)
+        assert (await rig.get("/explain", "POST"))[0] == 503
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+        assert (await rig.get("/explain", "POST"))[0] == 200

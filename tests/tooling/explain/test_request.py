@@ -1,0 +1,79 @@
+"""A request from a file, a prompt or a curl line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from epp.errors import ConfigError
+from tooling.explain.request import Asked, from_curl, from_text
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b'{"model": "m", "messages": []}', "/v1/chat/completions"),
+        (b'{"model": "m", "prompt": "p"}', "/v1/completions"),
+        (b"{broken", "/v1/chat/completions"),
+    ],
+)
+def test_a_body_goes_to_the_path_that_its_fields_tell(body: bytes, path: str) -> None:
+    assert from_text(b"\n" + body + b"\n", "", [], "") == Asked(path, {}, body)
+    assert from_text(body, "/x", ["X-Team: a: b"], "") == Asked("/x", {"x-team": "a: b"}, body)
+
+
+def test_a_prompt_becomes_a_chat() -> None:
+    asked = from_text(b"Why?\n", "", [], "qwen")
+    assert asked.path == "/v1/chat/completions"
+    assert json.loads(asked.body) == {"model": "qwen", "messages": [{"role": "user", "content": "Why?"}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "headers", "error"),
+    [
+        (b" ", [], "request: got nothing"),
+        (b"Why?", [], "--model: missing"),
+        (b"{}", ["no colon"], "--header: got 'no colon'; expected NAME: VALUE"),
+    ],
+)
+def test_what_is_no_request_is_refused(text: bytes, headers: list[str], error: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{error}"):
+        from_text(text, "", headers, "")
+
+
+BODY = '{"model": "m", "messages": []}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"curl -s http://gw:8080/v1/chat/completions -H 'X-Team: a' -d '{BODY}'",
+        f"curl --url https://gw/v1/chat/completions?x=1 --header='x-team: a' --data-raw='{BODY}' -o /dev/null",
+        f"curl -X POST \\\n  http://gw/v1/chat/completions \\\n -H 'x-team: a' --max-time 5 --json '{BODY}'",
+        f"/usr/bin/curl gw:80 -H 'x-team: a' --data-binary '{BODY}'",
+    ],
+)
+def test_a_curl_line_is_what_curl_would_send(line: str) -> None:
+    assert from_curl(line, "", []) == Asked("/v1/chat/completions", {"x-team": "a"}, BODY.encode())
+
+
+def test_a_curl_line_may_name_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "body.json"
+    file.write_text(BODY)
+    assert from_curl(f"curl -d @{file} http://gw/v1/completions", "", ["x-a: b"]).headers == {"x-a": "b"}
+    assert from_curl(f"curl -d @{file} http://gw/v1/completions", "", []).body == BODY.encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("curl http://gw/", "no body in it; expected -d"),
+        ("curl -d", "-d is the last word; expected its value"),
+        ("curl -d 'open", "no command line of a shell"),
+        ("curl -d @/nowhere http://gw/", "/nowhere cannot be read: No such file"),
+        ("curl -d {} -H nothing http://gw/", "got 'nothing'; expected NAME: VALUE"),
+    ],
+)
+def test_a_curl_line_that_asks_nothing_is_refused(line: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        from_curl(line, "", [])

@@ -1,0 +1,1 @@
+"""`warmpath explain`: where a request would go and why, without sending it."""
