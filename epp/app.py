@@ -39,6 +39,7 @@ from epp.parsing.request import RawRequest
 from epp.plugin import Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
+from epp.pool.models import ModelReader
 from epp.pool.scrape import Scraper
 from epp.pool.slices import ServiceAddresses
 from epp.pool.static import StaticPools
@@ -114,6 +115,8 @@ class Settings:
     grpc_health_port: int = protocol.HEALTH_PORT
     metrics_port: int = protocol.METRICS_PORT
     refresh_metrics_interval: float = 1.0
+    list_models: bool = True
+    """Read each endpoint's /v1/models, and answer GET /v1/models with all of them."""
     decision_deadline: float = 5.0
     tokenizer: Sequence[str] = ()
     """`MODEL=DIRECTORY` each; of other models' prompts, the pods are asked for the tokens."""
@@ -234,6 +237,8 @@ class ServedPool:
             observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
         parser = Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers)
         parser.use(self.pipeline.parsers)
+        listed = settings.list_models and not settings.conformance_testing
+        self.models = ModelReader(pool, shared.random) if listed else None
         self.router = Router(
             pool,
             parser,
@@ -241,6 +246,7 @@ class ServedPool:
             observer,
             shared.clock,
             honour_subset=not settings.disable_endpoint_subset_filter,
+            models=None if self.models is None else self.models.answer,
         )
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
@@ -522,6 +528,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
                 *([shared.replicas.run()] if shared.replicas else []),
                 *(one.follow() for one in served),
                 *(one.scraper.run() for one in served),
+                *(one.models.run() for one in served if one.models is not None),
                 *(one.lifecycle.run() for one in served),
                 *([shared.audit.run()] if shared.audit else []),
                 *([shared.certificate.watch()] if shared.certificate else []),

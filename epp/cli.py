@@ -217,6 +217,13 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     help="From one scrape of an endpoint to the next.",
 )
 @click.option(
+    "--list-models",
+    default=True,
+    type=bool,
+    help="Read each endpoint's /v1/models every ten seconds, and answer GET /v1/models with all of them: true or "
+    "false. [default: true]",
+)
+@click.option(
     "--decision-deadline",
     default="5s",
     show_default=True,

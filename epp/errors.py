@@ -1,6 +1,7 @@
 """Everything that can go wrong, drawn as a tree. Each error knows its HTTP status and its reason.
 
 EppError                     answered to the client as OpenAI-style JSON
+ · OwnAnswer           200   no error: the picker itself knows what is asked for
  · BadRequest          400   the request itself is wrong; `param` names the field
  · UnknownModel        404   no endpoint or rule serves this model
  · RequestTimeout      408   the request did not arrive whole in time
@@ -68,6 +69,17 @@ class UnknownModel(EppError):
 
     status = 404
     kind = "invalid_request_error"
+
+
+class OwnAnswer(EppError):
+    """No error at all: what the request asks for is known here, and is the answer."""
+
+    status = 200
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__("answered by the picker")
+        self.body = body
+        """JSON."""
 
 
 class RequestTimeout(EppError):

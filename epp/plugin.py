@@ -39,7 +39,7 @@ import msgspec
 from epp.errors import BadRequest, NoEndpoint
 from epp.parsing.request import Api, Request, Response, Slo, Slot, Stage, Usage
 from epp.pool.roles import Roles, RoleView, apart, serves, stages_of
-from epp.pool.store import Endpoint, Load
+from epp.pool.store import Endpoint, Load, ServedModel
 from epp.telemetry.series import KvEventFigures
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "Roles",
     "RunProfile",
     "Scorer",
+    "ServedModel",
     "Services",
     "Slo",
     "Slot",

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
-from epp.errors import EppError, InternalError, NoEndpoint, Rejected
+from epp.errors import EppError, InternalError, NoEndpoint, OwnAnswer, Rejected
 from epp.flow.control import FlowControl
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits
-from epp.parsing.parser import Parser
+from epp.parsing.parser import Parser, asks_for_models
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request, stages_of
 from epp.pool.store import Pool
@@ -142,9 +142,15 @@ class Router:
         clock: Callable[[], float],
         *,
         honour_subset: bool = True,
+        models: Callable[[Sequence[Endpoint]], bytes | None] | None = None,
     ) -> None:
-        """`honour_subset`: pick only from what the gateway allows, where it says so; the protocol's default."""
+        """`honour_subset`: pick only from what the gateway allows, where it says so; the protocol's default.
+
+        `models`: the list of all models that endpoints serve, with which GET /v1/models is answered; None: where that
+        is not known, the request is routed.
+        """
         self.honour_subset = honour_subset
+        self.models = models
         self.pool = pool
         self.parser = parser
         self.policy = policy
@@ -208,10 +214,14 @@ class RequestScope:
             request, body = router.parser.parse(raw)
             if policy.guards is not None:
                 request = policy.guards.check(request)
+            subset = raw.subset if router.honour_subset else None
+            if router.models is not None and asks_for_models(raw):
+                listed = router.models(router.pool.candidates(subset))
+                if listed is not None:
+                    raise OwnAnswer(listed)
             if policy.limits is not None:
                 request = admitted = policy.limits.admit(request)
             request = await scheduler.prepare(request)
-            subset = raw.subset if router.honour_subset else None
             if policy.flow is not None:
                 decision, waited = await policy.flow.turn(request, subset, scheduler, self.queued)
                 decision.waited = waited
@@ -225,7 +235,7 @@ class RequestScope:
         except BaseException as error:  # the client may be gone, too
             if admitted is not None and policy.limits is not None:
                 policy.limits.given_back(admitted)
-            if isinstance(error, EppError):
+            if isinstance(error, EppError) and not isinstance(error, OwnAnswer):
                 router.observer.failed(raw, error)
             raise
         del self._raw  # it may be large and the answer long

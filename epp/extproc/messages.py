@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from epp import protocol
-from epp.errors import EppError, TooLarge
+from epp.errors import EppError, OwnAnswer, TooLarge
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.parsing.request import NO_HEADERS, RawRequest
 
@@ -294,9 +294,13 @@ def replaced_chunk(body: bytes) -> bytes:
 
 def refusal(error: EppError) -> bytes:
     """The answer to the client, in OpenAI's error shape, instead of an endpoint's."""
-    param = error.param and _printable(error.param)
-    code = error.code or error.reason
-    body = {"error": {"message": _printable(error.message), "type": error.kind, "param": param, "code": code}}
+    if isinstance(error, OwnAnswer):
+        body = error.body
+    else:
+        param = error.param and _printable(error.param)
+        code = error.code or error.reason
+        said = {"message": _printable(error.message), "type": error.kind, "param": param, "code": code}
+        body = msgspec.json.encode({"error": said})
     headers = [_set("content-type", "application/json")]
     if error.reason:
         headers.append(_set(protocol.DROP_REASON, error.reason))
@@ -304,7 +308,7 @@ def refusal(error: EppError) -> bytes:
     immediate = pb.ImmediateResponse(
         status=pb.HttpStatus(code=error.status),
         headers=pb.HeaderMutation(set_headers=headers),
-        body=msgspec.json.encode(body),
+        body=body,
         details=f"warmpath_{type(error).__name__}",
     )
     return pb.ProcessingResponse(immediate_response=immediate).SerializeToString()

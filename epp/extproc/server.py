@@ -26,7 +26,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from epp import protocol
-from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
+from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, OwnAnswer, RequestTimeout
 from epp.extproc import http2, messages
 from epp.extproc.http2 import Data
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
@@ -153,6 +153,8 @@ class Reports:
         """An endpoint answered a request for which several were named."""
 
     def refused(self, error: EppError) -> None:
+        if isinstance(error, OwnAnswer):
+            return
         self.metrics.request_failed(error.status, error.reason or error.kind)
         if isinstance(error, Full):
             self.metrics.degraded("too-much-at-once", error.what)

@@ -228,6 +228,11 @@ def milliseconds(text: str) -> float | None:
     return value / 1000 or None
 
 
+def asks_for_models(raw: RawRequest) -> bool:
+    """Whether it asks for the list of all models."""
+    return raw.method == "GET" and "models" in raw.path and _plain(raw.path).endswith("/v1/models")
+
+
 def _plain(target: str) -> str:
     """A request's path as servers see it that unquote it (once), join slashes or take dot segments out."""
     path = target.partition("?")[0].partition("#")[0]

@@ -56,6 +56,16 @@ class Load(msgspec.Struct, frozen=True):
     """When it was scraped, seconds on the monotonic clock; None = never."""
 
 
+class ServedModel(msgspec.Struct, frozen=True, gc=False):
+    """A model that an endpoint serves, as its `/v1/models` says."""
+
+    id: str
+    parent: str
+    """The base model of a LoRA adapter; "" of one that is none."""
+    entry: bytes
+    """All of it, JSON."""
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Endpoint:
     """One model server address. Identity is the object: it lives as long as the server does.
@@ -72,6 +82,8 @@ class Endpoint:
     load: Load = field(default_factory=Load)
     node: str = ""
     """The machine it runs on, by its name; "" where it is unknown. Endpoints of a node share the node's KV memory."""
+    models: tuple[ServedModel, ...] | None = None
+    """What it serves; None while that is not known."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"
@@ -126,6 +138,8 @@ class Pool:
         self._by_ip: dict[str, list[Endpoint]] = {}
         self._objectives: Mapping[str, Objective] = {}
         self._rewrites: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
+        self.targets: Mapping[str, str] = {}
+        """Models that are rewritten -> the first of the models that are asked for instead."""
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -145,6 +159,7 @@ class Pool:
         """Take over everything a source says."""
         self._objectives = state.objectives
         self._rewrites = _rewrites(state.rewrites)
+        self.targets = {name: models[0] for name, (models, _) in self._rewrites.items() if name is not None}
         self.replace(state.endpoints)
 
     def replace(self, endpoints: Iterable[Endpoint]) -> None:

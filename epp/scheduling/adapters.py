@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from epp.plugin import Endpoint, Load
+from epp.plugin import Endpoint, Load, ServedModel
 
 _MOST: Final = 10_000
 """Adapters known of a pool; the names are the engines' own."""
@@ -39,7 +39,7 @@ LOADED: Final = Need(0.0, 1, 0)
 class Slots:
     """Of one endpoint."""
 
-    __slots__ = ("active", "foreign", "idle", "most")
+    __slots__ = ("active", "foreign", "idle", "models", "most")
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -50,6 +50,8 @@ class Slots:
         """In a slot and not in `active`, unused longest first."""
         self.foreign: frozenset[str] = frozenset()
         """Running, by the last scrape, for requests that are not ours."""
+        self.models: tuple[ServedModel, ...] | None = None
+        """What it served when it was looked at last."""
 
     def holds(self, adapter: str) -> bool:
         return adapter in self.active or adapter in self.idle
@@ -136,11 +138,14 @@ class Adapters:
 
     def see(self, endpoint: Endpoint) -> None:
         """The endpoint was scraped."""
-        load, slots = endpoint.load, self.slots.get(endpoint)
+        load, slots, models = endpoint.load, self.slots.get(endpoint), endpoint.models
         if slots is None:
-            if not load.lora_max:
+            if not load.lora_max and not any(model.parent for model in models or ()):
                 return
-            slots = self.slots[endpoint] = Slots(load.lora_max)
+            slots = self.slots[endpoint] = Slots(load.lora_max or self._most)
+        if models is not slots.models:
+            slots.models = models
+            self.know(model.id for model in models or () if model.parent)
         self._most = load.lora_max or self._most
         self.know(load.lora_running)
         self.know(load.lora_waiting)

@@ -10,6 +10,7 @@ from epp.errors import (
     InternalError,
     NoEndpoint,
     NotAllowed,
+    OwnAnswer,
     RateLimited,
     Refused,
     Rejected,
@@ -21,6 +22,7 @@ from epp.errors import (
 
 STATUS = {
     BadRequest: 400,
+    OwnAnswer: 200,
     UnknownModel: 404,
     RequestTimeout: 408,
     TooLarge: 413,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from epp import route
-from epp.errors import BadRequest, EppError, NoEndpoint, Rejected
+from epp.errors import BadRequest, EppError, NoEndpoint, OwnAnswer, Rejected
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits, LimitSettings, TenantLimits
 from epp.flow.saturation import ConcurrencyDetector
@@ -480,3 +480,39 @@ async def test_what_would_be_refused_is_refused() -> None:
     rig.pool.replace([])
     with pytest.raises(NoEndpoint):
         await rig.router.explain(chat())
+
+
+# --- the list of models ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models?limit=5", "/team/v1/models/"])
+async def test_the_list_of_models_is_answered_here_once_it_is_known(path: str) -> None:
+    rig = Rig()
+    asked, known = RawRequest("GET", path, {}), b""
+    rig.router.models = lambda endpoints: known or None
+    async with rig.router.route(asked) as routed:
+        assert routed.destination in (A, B)
+    known = b"{}"
+    answer = await rig.refusal(asked)
+    assert isinstance(answer, OwnAnswer)
+    assert answer.body == b"{}"
+    assert rig.diary.lines[2:] == [], "it is no request of an endpoint, and no failure"
+    async with rig.router.route(RawRequest("POST", "/v1/models", {})) as routed:
+        assert routed.destination in (A, B)
+
+
+async def test_guards_come_before_the_list_of_models_and_a_subset_bounds_it() -> None:
+    rig = Rig()
+    seen: list[Sequence[Endpoint]] = []
+
+    def models(endpoints: Sequence[Endpoint]) -> bytes:
+        seen.append(endpoints)
+        return b"{}"
+
+    rig.router.models = models
+    rig.router.policy = replace(rig.router.policy, guards=Guards([Denies()], lambda plugin, error: None))
+    denied = await rig.refusal(RawRequest("GET", "/v1/models", {"x-team": "mallory"}))
+    assert denied.status == 451
+    assert seen == []
+    await rig.refusal(RawRequest("GET", "/v1/models", {}, subset=(B,)))
+    assert [endpoint.address for endpoint in seen[0]] == [B]

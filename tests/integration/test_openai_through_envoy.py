@@ -51,6 +51,16 @@ async def test_chat(client: openai.AsyncOpenAI) -> None:
     assert answer.usage.completion_tokens <= 8
 
 
+async def test_the_list_of_models(client: openai.AsyncOpenAI, chain: Laptop) -> None:
+    async def own() -> bool:
+        async with chain.http.get(f"{chain.url}/v1/models") as answer:
+            assert answer.status == 200
+            return "x-sim-pod" not in answer.headers
+
+    await eventually(own, bool)
+    assert [model.id async for model in client.models.list()] == ["sim"]
+
+
 async def test_a_streamed_chat_says_the_same(client: openai.AsyncOpenAI) -> None:
     whole = await client.chat.completions.create(model="sim", messages=HELLO, seed=3)
     stream = await client.chat.completions.create(

@@ -105,7 +105,7 @@ async def trailers(target: Target) -> None:
 
 @GROUP.case("MUST", "a request without a body is routed at once", PROTOCOL)
 async def no_body(target: Target) -> None:
-    """GET /v1/models with the end of stream on its headers."""
+    """GET /v1/files with the end of stream on its headers."""
     require(bool((await routed(target)).destination), "a destination", "none")
 
 

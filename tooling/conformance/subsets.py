@@ -68,7 +68,7 @@ async def ports(target: Target) -> None:
 
 @GROUP.case("MUST", "a request without a body keeps to the list", f"{SUBSET}: for each HTTP request")
 async def no_body(target: Target) -> None:
-    """GET /v1/models, restricted to each of the pool's first three endpoints, four times each."""
+    """GET /v1/files, restricted to each of the pool's first three endpoints, four times each."""
     for endpoint in target.endpoints()[:3]:
         for _ in range(TRIES):
             check_within((await routed(target, context=wire.subset_list([endpoint]))).addresses, (endpoint,))
@@ -80,7 +80,7 @@ async def no_body(target: Target) -> None:
     f"{SUBSET}: for each HTTP request",
 )
 async def no_body_none(target: Target) -> None:
-    """GET /v1/models, restricted to an address of TEST-NET-1 and to an empty list."""
+    """GET /v1/files, restricted to an address of TEST-NET-1 and to an empty list."""
     await unavailable(target, wire.subset_list([STRANGER]))
     await unavailable(target, wire.subset_list([]))
 

@@ -22,6 +22,8 @@ _OF_THE_CLIENT: Final = "Internal error from Core"
 _UNREAD: Final = 4096
 """Replies kept until they are looked at; beyond that the target has to wait."""
 CHAT_PATH: Final = "/v1/chat/completions"
+BODILESS: Final = "/v1/files"
+"""A path of requests without a body that no picker answers by itself, as some do `/v1/models`."""
 
 
 class Talk:
@@ -150,7 +152,7 @@ class Talk:
         """Send a whole request, its body in these pieces; without any, a GET that has no body."""
         if headers is None:
             sizes = sum(map(len, pieces))
-            headers = self.headers(length=sizes) if pieces else self.headers("GET", "/v1/models")
+            headers = self.headers(length=sizes) if pieces else self.headers("GET", BODILESS)
         await self.send(wire.request_headers(headers, end=not pieces, context=context, config=config))
         await self.send_body(pieces, context)
 

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from epp import protocol
-from epp.errors import EppError, NoEndpoint, RateLimited, TooLarge
+from epp.errors import EppError, NoEndpoint, OwnAnswer, RateLimited, TooLarge
 from epp.extproc import messages
 from epp.extproc.proto import ext_proc_pb2 as pb
 from tests.support.ext_proc.messages import answer_body, answer_headers, header_map, metadata, request_headers
@@ -221,6 +221,12 @@ def test_a_refusal_is_openai_json() -> None:
         b"content-type": b"application/json",
         b"x-llm-d-request-dropped-reason": b"rejected-no-endpoints",
     }
+
+
+def test_an_answer_of_our_own_is_its_body() -> None:
+    reply = refused(OwnAnswer(b'{"object":"list","data":[]}'))
+    assert (reply.status.code, reply.body) == (200, b'{"object":"list","data":[]}')
+    assert [header.header.key for header in reply.headers.set_headers] == [b"content-type"]
 
 
 def test_a_refusal_has_its_own_code_and_headers() -> None:

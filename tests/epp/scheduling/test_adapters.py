@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.plugin import Endpoint, Load
+from epp.plugin import Endpoint, Load, ServedModel
 from epp.scheduling.adapters import LOADED, NOTHING, Adapters, Need
 
 
@@ -65,6 +65,17 @@ def test_what_runs_there_for_others_is_there() -> None:
     a.load = Load(lora_max=2, lora_running=frozenset("y"))
     adapters.see(a)
     assert adapters.need(a, "z") == Need(0.0, 1, 1), "it is idle now"
+
+
+def test_what_an_endpoint_serves_says_which_models_are_adapters() -> None:
+    a = Endpoint("a", "a:1", models=(ServedModel("base", "", b"{}"), ServedModel("x", "base", b"{}")))
+    adapters = seen(a)
+    assert "x" in adapters
+    assert "base" not in adapters
+    assert adapters.need(a, "x") == LOADED
+    a.models = (*a.models, ServedModel("y", "base", b"{}")) if a.models else None
+    adapters.see(a)
+    assert "y" in adapters
 
 
 def test_an_endpoint_that_says_nothing_has_as_many_slots_as_the_one_that_said_so_last() -> None:

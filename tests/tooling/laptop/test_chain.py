@@ -37,7 +37,8 @@ async def refusal(shape: Shape, directory: Path) -> str:
 async def test_a_chain_answers_and_leaves_nothing_behind(tmp_path: Path, family: Family) -> None:
     async with running_chain(replace(SMALL, replicas=2), tmp_path) as chain:
         assert len(family.alive()) == 4
-        async with chain.http.get(f"{chain.url}/v1/models") as answer:
+        asked = {"model": "sim", "prompt": "Hello", "max_tokens": 1}
+        async with chain.http.post(f"{chain.url}/v1/completions", json=asked) as answer:
             assert answer.status == 200
             assert answer.headers["x-sim-pod"] == "pod-a"
         [pool], decisions = await chain.seen(5)

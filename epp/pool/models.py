@@ -1,0 +1,141 @@
+"""What models the endpoints of a pool serve: each endpoint's `/v1/models`, read beside requests, and one list of all.
+
+Engines say it in OpenAI's form; vLLM names the base model of a LoRA adapter as its `parent`. Where an endpoint does not
+answer (it wants a key, or has no such path) its models are not known.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from epp.parsing.body import MAX_MODEL
+from epp.pool.http import BadAnswer
+from epp.pool.scrape import Visit
+from epp.pool.store import Endpoint, Pool, ServedModel
+
+_LARGEST: Final = 256 * 1024
+"""Bytes of an endpoint's list: some five hundred models. A longer one is not read."""
+_AGAIN: Final = 60.0
+"""Seconds after which an endpoint is asked again that has no such list."""
+_OWNER: Final = "warmpath"
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _List(msgspec.Struct):
+    data: list[msgspec.Raw]
+
+
+_LIST: Final = msgspec.json.Decoder(_List)
+_ENTRY: Final = msgspec.json.Decoder(_Entry)
+
+
+def models_of(page: bytes) -> tuple[ServedModel, ...] | None:
+    """The models of an endpoint's answer; None if it is no list of them. An entry without a name is left out."""
+    try:
+        entries = _LIST.decode(page).data
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return tuple(_entries(entries))
+
+
+def _entries(entries: Sequence[msgspec.Raw]) -> Iterator[ServedModel]:
+    for raw in entries:
+        try:
+            entry = _ENTRY.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        if 0 < len(entry.id) <= MAX_MODEL:
+            yield ServedModel(entry.id, entry.parent or "", bytes(raw))
+
+
+class ModelReader:
+    """Keeps `Endpoint.models` of a pool's endpoints fresh, and makes one list of them.
+
+    `interval` and `timeout` (of one reading, connecting included) are seconds. At most `concurrency` readings run at
+    once. An endpoint that cannot be reached keeps the models it had.
+    """
+
+    def __init__(
+        self, pool: Pool, random: Random, *, interval: float = 10.0, timeout: float = 2.0, concurrency: int = 16
+    ) -> None:
+        self._pool = pool
+        self._random = random
+        self._interval = interval
+        self._timeout = timeout
+        self._slots = asyncio.Semaphore(concurrency)
+        self._made: tuple[object, object, bytes | None] = (None, None, None)
+        """The last list of the whole pool, for which endpoints and rewrites; None: there is none."""
+
+    async def run(self) -> None:
+        """Read for ever, following the pool as it changes."""
+        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._forget())
+
+    def answer(self, endpoints: Sequence[Endpoint]) -> bytes | None:
+        """OpenAI's list of what these endpoints serve and of the names that are rewritten; None while no endpoint's
+        models are known.
+        """
+        pool = self._pool
+        if endpoints is not pool.endpoints:  # a gateway's subset
+            return self._list_of(endpoints)
+        for_endpoints, for_rewrites, made = self._made
+        if for_endpoints is not endpoints or for_rewrites is not pool.targets:
+            made = self._list_of(endpoints)
+            self._made = (endpoints, pool.targets, made)
+        return made
+
+    def _list_of(self, endpoints: Sequence[Endpoint]) -> bytes | None:
+        entries: dict[str, Any] = {}
+        known = False
+        for endpoint in endpoints:
+            if endpoint.models is not None:
+                known = True
+                for model in endpoint.models:
+                    entries.setdefault(model.id, msgspec.Raw(model.entry))
+        if not known:
+            return None
+        for name, target in self._pool.targets.items():
+            if name not in entries:
+                served: dict[str, Any] = {"object": "model", "created": 0, "owned_by": _OWNER}
+                if isinstance(there := entries.get(target), msgspec.Raw):
+                    served = msgspec.json.decode(there)
+                entries[name] = {**served, "id": name, "root": target, "parent": None}
+        return msgspec.json.encode({"object": "list", "data": [*entries.values()]})
+
+    def _forget(self) -> None:
+        self._made = (None, None, None)
+
+    async def _follow(self, endpoint: Endpoint) -> None:
+        visit = Visit(endpoint.address, "/v1/models", _LARGEST)
+        try:
+            await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
+            while True:
+                there = await self._read(endpoint, visit)
+                await asyncio.sleep((self._interval if there else _AGAIN) * self._random.uniform(0.9, 1.1))
+        finally:
+            visit.close()
+
+    async def _read(self, endpoint: Endpoint, visit: Visit) -> bool:
+        """Whether it is worth while to ask again soon."""
+        try:
+            async with self._slots, asyncio.timeout(self._timeout):
+                models = models_of(await visit.page())
+        except (OSError, TimeoutError):
+            return True
+        except BadAnswer:
+            models = None
+        if models is None or endpoint.models is None or not _same(models, endpoint.models):
+            endpoint.models = models
+            self._forget()
+        return models is not None
+
+
+def _same(new: Sequence[ServedModel], old: Sequence[ServedModel]) -> bool:
+    """But for what vLLM says anew each time: when they were created."""
+    return [(model.id, model.parent) for model in new] == [(model.id, model.parent) for model in old]

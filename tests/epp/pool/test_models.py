@@ -1,0 +1,115 @@
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from epp.pool.models import ModelReader, models_of
+from epp.pool.store import Endpoint, Pool, PoolState, Rewrite, ServedModel, Target
+from tests.support.process.waiting import until
+from tooling.simulator.server import SimulatedPod
+
+
+def pool_of(*addresses: str, rewrites: tuple[Rewrite, ...] = ()) -> Pool:
+    pool = Pool("p", random=random.Random(1))
+    endpoints = tuple(Endpoint(f"e{n}", address) for n, address in enumerate(addresses))
+    pool.apply(PoolState("p", endpoints=endpoints, rewrites=rewrites))
+    return pool
+
+
+def reader_of(pool: Pool, interval: float = 0.01) -> ModelReader:
+    return ModelReader(pool, random.Random(1), interval=interval)
+
+
+@asynccontextmanager
+async def reading(pool: Pool) -> AsyncIterator[ModelReader]:
+    reader = reader_of(pool)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(reader.run())
+        yield reader
+        task.cancel()
+
+
+def listed(reader: ModelReader, endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+    answer = reader.answer(endpoints)
+    assert answer is not None
+    found = json.loads(answer)
+    assert found["object"] == "list"
+    return {entry["id"]: entry for entry in found["data"]}
+
+
+def served(*ids: str) -> tuple[ServedModel, ...]:
+    return tuple(
+        ServedModel(id, "", json.dumps({"id": id, "object": "model", "max_model_len": 9}).encode()) for id in ids
+    )
+
+
+async def test_models_and_adapters_of_all_endpoints_are_one_list() -> None:
+    async with SimulatedPod(lora=("poet",)) as one, SimulatedPod(lora=("cook",)) as two:
+        pool = pool_of(*(pod.url.removeprefix("http://") for pod in (one, two)))
+        async with reading(pool) as reader:
+            await until(lambda: all(endpoint.models for endpoint in pool.endpoints))
+            found = listed(reader, pool.endpoints)
+            assert found.keys() == {"sim", "poet", "cook"}
+            assert found["poet"]["parent"] == "sim"
+            assert {each.id for each in pool.endpoints[0].models or () if each.parent} == {"poet"}
+            assert listed(reader, pool.endpoints[1:]).keys() == {"sim", "cook"}
+            async with aiohttp.ClientSession(one.url) as client:
+                async with client.get("/v1/models") as response:
+                    own = {entry["id"]: entry.keys() for entry in (await response.json())["data"]}
+            assert own == {id: found[id].keys() for id in ("sim", "poet")}
+
+
+async def test_an_endpoint_that_wants_a_key_is_not_known_and_one_that_leaves_is_forgotten() -> None:
+    async with SimulatedPod() as pod:
+        address = pod.url.removeprefix("http://")
+        pool = pool_of(address)
+        async with reading(pool) as reader:
+            await until(lambda: reader.answer(pool.endpoints) is not None)
+            pool.replace([])
+            assert reader.answer(pool.endpoints) is None
+            pool.replace([Endpoint("again", address)])
+            assert reader.answer(pool.endpoints) is None
+            await until(lambda: reader.answer(pool.endpoints) is not None)
+            async with aiohttp.ClientSession(pod.url) as client:
+                await client.post("/admin/faults", json={"status": 401})
+            await until(lambda: pool.endpoints[0].models is None)
+            assert reader.answer(pool.endpoints) is None
+
+
+def test_nothing_is_answered_while_nothing_is_known() -> None:
+    pool = pool_of("10.0.0.1:8000", "10.0.0.2:8000", rewrites=(Rewrite(("alias",), (Target("m"),)),))
+    reader = reader_of(pool)
+    assert reader.answer(pool.endpoints) is None
+    pool.endpoints[0].models = served("m")
+    assert listed(reader_of(pool), pool.endpoints).keys() == {"m", "alias"}
+
+
+def test_rewritten_names_are_listed_as_what_is_asked_for_instead() -> None:
+    rules = (
+        Rewrite(("alias", "m"), (Target("m", 3), Target("n", 1))),
+        Rewrite(("elsewhere",), (Target("nobody-serves-it"),)),
+        Rewrite((), (Target("m"),)),
+    )
+    pool = pool_of("10.0.0.1:8000", rewrites=rules)
+    pool.endpoints[0].models = served("m")
+    reader = reader_of(pool)
+    found = listed(reader, pool.endpoints)
+    assert found.keys() == {"m", "alias", "elsewhere"}
+    assert found["alias"] == {"id": "alias", "object": "model", "max_model_len": 9, "root": "m", "parent": None}
+    assert found["elsewhere"]["root"] == "nobody-serves-it"
+    assert found["m"] == {"id": "m", "object": "model", "max_model_len": 9}
+    pool.apply(PoolState("p", endpoints=pool.endpoints))
+    assert listed(reader, pool.endpoints).keys() == {"m"}, "rules that are gone are not listed any more"
+
+
+def test_what_is_no_list_of_models_is_not_taken() -> None:
+    for page in (b"", b"[]", b"{", b'{"data": 1}', b"\xff"):
+        assert models_of(page) is None
+    assert models_of(b'{"data": []}') == ()
+    entries: list[object] = [{"id": "m"}, {"id": 3}, {"id": ""}, {"id": "x" * 2000}, None, {"id": "a", "parent": "m"}]
+    found = models_of(json.dumps({"data": entries}).encode()) or ()
+    assert [(model.id, model.parent) for model in found] == [("m", ""), ("a", "m")]
