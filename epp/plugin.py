@@ -32,17 +32,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from epp.errors import BadRequest, NoEndpoint
-from epp.parsing.request import Api, Request, Response, Slo, Slot, Stage, Usage
+from epp.parsing.request import NO_HEADERS, Api, Request, Response, Slo, Slot, Stage, Usage
 from epp.pool.roles import Roles, RoleView, apart, serves, stages_of
 from epp.pool.store import Endpoint, Load, ServedModel
 from epp.telemetry.series import KvEventFigures
 
 __all__ = [
+    "AGENT_IDENTITY",
     "Api",
     "BadRequest",
     "BandSelectionPolicy",
@@ -620,14 +621,26 @@ class UsageLimitPolicy(Plugin, ABC):
 # --- helpers --------------------------------------------------------------------------------------------------------
 
 
-def annotated(request: Request, *, priority: int | None = None, tenant: str | None = None) -> Request:
+AGENT_IDENTITY: Final = "agent-identity"
+"""Attribute of a request: the session of the coding agent that sent it. Flow control takes it for the fairness id where
+nothing else says one and clients' control headers are trusted."""
+
+
+def annotated(
+    request: Request,
+    *,
+    priority: int | None = None,
+    tenant: str | None = None,
+    attributes: Mapping[str, str] = NO_HEADERS,
+) -> Request:
     """The request with another priority, or as that of a tenant: for flow control, and `limits` of the configuration.
-    None leaves what it has.
+    None leaves what it has. `attributes`: what else was found, by name, for other plugins; added to those it has.
     """
     return msgspec.structs.replace(
         request,
         priority=request.priority if priority is None else priority,
         tenant=request.tenant if tenant is None else tenant,
+        attributes={**request.attributes, **attributes} if attributes else request.attributes,
     )
 
 

@@ -22,7 +22,7 @@ from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
 from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
-from epp.plugin import BandSelectionPolicy, Endpoint, Plugin, Request, Response, stages_of
+from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
 
 Outcome = Literal["Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled"]
@@ -232,6 +232,8 @@ class FlowControl(Plugin):
 
     def _fairness_id(self, request: Request) -> str:
         given = (request.header(protocol.FAIRNESS_ID) if self._trusted else None) or request.tenant
+        if not given and self._trusted:
+            given = request.attributes.get(AGENT_IDENTITY, "")
         return given[:_LONGEST_ID] if given else DEFAULT_FLOW
 
     def _time(self, entry: Entry, now: float) -> None:

@@ -116,6 +116,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     tenant: str = ""
     """Whose it is, where a guard or the limits of the configuration found that out; flow control takes it for the
     fairness id where no header that counts says one."""
+    attributes: Mapping[str, str] = NO_HEADERS
+    """What guards found of it, by name."""
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily."""

@@ -1,4 +1,7 @@
-"""`SessionAffinity`: which endpoint a session lives on. Shared by the filter (a must) and the scorer (a wish)."""
+"""`SessionAffinity`: which endpoint a session lives on. Shared by the filter (a must) and the scorer (a wish).
+
+Beside it the guards that find whose session a request is: `AgentIdentity`, `SessionIdProducer`.
+"""
 
 import base64
 import weakref
@@ -7,7 +10,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
-from epp.plugin import Endpoint, Plugin, Request, Slot
+import msgspec
+
+from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Slot, annotated
 
 _PIECE: Final = 500
 """Sessions in a piece of a snapshot."""
@@ -20,11 +25,58 @@ class EncodedEndpointHeader:
     header: str = "x-session-token"
 
 
+_SESSION_ID: Final = "SessionIDDataKey"
+"""What llm-d calls the attribute of `session-id-producer`."""
+_AGENT_HEADERS: Final = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
+"""Claude Code, OpenCode, Codex, and Codex before 0.131. Source: llm-d-router, agent identity."""
+_LONGEST: Final = 256
+"""Characters of a session's id that tell it from others."""
+
+
+class _Hint(msgspec.Struct):
+    prompt_cache_key: str | None = None
+
+
+_HINT: Final = msgspec.json.Decoder(_Hint)
+
+
 @dataclass(frozen=True)
 class SessionSource:
-    """`header`: a request header that carries the session's id."""
+    """Where a session's id is: one of the three.
 
-    header: str
+    `header`: a request header. `attribute`: what another plugin finds: `agent-identity`, or `SessionIDDataKey` with
+    `producer`, the name of the `session-id-producer`. `field` (ours): `prompt_cache_key` of the body, by
+    which OpenAI's clients say which requests share a prefix.
+    """
+
+    header: str = ""
+    attribute: str = ""
+    producer: str = ""
+    field: str = ""
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.header, self.attribute, self.field))) != 1:
+            raise ValueError("sessionIdConfig.sources: expected header, attribute or field in each, one of them")
+        if self.attribute not in ("", AGENT_IDENTITY, _SESSION_ID):
+            expected = f"expected {AGENT_IDENTITY} or {_SESSION_ID}, got {self.attribute!r}"
+            raise ValueError(f"sessionIdConfig.sources[].attribute: {expected}")
+        if self.field not in ("", "prompt_cache_key"):
+            raise ValueError(f"sessionIdConfig.sources[].field: expected prompt_cache_key, got {self.field!r}")
+
+    def of(self, request: Request) -> str | None:
+        """The id that `request` carries there."""
+        if self.header:
+            return request.headers.get(self.header.lower())
+        if self.attribute:
+            return request.attributes.get(_key(self.attribute, self.producer))
+        try:
+            return _HINT.decode(request.body).prompt_cache_key
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+
+def _key(attribute: str, producer: str) -> str:
+    return f"{attribute}/{producer}" if producer else attribute
 
 
 @dataclass(frozen=True)
@@ -48,6 +100,8 @@ class SessionAffinity(Plugin):
        the client's next request brings it back. Settings in `encoded_endpoint_header_config`.
      · `session_id` remembers where each session was sent last, a retry elsewhere included. Settings in
        `session_id_config`. Bindings keep no endpoint alive.
+    `profile_name` (llm-d's): `prefill` where it is to follow the endpoint that prefills, beside another that follows
+    the one that decodes.
     `max_sessions` (100,000; ours): bindings kept; beyond it the ones unused longest go first.
     Source: llm-d-router, session affinity filter and scorer.
     """
@@ -55,20 +109,23 @@ class SessionAffinity(Plugin):
     strategy: Literal["encoded_endpoint_header", "session_id"] = "encoded_endpoint_header"
     encoded_endpoint_header_config: EncodedEndpointHeader = field(default_factory=EncodedEndpointHeader)
     session_id_config: SessionId = field(default_factory=SessionId)
+    profile_name: Literal["", "prefill", "decode"] = ""
     max_sessions: int = 100_000
     _bound: dict[int, tuple["weakref.ref[Endpoint]", float]] = field(default_factory=dict, init=False, repr=False)
     """Hash of the session's id -> (endpoint, when the binding expires); least recently used first."""
     _sessions: Slot[int] = field(default_factory=Slot, init=False, repr=False)
-    """A request's session, where another replica says it."""
+    """A request's session."""
+    _prefills: Slot[list[Endpoint]] = field(default_factory=Slot, init=False, repr=False)
+    """Where a request's prompt was computed last; one list for all of its stages."""
 
     def __post_init__(self) -> None:
         if self.strategy not in ("encoded_endpoint_header", "session_id"):
             raise ValueError(f"strategy: expected encoded_endpoint_header or session_id, got {self.strategy!r}")
         if not self.session_id_config.sources:
-            raise ValueError("sessionIdConfig.sources: expected at least one header")
+            raise ValueError("sessionIdConfig.sources: expected at least one")
         if self.max_sessions < 1:
             raise ValueError(f"maxSessions: expected 1 or more, got {self.max_sessions}")
-        self._headers = [source.header.lower() for source in self.session_id_config.sources]
+        self._follows_prefill = self.profile_name == "prefill"
         self._token_header = self.encoded_endpoint_header_config.header.lower()
 
     def home(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint | None:
@@ -80,6 +137,8 @@ class SessionAffinity(Plugin):
                 return None
             endpoint = bound[0]()
             return endpoint if endpoint is not None and endpoint in endpoints else None
+        if self._follows_prefill and self._prefills.get(request) is None:
+            self._prefills.set(request, [])
         token = request.headers.get(self._token_header)
         if not token:
             return None
@@ -90,9 +149,11 @@ class SessionAffinity(Plugin):
         return next((endpoint for endpoint in endpoints if endpoint.name == name), None)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        if self.strategy != "session_id" or request.stage not in ("", "decode"):
+        if request.stage == "encode" or (request.stage == "prefill") != self._follows_prefill:
             return
-        if (session := self._session(request)) is None:
+        if (prefills := self._prefills.get(request)) is not None:
+            prefills.append(endpoint)
+        if self.strategy != "session_id" or (session := self._session(request)) is None:
             return
         self._bind(session, endpoint, self.session_id_config.eviction_ttl_seconds)
 
@@ -130,6 +191,11 @@ class SessionAffinity(Plugin):
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         if self.strategy == "session_id":
             return {}
+        if self._follows_prefill:
+            prefills = self._prefills.get(request)
+            if not prefills:
+                return {}
+            endpoint = prefills[-1]
         return {self._token_header: base64.b64encode(endpoint.name.encode()).decode()}
 
     def statistics(self) -> Mapping[str, float]:
@@ -140,9 +206,65 @@ class SessionAffinity(Plugin):
         """A hash, so that long ids cost no memory, and the same at all replicas; a collision shares an endpoint, no
         more.
         """
-        if request.elsewhere:
-            return self._sessions.get(request)
-        for header in self._headers:
-            if value := request.headers.get(header):
-                return int.from_bytes(blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+        session = self._sessions.get(request)
+        if session is not None or request.elsewhere:
+            return session
+        for source in self.session_id_config.sources:
+            if value := source.of(request):
+                digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+                return self._sessions.set(request, int.from_bytes(digest, "little"))
         return None
+
+
+@dataclass(eq=False)
+class AgentIdentity(Guard):
+    """`agent-identity`: whose session a coding agent's request is, by the header that the agent sends.
+
+    It looks in `additional_session_headers` (none), then in those of Claude Code, OpenCode and Codex; the first that is
+    not empty counts. Flow control takes it for the fairness id of a request that says none, where clients' control
+    headers are trusted; `session-affinity-filter` and `-scorer` find it as the attribute `agent-identity`. Source:
+    llm-d-router.
+    """
+
+    additional_session_headers: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self._headers = (*(name.lower() for name in self.additional_session_headers), *_AGENT_HEADERS)
+
+    def check(self, request: Request) -> Request | None:
+        for name in self._headers:
+            if value := request.headers.get(name):
+                return annotated(request, attributes={AGENT_IDENTITY: value[:_LONGEST]})
+        return None
+
+
+@dataclass(eq=False)
+class SessionIdProducer(Guard):
+    """`session-id-producer`: whose session a request is, by the header `header_name` or the cookie `cookie_name`.
+
+    One of the two is to be given. `session-affinity-filter` and `-scorer` find it as the attribute `SessionIDDataKey`
+    of the producer with this plugin's name. Source: llm-d-router.
+    """
+
+    header_name: str = ""
+    cookie_name: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.header_name.strip()) == bool(self.cookie_name.strip()):
+            raise ValueError("headerName, cookieName: expected one of the two")
+
+    def check(self, request: Request) -> Request | None:
+        if header := self.header_name.strip().lower():
+            value = request.headers.get(header, "").strip()
+        else:
+            value = _cookie(request.headers.get("cookie", ""), self.cookie_name.strip())
+        return annotated(request, attributes={_key(_SESSION_ID, self.name): value[:_LONGEST]}) if value else None
+
+
+def _cookie(header: str, name: str) -> str:
+    """The cookie's value; "" where there is none."""
+    for pair in header.split(";"):
+        given, found, value = pair.partition("=")
+        if found and given.strip() == name:
+            return value.strip()
+    return ""

@@ -47,6 +47,7 @@ ALL = [*GIE.split(), *ROUTER.split(), *OURS.split()]
 REQUIRED = {
     "by-label": "{label: role, validValues: [decode]}",
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
+    "session-id-producer": "{headerName: x-chat}",
     "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
     "active-request-filter": "{conditions: [{metric: active-requests, maxValue: 5}]}",
     "disagg-profile-handler": "{profiles: {decode: default}}",

@@ -406,7 +406,7 @@ def test_no_plugins() -> None:
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
     text = (
-        HEAD + "plugins: [{type: queue-scorre}, {type: agent-identity}, {type: max-score-picker, parameters: {a: 1}}]"
+        HEAD + "plugins: [{type: queue-scorre}, {type: vertexai-parser}, {type: max-score-picker, parameters: {a: 1}}]"
     )
     with pytest.raises(ConfigError) as refused:
         loaded(text, where="my.yaml")
@@ -485,7 +485,11 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
             "parser: {pluginRef: vertexai-parser}",
             "plugins[1].type",
         ),
-        ("- {type: agent-identity}\n", "saturationDetector: {pluginRef: agent-identity}", "plugins[0].type"),
+        (
+            "- {type: session-state-producer}\n",
+            "saturationDetector: {pluginRef: session-state-producer}",
+            "plugins[0].type",
+        ),
         ("- {type: dcgm-extractor}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
         ("- {type: queue-scorer}\n", TWO_PROFILES + "shadow: {profile: 5}", "shadow.profile"),
         ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),

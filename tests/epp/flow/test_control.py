@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from epp.flow.control import FlowControl, Outcome
 from epp.flow.policies import FirstComeFirstServed, PriorityHoldback, RoundRobin, SloDeadline, StaticLimit
 from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
 from epp.plugin import (
+    AGENT_IDENTITY,
     BandSelectionPolicy,
     Detector,
     Endpoint,
@@ -26,6 +28,7 @@ from epp.plugin import (
     Slo,
     UsageLimitPolicy,
     Waiting,
+    annotated,
 )
 
 PODS = tuple(Endpoint(f"default/{name}", f"10.0.0.{n}:8000") for n, name in enumerate("abcd", 1))
@@ -259,6 +262,15 @@ def test_a_head_that_cannot_go_holds_back_none_that_may_go_elsewhere() -> None:
     world.end("a1")
     world.pass_()
     assert world.order[-1] == "a2", "the higher band first, where both want the same"
+
+
+def test_the_session_of_a_coding_agent_is_its_flow_where_clients_are_trusted() -> None:
+    agent = annotated(Request(id="r", model="m"), attributes={AGENT_IDENTITY: "s1"})
+    headers = {protocol.FAIRNESS_ID[0]: "own"}
+    for trusted, said in ((True, ("s1", "own", "team")), (False, ("default-flow", "default-flow", "team"))):
+        flow = World(trusted=trusted).flow
+        asks = (agent, msgspec.structs.replace(agent, headers=headers), annotated(agent, tenant="team"))
+        assert tuple(flow._fairness_id(each) for each in asks) == said
 
 
 def test_a_request_that_cannot_go_holds_back_none_of_its_own_tenants_that_may_go_elsewhere() -> None:

@@ -1,12 +1,20 @@
 import base64
 import gc
+from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
-from epp.plugin import Endpoint, Request, Response
+from epp.plugin import Endpoint, Guard, Request, Response
 from epp.protocol import SESSION_ID, SESSION_TOKEN
 from epp.scheduling.filters import SessionAffinityFilter
-from epp.scheduling.sessions import EncodedEndpointHeader, SessionId, SessionSource
+from epp.scheduling.sessions import (
+    AgentIdentity,
+    EncodedEndpointHeader,
+    SessionId,
+    SessionIdProducer,
+    SessionSource,
+)
 from tests.support.scheduling.schedulers import ask, pod, pods, scheduler
 
 
@@ -194,3 +202,105 @@ def test_a_peer_s_bindings_are_taken_over_but_none_that_is_known() -> None:
     assert there.filter(session("s7"), [a, b]) == [a]
     assert there.filter(session("s1199"), [a, b]) == [b]
     assert there.statistics() == {"sessions": 1200}
+
+
+# --- whose session it is --------------------------------------------------------------------------------------------
+
+
+def attributes(guard: Guard, **headers: str) -> dict[str, str]:
+    made = ask(headers={name.replace("_", "-"): value for name, value in headers.items()})
+    passed = guard.check(made) or made
+    assert isinstance(passed, Request)
+    return dict(passed.attributes)
+
+
+def test_coding_agents_say_their_session_in_headers_of_their_own() -> None:
+    guard = AgentIdentity()
+    assert attributes(guard) == {}
+    assert attributes(guard, session_id="c") == {"agent-identity": "c"}
+    assert attributes(guard, session_id="c", x_session_affinity="o") == {"agent-identity": "o"}
+    assert attributes(guard, x_session_affinity="o", x_claude_code_session_id="a") == {"agent-identity": "a"}
+    assert attributes(guard, x_claude_code_session_id="", session_id="c") == {"agent-identity": "c"}
+    own = AgentIdentity(additional_session_headers=["X-My-Agent"])
+    assert attributes(own, x_my_agent="m", x_claude_code_session_id="a") == {"agent-identity": "m"}
+    assert len(attributes(guard, session_id="c" * 10_000)["agent-identity"]) == 256
+    legacy = guard.check(ask(headers={"session_id": "old"}))
+    assert isinstance(legacy, Request)
+    assert legacy.attributes["agent-identity"] == "old"
+
+
+@pytest.mark.parametrize(
+    ("cookie", "found"),
+    [("llm=s1", "s1"), ("a=b; llm = s1 ; c=d", "s1"), ("xllm=s1", None), ("llm", None), ("llm=", None), ("", None)],
+)
+def test_a_session_is_known_by_a_cookie(cookie: str, found: str | None) -> None:
+    guard = SessionIdProducer(cookie_name="llm")
+    guard.name = "session-id-producer"
+    wanted = {} if found is None else {"SessionIDDataKey/session-id-producer": found}
+    assert attributes(guard, cookie=cookie) == wanted
+
+
+def test_a_session_id_is_in_a_header_or_a_cookie() -> None:
+    guard = SessionIdProducer(header_name="X-Chat")
+    guard.name = "chats"
+    assert attributes(guard, x_chat=" s1 ") == {"SessionIDDataKey/chats": "s1"}
+    for wrong in ({}, {"header_name": "a", "cookie_name": "b"}):
+        with pytest.raises(ValueError, match="one of the two"):
+            SessionIdProducer(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [
+        (SessionSource(attribute="agent-identity"), {"attributes": {"agent-identity": "s"}}),
+        (
+            SessionSource(attribute="SessionIDDataKey", producer="chats"),
+            {"attributes": {"SessionIDDataKey/chats": "s"}},
+        ),
+        (SessionSource(field="prompt_cache_key"), {"body": b'{"prompt_cache_key": "s", "messages": []}'}),
+    ],
+)
+def test_a_session_is_bound_by_whatever_names_it(source: SessionSource, fields: dict[str, Any]) -> None:
+    endpoints = pods("ab")
+    affinity = by_id(session_id_config=SessionId((SessionSource("x-session-id"), source)))
+    first = ask(**fields)
+    assert affinity.home(first, endpoints) is None
+    affinity.on_picked(first, endpoints[1])
+    assert affinity.home(ask(**fields), endpoints) is endpoints[1]
+    assert affinity.home(ask(), endpoints) is None
+    affinity.on_picked(replace(first, body=b""), endpoints[0])
+    assert affinity.home(ask(**fields), endpoints) is endpoints[0], "a retry, when the body is gone"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"prompt_cache_key": 5}', b'{"prompt_cache_key": null}', b"\xff"])
+def test_a_body_without_the_field_is_no_session(body: bytes) -> None:
+    assert SessionSource(field="prompt_cache_key").of(ask(body=body)) is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{}, {"header": "a", "attribute": "agent-identity"}, {"attribute": "agent"}, {"field": "user"}]
+)
+def test_a_source_is_one_place_that_exists(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        SessionSource(**wrong)
+
+
+@pytest.mark.parametrize("strategy", ["session_id", "encoded_endpoint_header"])
+def test_prefill_and_decode_have_a_session_each(strategy: Literal["session_id", "encoded_endpoint_header"]) -> None:
+    a, b = pods("ab")
+    made = session("s")
+    decode, prefill = (SessionAffinityFilter(strategy=strategy, profile_name=name) for name in ("", "prefill"))
+    for one in (decode, prefill):
+        one.filter(made, [a, b])
+        one.on_picked(replace(made, stage="prefill", kept=dict(made.kept)), a)
+        one.on_picked(replace(made, stage="decode"), b)
+    tokens = [one.answer_headers(made, b).get(SESSION_TOKEN) for one in (decode, prefill)]
+    if strategy == "session_id":
+        assert tokens == [None, None]
+        homes = [one.home(session("s"), [a, b]) for one in (decode, prefill)]
+    else:
+        homes = [
+            one.home(ask(headers={SESSION_TOKEN: token or ""}), [a, b])
+            for one, token in zip((decode, prefill), tokens, strict=True)
+        ]
+    assert homes == [b, a]
