@@ -430,9 +430,13 @@ def up(**flags: Any) -> None:
     "--requests", type=click.IntRange(1), help="How many. [default: all of a file; of a workload what comes in 300 s]"
 )
 @click.option("--arrivals", default="poisson", show_default=True, type=click.Choice(("poisson", "steady", "bursty")))
+@click.option("--pods", help="KINDS, as in 6*h100-8b,2*h100-8b@0.5 or 2*FILE.yaml. [8*h100-8b]")
 @click.option(
-    "--pods", default="8*h100-8b", show_default=True, help="KINDS, as in 6*h100-8b,2*h100-8b@0.5 or 2*FILE.yaml."
+    "--roles",
+    metavar="2p2d",
+    help="Pods that prefill (p), decode (d) or do both (b), all of the one kind of --pods [h100-8b].",
 )
+@click.option("--transfer", type=_SECONDS, help="Tokens a second from who prefills to who decodes. [200000]")
 @click.option(
     "--l1", metavar="TOKENS[@SPEED]", help="KV in the memory of each node; loaded at SPEED tokens/s. [300000]"
 )
@@ -445,10 +449,16 @@ def up(**flags: Any) -> None:
     "policies",
     multiple=True,
     help="A strategy, FILE.yaml, FILE.py:CLASS or oracle, +flow-control behind it for flow control; repeat. "
-    "[default: prefix-aware, least-load, round-robin]",
+    "[default: prefix-aware, least-load, round-robin; with --roles prefix-aware, always-apart, never-apart, "
+    "apart-from-16-tokens, without-roles]",
 )
 @_plugins_from
-@click.option("--oracle/--no-oracle", default=True, show_default=True, help="Show regret against true knowledge.")
+@click.option(
+    "--oracle/--no-oracle",
+    default=True,
+    show_default=True,
+    help="Show regret against true knowledge; not with --roles.",
+)
 @click.option("--load", type=_SECONDS, help="Rate as a share of what the pods can do. [default for workloads: 0.8]")
 @click.option("--rate", type=_SECONDS, help="Requests a second.")
 @click.option("--times", type=_SECONDS, help="Times the trace's own rate. [default for traces: 1]")
@@ -480,7 +490,8 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     """Replay TRACE through the scheduler on simulated pods, in virtual time, and compare policies.
 
     TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
-    batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, demo.
+    batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, 10k-1k, 5k-250, 1k-1k, 200-200,
+    demo.
     """
     from tooling.replay.command import main, plan
 

@@ -1,5 +1,6 @@
 """`warmpath replay`: flags to a plan, results to a table, JSON and a page."""
 
+import re
 import sys
 from collections.abc import Sequence
 from math import inf
@@ -16,16 +17,21 @@ from epp.telemetry.text import printable
 from tooling.replay.figures import Slo
 from tooling.replay.generators import Arrivals
 from tooling.replay.page import page
-from tooling.replay.policies import policy
+from tooling.replay.policies import ALWAYS, NEVER, THRESHOLD, TOGETHER, policy
 from tooling.replay.replay import Conditions, Failure
 from tooling.replay.runs import Plan, Rate, Results, Source, compare, with_oracle
-from tooling.replay.table import by_class, table
+from tooling.replay.table import by_class, table, verdict
 from tooling.simulator import presets
+from tooling.simulator.engine import Transfer
 from tooling.simulator.tiers import L1_SPEED, L2_SPEED
 
 _WIDEST = 400
 """Columns of a terminal that no table needs."""
 DEFAULTS = ("prefix-aware", "least-load", "round-robin")
+OF_ROLES = ("prefix-aware", ALWAYS, NEVER, THRESHOLD, TOGETHER)
+"""The same with `--roles`."""
+_MOST_PODS = 512
+_ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 
 
 # The arguments are the command's flags, handed on as click gives them.
@@ -34,7 +40,9 @@ def plan(  # noqa: PLR0913
     trace: str,
     requests: int | None,
     arrivals: Arrivals,
-    pods: str,
+    pods: str | None,
+    roles: str | None = None,
+    transfer: float | None = None,
     l1: str | None,
     l2: str | None,
     pods_per_node: int,
@@ -63,14 +71,21 @@ def plan(  # noqa: PLR0913
     rates = [Rate(kind, value) for kind, value in (("load", load), ("rate", rate), ("times", times)) if value]
     if len(rates) > 1:
         raise ConfigError("rate", "expected one of --load, --rate and --times")
-    found = tuple(policy(each, plugins_from) for each in policies or DEFAULTS)
+    kinds = presets.pods(pods or ("h100-8b" if roles is not None else "8*h100-8b"))
+    labels: tuple[str, ...] = ()
+    if roles is not None:
+        labels = roles_of(roles)
+        if len(kinds) not in (1, len(labels)):
+            raise ConfigError("pods", f"expected one kind, or {len(labels)} pods as --roles says; got {len(kinds)}")
+        kinds = kinds * len(labels) if len(kinds) == 1 else kinds
+    found = tuple(policy(each, plugins_from) for each in policies or (OF_ROLES if labels else DEFAULTS))
     if len({each.name for each in found}) < len(found):
         raise ConfigError("policy", "two policies have one name; expected each once")
     is_file = Path(trace).suffix in (".jsonl", ".gz", ".json")
     return Plan(
         Source(trace, requests, arrivals),
-        tuple(presets.with_l1(presets.pods(pods), None if l1 is None else presets.tier(l1, "l1", L1_SPEED))),
-        with_oracle(found) if oracle else found,
+        tuple(presets.with_l1(kinds, None if l1 is None else presets.tier(l1, "l1", L1_SPEED))),
+        with_oracle(found) if oracle and not labels else found,
         Conditions(
             scrape=scrape,
             event_lag=event_lag,
@@ -79,6 +94,8 @@ def plan(  # noqa: PLR0913
             sees_answer=not lean,
             watched=watch_answers,
             foreign=foreign,
+            roles=labels,
+            transfer=Transfer() if transfer is None else Transfer(tokens_per_second=transfer),
             failures=tuple(_failure(each) for each in fail),
             l2=None if l2 is None else presets.tier(l2, "l2", L2_SPEED),
             pods_per_node=pods_per_node,
@@ -89,6 +106,19 @@ def plan(  # noqa: PLR0913
         workers,
         only,
     )
+
+
+def roles_of(text: str) -> tuple[str, ...]:
+    """Labels of pods from `2p2d`: two that prefill, two that decode; `b` do both. Raises ConfigError."""
+    parts = re.findall(r"(\d{1,3})([pdb])", text)
+    labels = tuple(_ROLES[letter] for count, letter in parts for _ in range(int(count)))
+    if "".join(count + letter for count, letter in parts) != text or not 0 < len(labels) <= _MOST_PODS:
+        raise ConfigError(
+            "roles", f"expected numbers of p (prefill), d (decode) and b (both), as 2p2d; got {short(text)}"
+        )
+    if not {"decode", "both"} & set(labels):
+        raise ConfigError("roles", f"expected somebody to decode (d or b), got {short(text)}")
+    return labels
 
 
 def _failure(text: str) -> Failure:
@@ -125,6 +155,8 @@ def main(plan: Plan, *, as_json: bool, html: Path | None) -> int:
         terminal = Console().width
         for shown in filter(None, (table(plan, results), by_class(results))):
             Console(width=max(terminal, Console(width=_WIDEST).measure(shown).maximum)).print(shown)
+        if said := verdict(results):
+            Console().print(said, soft_wrap=True)
     return 0
 
 

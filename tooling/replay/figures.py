@@ -57,6 +57,8 @@ class Figures:
     ttft_p50: float
     ttft_p90: float
     ttft_p99: float
+    answer_mean: float
+    """From the first attempt to the last token, a mean over requests."""
     tpot_mean: float
     """Seconds per generated token after the first, a mean over requests."""
     tpot_p90: float
@@ -72,6 +74,10 @@ class Figures:
     imbalance: float
     """Busy time of the busiest pod over the mean."""
     preemptions: int
+    apart: float | None
+    """Share of the requests whose prompt another pod computed; None where no pod has a role."""
+    stranded: int
+    """Requests whose KV was computed by another pod and never fetched."""
     cost: float
     """Dollars per 1,000 generated tokens: all pods, for `seconds`."""
     curve: tuple[float, ...]
@@ -123,6 +129,7 @@ def figures(policy: str, seed: int, play: Replay, slo: Slo) -> Figures:
         ttft_p50=percentile(ttfts, 0.5),
         ttft_p90=percentile(ttfts, 0.9),
         ttft_p99=percentile(ttfts, 0.99),
+        answer_mean=fmean(served.ended - served.sent for _, served in good) if good else 0.0,
         tpot_mean=fmean(tpots) if tpots else 0.0,
         tpot_p90=percentile(tpots, 0.9),
         tokens_per_second=generated / seconds if seconds else 0.0,
@@ -132,6 +139,8 @@ def figures(policy: str, seed: int, play: Replay, slo: Slo) -> Figures:
         hit_bound=play.trace.cached_bound(),
         imbalance=max(busy) / fmean(busy) if any(busy) else 1.0,
         preemptions=sum(pod.preemptions for pod in play.pods),
+        apart=sum(served.prefill >= 0 for _, served in ours) / (len(ours) or 1) if play.conditions.roles else None,
+        stranded=play.stranded,
         cost=price * seconds / 3600 / generated * 1000 if generated else 0.0,
         curve=tuple(percentile(ttfts, share / _CURVE) for share in range(_CURVE + 1)),
         timeline=_timeline([served for _, served in good], begin),

@@ -264,6 +264,22 @@ def independent(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return make.trace()
 
 
+def _alike(name: str, prompt: int, answer: int) -> Callable[[int, int, Arrivals], Trace]:
+    def make(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+        made = _Maker(name, seed, arrivals)
+        for _ in range(requests):
+            made.ask(made.arrival(), (made.piece(prompt),), answer)
+        return made.trace()
+
+    make.__doc__ = f"Prompts of {prompt} tokens that share nothing, answers of {answer}."
+    return make
+
+
+ALIKE: Final = {"10k-1k": (10_000, 1_000), "5k-250": (5_000, 250), "1k-1k": (1_000, 1_000), "200-200": (200, 200)}
+"""Workloads of one shape, tokens of prompt and answer, as benchmarks of disaggregated serving have them: the first and
+the last are those of llm-d's guide, which says to split the one and not the other."""
+
+
 def demo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """The laptop demo's own 107 requests, whatever number and arrivals are asked for; best on three `laptop` pods."""
     make = _Maker("demo", seed, arrivals)
@@ -376,6 +392,7 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "interactive-and-batch": interactive_and_batch,
     "noisy-neighbour": noisy_neighbour,
     "adapters": adapters,
+    **{name: _alike(name, *shape) for name, shape in ALIKE.items()},
     "demo": demo,
 }
 """Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

@@ -9,7 +9,7 @@ from typing import Final
 from epp.plugin import Load
 from epp.prefix.tokens.block_hashes import chain_of_tokens
 from tooling.replay.trace import TraceRequest
-from tooling.simulator.engine import Engine, Job, Step
+from tooling.simulator.engine import Engine, Job, Step, Transfer
 from tooling.simulator.presets import PodKind
 from tooling.simulator.tiers import CHUNK, Lower
 
@@ -24,9 +24,11 @@ class VirtualPod:
     does. Times given never go back.
     """
 
-    def __init__(self, name: str, kind: PodKind, node: str = "", lower: Lower | None = None) -> None:
+    def __init__(self, name: str, kind: PodKind, node: str = "", lower: Lower | None = None, *, role: str = "") -> None:
         self.name = name
         self.kind = kind
+        self.role = role
+        """Its label `llm-d.ai/role`; "" where it has none."""
         self.node = node
         """Whose memory is its L1; "" where no lower tiers are simulated."""
         self.lower = lower
@@ -76,8 +78,13 @@ class VirtualPod:
         self.engine.settle()
         return step
 
-    def add(self, number: int, ask: TraceRequest, now: float) -> Job:
-        """Queue a request; it is looked at when the step in progress ends. Raises NeverFits."""
+    def add(
+        self, number: int, ask: TraceRequest, now: float, *, prefills: bool = False, transfer: Transfer | None = None
+    ) -> Job:
+        """Queue a request; it is looked at when the step in progress ends. Raises NeverFits.
+
+        `prefills`: its prompt alone, which is kept for another pod. `transfer`: it comes from another pod.
+        """
         engine, size = self.look(now), self.kind.parameters.block_size
         about = ask.ids() if self._watched else None
         chunks = () if self.lower is None else self.chunks(ask) if about is None else _named(about, ask)
@@ -85,11 +92,13 @@ class VirtualPod:
             str(number),
             ask.chain(size),
             prompt=ask.tokens,
-            output=ask.output,
+            output=1 if prefills else ask.output,
             now=now,
             adapter=ask.adapter,
             about=about,
             chunks=chunks,
+            keeps=prefills,
+            transfer=transfer,
         )
         if self._step is None and not self._ends and self.due < inf:
             self.due = now

@@ -8,13 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from epp.configuration.loader import Pipeline, load_text, read_file, strategies, strategy_text
+from epp.configuration.loader import (
+    DEFAULT_STRATEGY,
+    Pipeline,
+    load_text,
+    read_file,
+    strategies,
+    strategy_text,
+)
 from epp.configuration.registry import find_class
 from epp.documents.strict import nearest, short
 from epp.errors import ConfigError
 from epp.plugin import Filter, Picker, Scorer
 
 ORACLE = "oracle"
+ALWAYS, NEVER, THRESHOLD, TOGETHER = "always-apart", "never-apart", "apart-from-16-tokens", "without-roles"
+"""The default strategy, but prompts are computed by another pod always, never, or from so many tokens on that are not
+cached; or the pods have no roles."""
+_DECIDERS = {
+    ALWAYS: "always-disagg-pd-decider}",
+    NEVER: "prefix-based-pd-decider, parameters: {nonCachedTokens: 0}}",
+    THRESHOLD: "prefix-based-pd-decider, parameters: {nonCachedTokens: 16}}",
+}
 FLOW = "+flow-control"
 """After the name of a policy: with flow control, as `warmpath serve --flow-control`."""
 _HEAD = "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n"
@@ -34,6 +49,8 @@ class Policy:
     """Modules whose classes it may name, besides our own; None: any."""
     flow_control: bool = False
     """As `warmpath serve --flow-control`."""
+    roles: bool = True
+    """The pods have the roles of `--roles`; false: none has one, and each serves requests as a whole."""
 
     def build(self, clock: Callable[[], float], random: Random) -> Pipeline:
         """The pipeline. Raises ConfigError."""
@@ -62,6 +79,10 @@ def policy(spec: str, plugins_from: tuple[str, ...] | None = None) -> Policy:
 def _policy(spec: str, plugins_from: Sequence[str] | None) -> Policy:
     if spec == ORACLE:
         return Policy(ORACLE, _chain("tooling.replay.oracle.Oracle"))
+    if spec == TOGETHER:
+        return Policy(TOGETHER, strategy_text(DEFAULT_STRATEGY), roles=False)
+    if spec in _DECIDERS:
+        return Policy(spec, _split_by(_DECIDERS[spec]))
     if spec in strategies():
         return Policy(spec, strategy_text(spec))
     file, colon, name = spec.rpartition(":")
@@ -69,7 +90,7 @@ def _policy(spec: str, plugins_from: Sequence[str] | None) -> Policy:
     if not colon and path.suffix in (".yaml", ".yml", ".json"):
         return Policy(path.stem, read_file(path).decode("utf-8", "replace"), str(path.absolute().parent))
     if path.suffix != ".py" or not name.isidentifier():
-        near = nearest(spec, [*strategies(), ORACLE])
+        near = nearest(spec, [*strategies(), ORACLE, *_DECIDERS, TOGETHER])
         raise ConfigError(
             "policy", f"expected a strategy, {ORACLE}, FILE.yaml or FILE.py:CLASS, got {short(spec)}{near}"
         )
@@ -95,6 +116,12 @@ def _chain(*types: str, picker: str = "max-score-picker") -> str:
     plugins = "".join(f"- type: {name}\n" for name in names)
     references = "".join(f"  - pluginRef: {name}\n" for name in names)
     return f"{_HEAD}plugins:\n{plugins}schedulingProfiles:\n- name: default\n  plugins:\n{references}"
+
+
+def _split_by(decider: str) -> str:
+    """The default strategy with another decider of prefill elsewhere."""
+    plugins = f"- {{name: decider, type: {decider}\n- type: role-profile-handler\n  parameters: {{decider: decider}}\n"
+    return _chain("expected-ttft").replace("plugins:\n", "plugins:\n" + plugins, 1)
 
 
 def _importable(directory: str) -> None:

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
 
+from epp.errors import EppError, NoEndpoint
 from epp.plugin import Response, Usage
 from epp.prefix.events.wire import Batch
 from epp.scheduling.decision import Decision
@@ -14,7 +15,7 @@ from tooling.replay.kv_events import TierLog, batch_of, batch_of_l1
 from tooling.replay.pod import VirtualPod
 from tooling.replay.replica import Build, Replica
 from tooling.replay.trace import Trace, TraceRequest
-from tooling.simulator.engine import Job
+from tooling.simulator.engine import Job, Transfer
 from tooling.simulator.presets import PodKind, lowers
 from tooling.simulator.tiers import Changed, Tier, TierParameters
 
@@ -67,6 +68,12 @@ class Conditions:
     """Pods that share a node's L1, where their kinds have one: neighbours in their order."""
     notice: float = 1.0
     """Until the picker knows that a pod is gone, or back."""
+    roles: tuple[str, ...] = ()
+    """Label `llm-d.ai/role` of each pod; () = none has one."""
+    transfer: Transfer = field(default_factory=Transfer)
+    """Of KV from a pod that prefilled to the one that decodes."""
+    strand: float = 480.0
+    """Until a pod gives up KV that nobody fetched: vLLM's VLLM_NIXL_ABORT_REQUEST_TIMEOUT."""
     saturate: bool = False
     """Ignore all times and pauses: send the next request whenever little waits in the pods, until the rate at which
     they complete has shown."""
@@ -94,6 +101,8 @@ class CompletedRequest:
     """It was refused, on purpose."""
     waited: float = 0.0
     """Seconds in flow control."""
+    prefill: int = -1
+    """The pod that computed its prompt, if another than `pod`."""
     foreign: bool = False
 
 
@@ -109,6 +118,12 @@ class _Flight:
     home: int
     """The replica that chose; -1 for foreign traffic."""
     response: Response = field(default_factory=Response)
+    beside: list[tuple[int, Decision]] = field(default_factory=list)
+    """Replica -> what it knows of the prefill elsewhere."""
+    prefilled: VirtualPod | None = None
+    """Who keeps its prompt's KV until it was fetched."""
+    then: VirtualPod | None = None
+    """It is prefilled here, and decoded there."""
 
     @property
     def watched(self) -> bool:
@@ -149,7 +164,13 @@ class Replay:
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
         below = lowers(kinds, conditions.l2, conditions.pods_per_node)
-        self.pods = [VirtualPod(f"pod-{n + 1}", kind, *below[n]) for n, kind in enumerate(kinds)]
+        roles = conditions.roles or ("",) * len(kinds)
+        self.pods = [
+            VirtualPod(f"pod-{n + 1}", kind, *below[n], role=role)
+            for n, (kind, role) in enumerate(zip(kinds, roles, strict=True))
+        ]
+        self.stranded = 0
+        """Requests whose KV was computed and never fetched."""
         self.tiered = any(pod.lower is not None for pod in self.pods)
         self._tier_log = TierLog([*dict.fromkeys(pod.node for pod in self.pods)]) if self.tiered else None
         self.served = [CompletedRequest() for _ in trace.asks]
@@ -276,11 +297,14 @@ class Replay:
             number,
             ask,
             lambda decision: self._decided(number, home, asked, decision),
-            lambda error: self._refused(number),
+            lambda error: self._refused(number, error, waits=replica.flow is not None),
         )
 
-    def _refused(self, number: int) -> None:
-        """A picker said no."""
+    def _refused(self, number: int, error: EppError, *, waits: bool) -> None:
+        """A picker said no. Where nobody can serve it now and it cannot wait there, the client asks again."""
+        if isinstance(error, NoEndpoint) and not waits:
+            self._lost(number)
+            return
         self.served[number].shed = True
         self._ended(number, failed=True)
 
@@ -296,7 +320,51 @@ class Replay:
                 break
             pod = replica.pod_of[fallback]
             replica.scheduler.moved(decision, fallback, Response(served=fallback.address))
+        prefill = next((replica.pod_of[where] for part, where in decision.parts if part.stage == "prefill"), None)
+        if prefill is not None and prefill is not pod and prefill.alive and pod.alive:
+            self._prefill(number, ask, prefill, pod, decisions, home)
+            return
         self._reach(number, ask, pod, decisions, home)
+
+    def _prefill(
+        self,
+        number: int,
+        ask: TraceRequest,
+        prefill: VirtualPod,
+        pod: VirtualPod,
+        decisions: list[Decision | None],
+        home: int,
+    ) -> None:
+        """The sidecar of the pod that decodes asks another one for the prompt."""
+        job = prefill.add(number, ask, self.now, prefills=True)
+        self.served[number].pod, self.served[number].prefill = self._place[pod], self._place[prefill]
+        flight = _Flight(number, prefill, job, decisions, home, then=pod)
+        self._flights[prefill][job.id] = flight
+        self._step_later(prefill)
+        self._announce(flight)
+
+    def _prefilled(self, flight: _Flight) -> None:
+        """The prompt is computed; the pod that decodes fetches it."""
+        pod, ask = flight.then, self.trace.asks[flight.number]
+        assert pod is not None
+        kept = flight.pod, flight.job.id
+        self._at(self.now + self.conditions.strand, self._give_up, *kept)
+        if not pod.alive:
+            self._finish_all(flight, 503)
+            self._lost(flight.number)
+            return
+        job = pod.add(flight.number, ask, self.now, transfer=self.conditions.transfer)
+        job.found = flight.job.cached
+        decoding = _Flight(
+            flight.number, pod, job, flight.decisions, flight.home, beside=flight.beside, prefilled=flight.pod
+        )
+        self._flights[pod][job.id] = decoding
+        self._step_later(pod)
+
+    def _give_up(self, pod: VirtualPod, request: str) -> None:
+        if pod.look(self.now).fetched(request):
+            self.stranded += 1
+            self._step_later(pod)
 
     def _reach(
         self, number: int, ask: TraceRequest, pod: VirtualPod, decisions: list[Decision | None], home: int
@@ -317,9 +385,14 @@ class Replay:
         self._peak = max(self._peak, sum(map(len, self._flights.values())) + 1)
         flight = self._flights[pod][job.id] = _Flight(number, pod, job, decisions, home)
         self._step_later(pod)
-        delay, decision = self.conditions.exchange, decisions[home] if home >= 0 else None
+        self._announce(flight)
+
+    def _announce(self, flight: _Flight) -> None:
+        """Tell the other replicas of a decision."""
+        home, delay = flight.home, self.conditions.exchange
+        decision = flight.decisions[home] if home >= 0 else None
         if decision is not None and delay is not None and len(self.replicas) > 1:
-            announced = self.replicas[home].announce(number, decision)
+            announced = self.replicas[home].announce(flight.number, decision)
             for peer in range(len(self.replicas)):
                 if peer != home:
                     self._at(self.now + delay, self._tell_adopted, peer, flight, announced)
@@ -370,7 +443,11 @@ class Replay:
             for job in step.first:
                 self._first_token(flights[job.id])
             for job in step.finished:
-                self._finish(flights.pop(job.id))
+                flight = flights.pop(job.id)
+                if flight.then is not None:
+                    self._prefilled(flight)
+                else:
+                    self._finish(flight)
         pod.begin(self.now)
         if pod.due != float("inf"):
             self._at(pod.due, self._step, pod, order=_STEP)
@@ -411,8 +488,14 @@ class Replay:
         replica.hear(pod, batch, self.now)
 
     def _first_token(self, flight: _Flight) -> None:
+        if flight.then is not None:
+            return
         served = self.served[flight.number]
         served.first, served.cached = self.now, flight.job.cached
+        if (prefill := flight.prefilled) is not None:
+            served.cached = flight.job.found
+            prefill.look(self.now).fetched(flight.job.id)
+            self._step_later(prefill)
         served.l1, served.l2 = flight.job.l1, flight.job.l2
         flight.response.status = 200
         self._tell_all(flight, "answered")
@@ -444,14 +527,31 @@ class Replay:
             return
         if what == "answered":
             self.replicas[replica].scheduler.answered(decision, flight.response)
+            self._end_beside(replica, flight)
         elif what == "first_token":
             self.replicas[replica].scheduler.first_token(decision)
         else:
             self.replicas[replica].scheduler.finished(decision, flight.response)
+            self._end_beside(replica, flight)
 
-    def _tell_adopted(self, replica: int, flight: _Flight, announced: bytes) -> None:
+    def _end_beside(self, replica: int, flight: _Flight) -> None:
+        """A replica hears that the prefill elsewhere has ended."""
+        for known in [known for known in flight.beside if known[0] == replica]:
+            flight.beside.remove(known)
+            self.replicas[replica].scheduler.finished(known[1], flight.response)
+
+    def _finish_all(self, flight: _Flight, status: int) -> None:
+        flight.response.status = status
+        self._tell_all(flight, "finished")
+
+    def _tell_adopted(self, replica: int, flight: _Flight, announced: list[tuple[VirtualPod, bytes]]) -> None:
         ask = self.trace.asks[flight.number]
-        flight.decisions[replica] = self.replicas[replica].adopt(ask, flight.pod, announced)
+        for at, (pod, told) in enumerate(announced):
+            decision = self.replicas[replica].adopt(ask, pod, told)
+            if at == 0:
+                flight.decisions[replica] = decision
+            elif decision is not None:
+                flight.beside.append((replica, decision))
 
     # --- what goes on beside ----------------------------------------------------------------------------------------
 
@@ -469,6 +569,13 @@ class Replay:
         pod.die(self.now)
         flights, self._flights[pod] = self._flights[pod], {}
         for flight in flights.values():
+            if flight.then is not None and flight.then.alive:  # the sidecar has it computed where it is decoded
+                self.served[flight.number].prefill = -1
+                job = flight.then.add(flight.number, self.trace.asks[flight.number], self.now)
+                decoding = _Flight(flight.number, flight.then, job, flight.decisions, flight.home, beside=flight.beside)
+                self._flights[flight.then][job.id] = decoding
+                self._step_later(flight.then)
+                continue
             begun = self.served[flight.number].first >= 0
             flight.response.status = 200 if begun else 503
             self._tell_all(flight, "finished")

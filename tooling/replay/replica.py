@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from epp import protocol
 from epp.configuration.loader import Pipeline
-from epp.errors import ConfigError, EppError
+from epp.errors import ConfigError, EppError, NoEndpoint
 from epp.flow.control import FlowControl, Later, Outcome
 from epp.flow.queues import Entry
 from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
@@ -109,7 +109,7 @@ class Replica:
         endpoint = Endpoint(
             f"default/{pod.name}",
             f"10.0.{number >> 8}.{number & 255}:8000",
-            {"kind": pod.kind.name},
+            {"kind": pod.kind.name} | ({protocol.ROLE_LABEL: pod.role} if pod.role else {}),
             pod.load(now),
             pod.node,
         )
@@ -172,7 +172,12 @@ class Replica:
     ) -> None:
         """The same, at once or when flow control lets the request go."""
         if self.flow is None:
-            decided(self.choose(number, ask))
+            try:
+                decision = self.choose(number, ask)
+            except NoEndpoint as error:
+                refused(error)
+            else:
+                decided(decision)
             return
         request = self.request(number, ask)
         entry = Entry(
@@ -188,10 +193,17 @@ class Replica:
         except EppError as error:
             refused(error)
 
-    def announce(self, number: int, decision: Decision) -> bytes:
-        """What the other replicas are told of a decision, as it goes over their connection in production."""
-        states = self.scheduler.to_peers(decision.request)
-        return wire.encode(wire.decided(number, "sim", decision.request, decision.endpoint, states))
+    def announce(self, number: int, decision: Decision) -> list[tuple[VirtualPod, bytes]]:
+        """What the other replicas are told of a decision, as it goes over their connection in production: of each
+        endpoint that got a part, the decode first.
+        """
+        return [
+            (
+                self.pod_of[endpoint],
+                wire.encode(wire.decided(number, "sim", request, endpoint, self.scheduler.to_peers(request))),
+            )
+            for request, endpoint in ((decision.request, decision.endpoint), *decision.parts)
+        ]
 
     def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Decision | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""

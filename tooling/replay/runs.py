@@ -197,7 +197,7 @@ def _one(run: _Run, progress: Progress = lambda what, ended, total: None) -> Fig
         trace,
         plan.kinds,
         run.policy.build,
-        plan.conditions,
+        plan.conditions if run.policy.roles else replace(plan.conditions, roles=()),
         run.seed,
         lambda ended: progress(label, ended, total),
     )

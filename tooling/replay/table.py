@@ -9,7 +9,7 @@ from rich.text import Text
 
 from epp.telemetry.text import printable
 from tooling.replay.figures import ClassFigures, Figures, Spread, regret, spread
-from tooling.replay.policies import ORACLE
+from tooling.replay.policies import ORACLE, TOGETHER
 from tooling.replay.runs import Plan, Results
 
 Column = tuple[str, Callable[[Figures], float], str]
@@ -34,12 +34,21 @@ OF_TIERS: Final[Sequence[Column]] = (
     ("\nL2 %", lambda f: 100 * f.hits["l2"], ".1f"),
 )
 """Those that stand behind the hits where tiers are simulated."""
+OF_ROLES: Final[Sequence[Column]] = (
+    ("answer\nmean s", lambda f: f.answer_mean, ".2f"),
+    ("prefill\napart %", lambda f: 100 * (f.apart or 0.0), ".1f"),
+    ("stran-\nded", lambda f: f.stranded, ".0f"),
+)
+"""Those that stand first where pods have roles."""
+_TIE: Final = 1.0
+"""Percent. Less is no difference."""
 _BEHIND: Final = 8
 
 
 def columns(results: Results) -> Sequence[Column]:
     """Those of a comparison."""
-    return (*COLUMNS[:_BEHIND], *OF_TIERS, *COLUMNS[_BEHIND:]) if results.runs[0].hits else COLUMNS
+    found = (*COLUMNS[:_BEHIND], *OF_TIERS, *COLUMNS[_BEHIND:]) if results.runs[0].hits else COLUMNS
+    return (*OF_ROLES, *found) if any(run.apart is not None for run in results.runs) else found
 
 
 def by_policy(results: Results) -> dict[str, list[Figures]]:
@@ -82,6 +91,21 @@ def table(plan: Plan, results: Results) -> Table:
             cells.append(_cell(Spread(lost.mean * 100, lost.deviation * 100), ".0f") if name != ORACLE else "")
         made.add_row(Text(printable(name)), *cells)
     return made
+
+
+def verdict(results: Results) -> str:
+    """Whether prefill and decode apart pay, where the runs say so: by the mean time to the last token."""
+    means = {name: spread([run.answer_mean for run in own]).mean for name, own in by_policy(results).items()}
+    ours = next((run.policy for run in results.runs if run.apart is not None), None)
+    if ours is None or TOGETHER not in means:
+        return ""
+    apart, together = means[ours], means[TOGETHER]
+    share = abs(apart / together - 1) * 100
+    if share < _TIE:
+        return f"Roles make no difference here: an answer takes {apart:.2f} s, and {together:.2f} s without."
+    pays = "pay" if apart < together else "do not pay"
+    word = "less" if apart < together else "more"
+    return f"Roles {pays} here: an answer takes {apart:.2f} s, {share:.0f} % {word} than {together:.2f} s without."
 
 
 CLASS_COLUMNS: Final[Sequence[tuple[str, Callable[[ClassFigures], float], str]]] = (

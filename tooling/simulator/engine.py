@@ -6,7 +6,8 @@ step for decodes and chunked prefill, first come first served, paged KV with a p
 the reserved null block. At most `adapter_slots` LoRA adapters are in a batch; a request whose adapter finds no slot is
 passed by, as vLLM does, and one whose adapter is in none has it loaded before the step begins. Below the device there
 may be tiers (`tooling.simulator.tiers`). What is loaded from them comes between steps, as with vLLM's LMCache
-connector: the request keeps its blocks and waits, others go on.
+connector: the request keeps its blocks and waits, others go on. So does what comes from another engine that prefilled,
+as with its NixlConnector; that one keeps the blocks until they were fetched.
 
 A prompt is a token count and a chain of block hashes (`tooling.simulator.tokenizer.hash_chain`), so tokens themselves
 never get here. The chain may run on into the answer, whose tokens the simulator knows beforehand; full blocks the chain
@@ -109,6 +110,16 @@ Its ratios are those of a GPU pod (prefill of a full cache costs some hundred de
 the demo and follow no hardware."""
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """How KV comes from another engine."""
+
+    seconds: float = 0.01
+    """However little it is: a second request, and asking for the blocks."""
+    tokens_per_second: float = 200_000
+    """128 KiB of KV each over 400 Gbit/s, of which half is taken to be reached."""
+
+
 @dataclass(eq=False, slots=True)
 class Job:
     """One request inside the engine. Read-only for callers; all times are the caller's clock, None = not yet."""
@@ -125,6 +136,8 @@ class Job:
     """When it first left the waiting queue."""
     first_token_at: float | None = None
     ended_at: float | None = None
+    found: int = 0
+    """Of a prompt that comes from another engine: what that one did not have to compute."""
     cached: int = -1
     """Prompt tokens it did not have to compute at its first admission, found in the prefix cache or loaded from lower
     tiers (vLLM's `num_cached_tokens`); -1 before."""
@@ -140,6 +153,10 @@ class Job:
     """Names of the prompt's full chunks, under which lower tiers know them."""
     kept: int = 0
     """Of those, how many were given to the lower tiers."""
+    keeps: bool = False
+    """Its blocks stay after its end, for another engine to fetch."""
+    transfer: "Transfer | None" = None
+    """Its prompt was computed by another engine, and comes from there."""
     ready_at: float = -inf
     """When what is loaded of it is there; blocks up to `loads` tokens are reserved for it."""
     loads: int = 0
@@ -229,6 +246,10 @@ class Engine:
         """Admitted, with blocks, but not in the batch until what they load is there."""
         self._taken = (-inf, -inf)
         """Until when the ways from L1 and from L2 are taken by what is being loaded: one after the other."""
+        self._fetching = -inf
+        """Until when the way from other engines is taken."""
+        self._kept: dict[str, list[int]] = {}
+        """Blocks of requests that ended here and are decoded elsewhere, until these were fetched."""
         self._computed: list[tuple[Job, int, int]] = []
         """Chunks of prompts that the step in progress completes."""
         self._changes: list[Change] | None = None
@@ -266,6 +287,19 @@ class Engine:
         return min((job.ready_at for job in self._loading), default=inf)
 
     @property
+    def kept_blocks(self) -> int:
+        """Blocks that wait to be fetched: no request here can use them."""
+        return len({block for blocks in self._kept.values() for block in blocks})
+
+    def fetched(self, request_id: str) -> bool:
+        """Another engine has the blocks of a request that ended here, or they are given up. False: there are none."""
+        blocks = self._kept.pop(request_id, None)
+        if blocks is None:
+            return False
+        self._kv.release(blocks)
+        return True
+
+    @property
     def free_blocks(self) -> int:
         return self._kv.free
 
@@ -278,7 +312,7 @@ class Engine:
         """How many of the first `limit` blocks of a chain are in the prefix cache."""
         return self._kv.depth(hashes, limit)
 
-    def add(
+    def add(  # noqa: PLR0913
         self,
         request_id: str,
         hashes: Sequence[int],
@@ -289,13 +323,16 @@ class Engine:
         adapter: str = "",
         about: Any = None,
         chunks: Sequence[int] = (),
+        keeps: bool = False,
+        transfer: Transfer | None = None,
     ) -> Job:
         """Queue a request of `prompt` tokens that will generate `output` (at least 1) tokens.
 
         `hashes` is the chain of the full blocks of prompt and answer (as far as known; what differs by salt or adapter
         must differ in its hashes). `chunks` are the prompt's full chunks, as lower tiers name them. `adapter` is the
-        LoRA adapter it needs; `about` is only remembered. Raises NeverFits, and ValueError for an id that is live or a
-        length under 1.
+        LoRA adapter it needs; `about` is only remembered. `keeps`: its blocks stay until `fetched`. `transfer`: its
+        prompt was computed elsewhere and comes so. Raises NeverFits, and ValueError for an id that is live or a length
+        under 1.
         """
         if request_id in self._jobs:
             raise ValueError(f"request {request_id!r} is already in the engine")
@@ -305,7 +342,9 @@ class Engine:
             raise NeverFits(
                 f"{prompt} prompt and {output} generated tokens do not fit in {self.parameters.capacity} tokens of KV"
             )
-        job = Job(request_id, prompt, output, hashes, now, adapter, about=about, chunks=chunks)
+        job = Job(
+            request_id, prompt, output, hashes, now, adapter, about=about, chunks=chunks, keeps=keeps, transfer=transfer
+        )
         self._jobs[request_id] = job
         self._waiting.append(job)
         return job
@@ -485,7 +524,7 @@ class Engine:
         if job.adapter:
             self._use_adapter(job.adapter, batch)
         job.blocks, job.computed = found, len(found) * block_size
-        load = self.load(job.chunks, job.computed, total, now) if self._lower is not None else Load(job.computed)
+        load = self._load(job, total, now)
         if job.admitted_at is None:
             job.admitted_at, job.cached, job.l1, job.l2 = now, load.end, load.l1, load.l2
             self.totals.prompt_tokens += job.prompt
@@ -520,6 +559,16 @@ class Engine:
         self._adapters[adapter] -= 1
         self._adapters.move_to_end(adapter)
 
+    def _load(self, job: Job, total: int, now: float) -> Load:
+        """What comes from elsewhere before it joins the batch; of a preempted one nothing more."""
+        if job.transfer is not None and job.admitted_at is None:
+            end = max(job.computed, (job.prompt - 1) // self.parameters.block_size * self.parameters.block_size)
+            self._fetching = max(self._fetching, now) + (end - job.computed) / job.transfer.tokens_per_second
+            return Load(end, seconds=self._fetching + job.transfer.seconds - now)
+        if self._lower is not None:
+            return self.load(job.chunks, job.computed, total, now)
+        return Load(job.computed)
+
     def load(self, chunks: Sequence[int], held: int, tokens: int, now: float) -> Load:
         """What it would load from lower tiers `now` of `tokens` tokens, of which its cache holds the first `held`."""
         if self._lower is None:
@@ -537,13 +586,14 @@ class Engine:
     def _begin_load(self, job: Job, load: Load, now: float) -> None:
         job.ready_at, job.loads = now + load.seconds, load.end
         job.blocks += self._kv.allocate(load.end // self.parameters.block_size - len(job.blocks))
-        lower, (l1, l2) = self._lower, self._taken
-        assert lower is not None
+        self._loading.append(job)
+        if (lower := self._lower) is None:
+            return
+        l1, l2 = self._taken
         self._taken = (
             max(l1, now) + load.l1 / lower.l1_speed if load.l1 else l1,
             max(l2, now) + load.l2 / lower.l2_speed if load.l2 else l2,
         )
-        self._loading.append(job)
 
     def _arrive(self, now: float) -> None:
         """What was loaded by now joins the batch, in order of admission."""
@@ -599,6 +649,9 @@ class Engine:
                 finished.append(job)
         for job in finished:
             del self._jobs[job.id]
+            if job.keeps:
+                self.fetched(job.id)  # an attempt before, which nobody fetched
+                self._kept[job.id], job.blocks = job.blocks, []
             self._release(job)
         if finished:
             self._running = [job for job in self._running if job.ended_at is None]
@@ -618,6 +671,7 @@ class Engine:
         """Raise AssertionError if memory and queues do not agree. For tests."""
         self._kv.check()
         held = Counter(block for job in (*self._running, *self._loading) for block in job.blocks)
+        held.update(block for blocks in self._kept.values() for block in blocks)
         assert self._kv.count - self._kv.free == len(held), "blocks are held by no job, or freed while held"
         assert set(self._jobs) == {job.id for job in (*self._running, *self._loading, *self._waiting)}, (
             "a request is lost"

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,48 @@ def test_no_such_trace() -> None:
     result = call("nothing.jsonl")
     assert result.exit_code == 1
     assert "there is no file or workload 'nothing.jsonl'" in result.output
+
+
+def test_roles_are_compared_with_none() -> None:
+    result = call("200-200", "--pods", "laptop", "--roles", "1p2d", "--requests", 60, "--rate", 2)
+    assert result.exit_code == 0, result.output
+    for name in ("prefix-aware", "always-apart", "never-apart", "apart-from-16-tokens", "without-roles", "apart %"):
+        assert name in result.output
+    assert "oracle" not in result.output
+    assert re.search(r"Roles (pay|do not pay|make no difference) here: an answer takes", result.output)
+
+
+def test_with_roles_json_says_who_was_apart() -> None:
+    result = call(
+        "demo",
+        "--pods",
+        "laptop",
+        "--roles",
+        "1p1d1b",
+        "--times",
+        1,
+        "--json",
+        "--policy",
+        "always-apart",
+        "--transfer",
+        5000,
+    )
+    (run,) = json.loads(result.stdout)["runs"]
+    assert run["apart"] == 1.0
+    assert run["stranded"] == 0
+    assert run["shares"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("roles", "pods", "message"),
+    [
+        ("2p", "laptop", "roles: expected somebody to decode (d or b), got '2p'"),
+        ("2p2x", "laptop", "roles: expected numbers of p (prefill), d (decode) and b (both), as 2p2d; got '2p2x'"),
+        ("", "laptop", "roles: expected numbers"),
+        ("2p2d", "3*laptop", "pods: expected one kind, or 4 pods as --roles says; got 3"),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(roles: str, pods: str, message: str) -> None:
+    result = call("demo", "--roles", roles, "--pods", pods)
+    assert result.exit_code == 1
+    assert message in result.output

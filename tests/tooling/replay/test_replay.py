@@ -14,7 +14,7 @@ from tooling.replay.generators import WORKLOADS
 from tooling.replay.policies import policy
 from tooling.replay.replay import ATTEMPTS, Conditions, Failure, Replay
 from tooling.replay.trace import Piece, Trace, TraceRequest
-from tooling.simulator.engine import Engine
+from tooling.simulator.engine import Engine, Transfer
 from tooling.simulator.presets import pods
 from tooling.simulator.tiers import TierParameters
 
@@ -31,7 +31,7 @@ def books_are_closed(made: Replay) -> None:
                 assert figures.get(name, 0) == 0, f"{plugin.name} still counts {name}"
     for pod in made.pods:
         pod.engine.check()
-        assert pod.engine.free_blocks == pod.kind.parameters.blocks
+        assert pod.engine.free_blocks + pod.engine.kept_blocks == pod.kind.parameters.blocks
 
 
 FAILURES = st.lists(
@@ -78,6 +78,69 @@ def test_every_request_ends_once_and_no_account_stays_open(
             assert 0 <= served.cached < ask.tokens
     if not failures:
         assert sum(pod.engine.totals.generation_tokens for pod in made.pods) == sum(ask.output for ask in trace.asks)
+
+
+@settings(max_examples=30)
+@given(
+    failures=FAILURES,
+    roles=st.sampled_from(["prefill decode decode", "prefill prefill decode", "both prefill decode", "both both both"]),
+    name=st.sampled_from(["prefix-aware", "kv-aware", "always-apart", "never-apart", "least-load"]),
+    sees_answer=st.booleans(),
+    replicas=st.sampled_from([1, 3]),
+    gap=st.sampled_from([0.02, 0.2]),
+)
+def test_where_prefill_is_apart_no_account_stays_open_either(
+    failures: list[Failure], roles: str, name: str, sees_answer: bool, replicas: int, gap: float
+) -> None:
+    labels = tuple(roles.split())
+    conditions = Conditions(
+        failures=tuple(failures), sees_answer=sees_answer, replicas=replicas, roles=labels, strand=5.0
+    )
+    trace = steady(40, gap)
+    made = play(trace, name=name, conditions=conditions)
+    assert made.served == play(trace, name=name, conditions=conditions).served
+    books_are_closed(made)
+    for served in made.served:
+        if not served.failed:
+            assert labels[served.pod] != "prefill"
+            assert served.prefill < 0 or labels[served.prefill] != "decode"
+            assert served.prefill != served.pod
+    if not failures:
+        assert made.stranded == 0
+        assert (sum(served.prefill >= 0 for served in made.served) == 40) is (name in ("always-apart", "least-load"))
+
+
+def test_who_decodes_computes_nothing_that_came() -> None:
+    roles = ("prefill", "decode")
+    made = play(asks(0.0, tokens=4000), pods="2*laptop", name="always-apart", conditions=Conditions(roles=roles))
+    prefill, decode = (pod.engine.totals for pod in made.pods)
+    assert (prefill.computed_tokens, prefill.generation_tokens) == (4000, 1)
+    assert (decode.computed_tokens, decode.generation_tokens) == (16, 20)
+    (served,) = made.served
+    assert (served.prefill, served.pod) == (0, 1)
+    slower = Conditions(roles=roles, transfer=Transfer(0.01, 4000.0))
+    (late,) = play(asks(0.0, tokens=4000), pods="2*laptop", name="always-apart", conditions=slower).served
+    assert 0.9 < late.first - served.first < 1.0
+
+
+def test_what_nobody_fetches_is_given_up() -> None:
+    """Who decodes dies while the prompt is computed; the pod that computed it keeps it for a while."""
+    conditions = Conditions(
+        roles=("prefill", "decode", "decode"), failures=(Failure(1, 0.3, 60.0), Failure(2, 0.3, 2.0)), strand=3.0
+    )
+    made = play(asks(0.0, 9.0, tokens=4000), name="always-apart", conditions=conditions)
+    assert made.stranded == 1
+    assert not any(served.failed for served in made.served)
+    books_are_closed(made)
+
+
+def test_a_prefiller_that_dies_leaves_the_prompt_to_who_decodes() -> None:
+    conditions = Conditions(roles=("prefill", "decode"), failures=(Failure(0, 0.3, 60.0),))
+    made = play(asks(0.0, tokens=4000), pods="2*laptop", name="always-apart", conditions=conditions)
+    (served,) = made.served
+    assert (served.failed, served.pod, served.prefill, served.attempts) == (False, 1, -1, 1)
+    assert made.pods[1].engine.totals.computed_tokens == 4000
+    books_are_closed(made)
 
 
 def test_progress_counts_each_request_once() -> None:

@@ -39,7 +39,7 @@ def test_a_pod_that_comes_back_is_a_new_endpoint_in_its_old_place() -> None:
     picker.leave(made[1])
     assert old not in picker.endpoints
     picker.scraped(made[1], Load(waiting=9))
-    announced = picker.announce(1, picker.choose(1, ASK))
+    ((_, announced),) = picker.announce(1, picker.choose(1, ASK))
     assert picker.adopt(ASK, made[1], announced) is None
     picker.join(made[1], 1.0)
     picker.join(made[1], 1.0)
@@ -60,7 +60,8 @@ def test_what_a_peer_sent_draws_what_follows() -> None:
     (peer, pods_of_peer), (picker, made) = replica(), replica()
     decision = peer.choose(1, ASK)
     place = pods_of_peer.index(peer.pod_of[decision.endpoint])
-    adopted = picker.adopt(ASK, made[place], peer.announce(1, decision))
+    ((_, announced),) = peer.announce(1, decision)
+    adopted = picker.adopt(ASK, made[place], announced)
     assert adopted is not None
     assert adopted.request.elsewhere
     for number in (2, 3):  # not by turns: the second and the third stay there too

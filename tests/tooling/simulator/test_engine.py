@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tooling.simulator.engine import H100_8B, LAPTOP, Engine, EngineParameters, Job, NeverFits, Step, Stored
+from tooling.simulator.engine import (
+    H100_8B,
+    LAPTOP,
+    Engine,
+    EngineParameters,
+    Job,
+    NeverFits,
+    Step,
+    Stored,
+    Transfer,
+)
 from tooling.simulator.tiers import CHUNK, Lower, Tier
 
 SMALL = EngineParameters(
@@ -579,3 +589,53 @@ def test_a_leap_ends_when_something_loaded_is_there() -> None:
     engine.leapt(len(ends))
     play(engine, ends[-1] if ends else second.ends_at)
     assert (loading.cached, loading.l1) == (768, 768)
+
+
+def test_blocks_stay_until_they_were_fetched() -> None:
+    engine = Engine(SMALL)
+    job = engine.add("p", prompt(1, 16), prompt=16, output=1, now=0.0, keeps=True)
+    (*_, last) = run(engine)
+    assert last.finished == [job]
+    assert (engine.kept_blocks, engine.free_blocks) == (4, 12)
+    assert engine.reset_prefix_cache() is False
+    engine.check()
+    assert engine.fetched("p")
+    assert not engine.fetched("p"), "once"
+    assert (engine.kept_blocks, engine.free_blocks) == (0, 16)
+    assert served(engine, prompt(1, 16), prompt=16).cached == 12, "and they are cached"
+
+
+def test_kept_blocks_take_room_from_others() -> None:
+    engine = Engine(SMALL)
+    engine.add("p", prompt(1, 40), prompt=40, output=1, now=0.0, keeps=True)
+    assert [*run(engine)]
+    engine.add("q", prompt(2, 32), prompt=32, output=1, now=0.0)
+    assert engine.step(10.0) is None
+    engine.fetched("p")
+    assert engine.step(11.0) is not None
+    engine.check()
+
+
+def test_a_prompt_computed_elsewhere_is_not_computed_again() -> None:
+    engine = Engine(SMALL)
+    job = engine.add("d", prompt(1, 32), prompt=32, output=2, now=0.0, transfer=Transfer(0.5, 28.0))
+    assert engine.step(0.0) is None
+    assert engine.ready_at == 1.5, "28 of 32 tokens, the last block is not full without the last token"
+    step = engine.step(1.5)
+    assert step is not None
+    assert (step.prefill, step.first) == (4, [job])
+    assert engine.totals.computed_tokens == 4
+    again = engine.add("e", prompt(1, 32), prompt=32, output=1, now=3.0, transfer=Transfer(0.5, 28.0))
+    engine.step(3.0)
+    assert again.ready_at <= 3.5 + 1e-9, "what is held already is not fetched"
+    engine.check()
+
+
+def test_transfers_share_one_way() -> None:
+    engine = Engine(SMALL)
+    jobs = [
+        engine.add(name, prompt(at, 16), prompt=16, output=1, now=0.0, transfer=Transfer(0.0, 12.0))
+        for at, name in enumerate("ab", 1)
+    ]
+    engine.step(0.0)
+    assert [job.ready_at for job in jobs] == [1.0, 2.0]
