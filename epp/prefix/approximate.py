@@ -119,6 +119,9 @@ class ApproximatePrefixCache(PrefixCache):
         prompt = self._prompt(request)
         chain, per_token, tokens, holders = prompt.chain, prompt.bytes_per_token, request.tokens, self.index.holders
         total = bytes_at(len(chain)) // SHORT
+        if len(endpoints) == 1:  # as where another replica has picked: what all others hold need not be known
+            size = bytes_at(self._depth(chain, endpoints[0]))
+            return {endpoints[0]: PrefixMatch(min(round(size / per_token), tokens), size // SHORT, total)}
         matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
         for depth, mask in self.index.match(chain):
             size = bytes_at(depth)
@@ -138,6 +141,11 @@ class ApproximatePrefixCache(PrefixCache):
             size = bytes_at(depth)
             match = PrefixMatch(min(round(size / per_token), tokens), size // SHORT, total)
             yield Level(match, mask.bit_count(), partial(self.index.holders, mask), partial(self._holds, mask))
+
+    def _depth(self, chain: Sequence[int], endpoint: Endpoint) -> int:
+        """Blocks of a chain that an endpoint holds."""
+        shadow = self.shadows.get(endpoint)
+        return 0 if shadow is None else self.index.depth(chain, shadow.bit)
 
     def _holds(self, mask: int, endpoint: Endpoint) -> bool:
         shadow = self.shadows.get(endpoint)
