@@ -13,20 +13,23 @@ _MANY = {"thresholds": [{"max_connections": 100_000, "max_pending_requests": 100
 
 
 class Listener(NamedTuple):
-    """A way through Envoy. `epp`: port of the ext_proc server; None = Envoy alone."""
+    """A way through Envoy. `epp`: port of the ext_proc server; None = Envoy alone. `replicas`: ports of the others
+    that are asked in turns with it.
+    """
 
     port: int
     epp: int | None = None
     wiring: Wiring = "lean"
+    replicas: tuple[int, ...] = ()
 
 
 def config(listeners: Mapping[str, Listener], pods: Sequence[int]) -> dict[str, Any]:
     """Bootstrap for `envoy --config-path` (JSON); `pods` are ports on loopback."""
-    servers = sorted({listener.epp for listener in listeners.values() if listener.epp is not None})
+    servers = {each.epp: [each.epp, *each.replicas] for each in listeners.values() if each.epp is not None}
     return {
         "static_resources": {
             "listeners": [_listener(name, listener) for name, listener in listeners.items()],
-            "clusters": [_pods(pods), *(_server(port) for port in servers)],
+            "clusters": [_pods(pods), *(_server(name, ports) for name, ports in sorted(servers.items()))],
         }
     }
 
@@ -94,13 +97,13 @@ def _pods(ports: Sequence[int]) -> dict[str, Any]:
     return _cluster("pods", ports, load_balancing_policy={"policies": [{"typed_extension_config": policy}]})
 
 
-def _server(port: int) -> dict[str, Any]:
+def _server(name: int, ports: Sequence[int]) -> dict[str, Any]:
     http2 = {
         "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": {"http2_protocol_options": {}},
     }
     options = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2}
-    return _cluster(f"epp-{port}", [port], typed_extension_protocol_options=options)
+    return _cluster(f"epp-{name}", ports, typed_extension_protocol_options=options)
 
 
 def _cluster(name: str, ports: Sequence[int], **more: Any) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
         ports = free_ports(setup.endpoints + ways)
         pods, free = ports[: setup.endpoints], iter(ports[setup.endpoints :])
         streaming = next(free)
-        _write_files(folder, pods, streaming)
+        write_files(folder, pods, streaming)
 
         def start(name: str, command: Sequence[str], port: int, core: int | None) -> Program:
             program = stack.enter_context(running(name, command, folder, core))
@@ -148,30 +148,32 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
                 listeners[variant(name, wiring)] = envoy.Listener(next(free), epp_ports[name], wiring)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
-        proxy = start("envoy", [_envoy(), *flags, "--log-level", "error"], listeners[ALONE].port, rest)
+        proxy = start("envoy", [envoy_program(), *flags, "--log-level", "error"], listeners[ALONE].port, rest)
 
         variants = []
         for name, listener in listeners.items():
             one = Variant(name, listener.port, servers.get(name.split(",")[0]))
             try:
-                _wait_for_answer(one, [proxy, *servers.values()])
+                wait_for_answer(one, [proxy, *servers.values()])
             except BenchError as error:
                 if one.server is None or name.split(",")[0] in needed:
                     raise
                 missing[name] = str(error)
             else:
                 variants.append(one)
-        prepared = {scenario.name: _prepared(folder, scenario, setup.bodies) for scenario in setup.scenarios}
+        prepared = {scenario.name: prepared_bodies(folder, scenario, setup.bodies) for scenario in setup.scenarios}
         yield Rig(variants, servers, proxy, Wrk(rest), prepared, split is not None, missing)
 
 
-def _prepared(folder: Path, scenario: Scenario, count: int) -> Bodies:
+def prepared_bodies(folder: Path, scenario: Scenario, count: int) -> Bodies:
+    """So many bodies of a scenario, in files below the folder."""
     place = folder / scenario.name.replace(" ", "-")
     bodies.write(place, scenario.size, count, scenario.api)
     return Bodies(place, count, bodies.PATHS[scenario.api])
 
 
-def _write_files(folder: Path, pods: Sequence[int], streaming: int) -> None:
+def write_files(folder: Path, pods: Sequence[int], streaming: int) -> None:
+    """nginx.conf, which serves all pods, and endpoints.yaml, which names them to pickers; `streaming`: its upstream."""
     listens = " ".join(f"listen 127.0.0.1:{port} backlog=4096;" for port in pods)
     conf = NGINX.format(
         streaming=streaming, listens=listens, answer=ANSWER, load=LOAD, stream_path=bodies.PATHS["completions"]
@@ -181,7 +183,8 @@ def _write_files(folder: Path, pods: Sequence[int], streaming: int) -> None:
     (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": endpoints}))
 
 
-def _envoy() -> str:
+def envoy_program() -> str:
+    """Where Envoy is. Raises BenchError."""
     beside = Path(sys.executable).with_name("envoy")
     found = str(beside) if beside.exists() else shutil.which("envoy")
     if found is None:
@@ -189,7 +192,8 @@ def _envoy() -> str:
     return found
 
 
-def _wait_for_answer(variant: Variant, programs: Sequence[Program], seconds: float = 20.0) -> None:
+def wait_for_answer(variant: Variant, programs: Sequence[Program], seconds: float = 20.0) -> None:
+    """Until it answers 200; raises BenchError."""
     body = next(bodies.bodies(2048, 1, "chat", 2))
     url = f"http://127.0.0.1:{variant.port}{bodies.PATHS['chat']}"
     deadline, last = time.monotonic() + seconds, "no answer"

@@ -1,0 +1,187 @@
+"""How a group of replicas grows: requests for each second of CPU of its busiest replica, behind one Envoy.
+
+Groups of one, two and more replicas are up at once and asked by turns, each through a listener of its own. Each replica
+is meant for a core of its own, so a group serves as many requests a second as its busiest replica allows, at a full
+core; what Envoy, the load and the model servers take is not counted. All replicas share one core here, which they fill:
+so each has always something to do, as one that is full on a core of its own.
+"""
+
+import argparse
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+from urllib.request import urlopen
+
+from hack.benches.rig import envoy
+from hack.benches.rig.load import Bodies, Wrk
+from hack.benches.rig.pickers import (
+    EPP,
+    Scenario,
+    Variant,
+    envoy_program,
+    prepared_bodies,
+    wait_for_answer,
+    write_files,
+)
+from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, free_ports, need_programs, running
+
+PODS = 8
+CONNECTIONS = 32
+TARGET = 10_000
+"""Requests a second to be served."""
+MOST = 0.6
+"""Share of a core that a replica may use for it."""
+SCENARIOS = {size: Scenario(f"{size} KB", size << 10, "chat") for size in (2, 32)}
+JOIN_SECONDS = 30.0
+
+
+class Group(NamedTuple):
+    """Replicas that tell each other, and the way through Envoy to them."""
+
+    replicas: Sequence[Program]
+    variant: Variant
+
+
+class Cost(NamedTuple):
+    """CPU seconds a request of the group: of the busiest replica, and of all together."""
+
+    busiest: float
+    all: float
+
+
+@contextmanager
+def groups(
+    sizes: Sequence[int], wiring: envoy.Wiring
+) -> Iterator[tuple[Mapping[int, Group], Wrk, Mapping[int, Bodies]]]:
+    """One group of each size, all answering and knowing each other, the load, and bodies by their kilobytes."""
+    need_programs()
+    split = cores()
+    rest, alone = split if split else (None, None)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
+        free = iter(free_ports(PODS + 1 + sum(1 + 4 * size for size in sizes)))
+        pods, streaming = [next(free) for _ in range(PODS)], next(free)
+        write_files(folder, pods, streaming)
+        nginx = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
+        stack.enter_context(running("nginx", nginx, folder, rest)).wait_for_port(pods[0])
+        listeners, started = {}, {}
+        for size in sizes:
+            programs, ports = _replicas(stack, folder, free, size, alone)
+            listeners[str(size)] = envoy.Listener(next(free), ports[0], wiring, tuple(ports[1:]))
+            started[size] = programs
+        (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
+        flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
+        proxy = stack.enter_context(running("envoy", [envoy_program(), *flags, "--log-level", "error"], folder, rest))
+        found = {}
+        for size in sizes:
+            found[size] = Group(started[size], Variant(str(size), listeners[str(size)].port, None))
+            wait_for_answer(found[size].variant, [proxy, *started[size]])
+        yield found, Wrk(rest), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
+
+
+def _replicas(
+    stack: ExitStack, folder: Path, free: Iterator[int], size: int, core: int | None
+) -> tuple[list[Program], list[int]]:
+    """So many replicas of one group, joined, and their ext_proc ports."""
+    peers = [next(free) for _ in range(size)]
+    programs, grpc, admins = [], [], []
+    for number, peer in enumerate(peers):
+        port, health, metrics = next(free), next(free), next(free)
+        given = {"endpoints": folder / "endpoints.yaml", "python": sys.executable}
+        words = shlex.split(EPP.format(grpc_port=port, health_port=health, metrics_port=metrics, **given))
+        if size > 1:
+            words += [
+                "--replica-port",
+                str(peer),
+                *(flag for each in peers for flag in ("--peer", f"127.0.0.1:{each}")),
+            ]
+        programs.append(stack.enter_context(running(f"epp-{size}-{number}", words, folder, core)))
+        grpc.append(port)
+        admins.append(metrics)
+    for program, port, metrics in zip(programs, grpc, admins, strict=True):
+        program.wait_for_port(port)
+        program.wait_for_port(metrics)
+        _wait_for_peers(program, metrics, size - 1)
+    return programs, grpc
+
+
+def _wait_for_peers(program: Program, metrics: int, count: int) -> None:
+    deadline = time.monotonic() + JOIN_SECONDS
+    while time.monotonic() < deadline:
+        program.check()
+        with urlopen(f"http://127.0.0.1:{metrics}/endpoints", timeout=5) as answer:
+            replicas = json.load(answer).get("replicas")
+        if not count or [peer["state"] for peer in replicas["peers"]] == ["live"] * count:
+            return
+        time.sleep(0.1)
+    raise BenchError(f"{program.name} does not know its {count} peers after {JOIN_SECONDS:g} s")
+
+
+def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
+    before = [cpu_seconds(replica.pid) for replica in group.replicas]
+    seen = wrk.burst(group.variant.port, bodies, CONNECTIONS, seconds)
+    spent = [cpu_seconds(each.pid) - was for each, was in zip(group.replicas, before, strict=True)]
+    return Cost(max(spent) / seen.requests, sum(spent) / seen.requests)
+
+
+def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
+    """What one size of body came to, for people; `costs` of each size of group, the smallest of them 1."""
+    busiest = {size: median(cost.busiest for cost in found) for size, found in costs.items()}
+    own = busiest[1]
+    shown = []
+    peers: dict[int, float] = {}
+    for size in costs:
+        if size > 1:
+            peers[size] = (median(cost.all for cost in costs[size]) - own) / (size - 1)
+        rate, each = 1 / busiest[size], 1 / busiest[size] / size
+        peer = f"{peers[size] * 1e6:9.0f} us" if size > 1 else ""
+        line = f"{kilobytes:4d} KB  {size:8d}  {rate:11,.0f}  {each:13,.0f}  {own / busiest[size]:9.2f}  {peer}"
+        shown.append(line.rstrip())
+    if peers:
+        peer_cost = peers[min(peers)]
+        left = MOST - TARGET * peer_cost
+        enough = f"{ceil(TARGET * (own - peer_cost) / left)} replicas" if left > 0 else "more than one group can serve"
+        shown.append(f"         {TARGET:,} a second at {MOST:g} of a core each: {enough}")
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="hack/bench scale", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4], help="sizes of groups beside one alone")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=2.0, help="for one burst of load")
+    parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
+    flags = parser.parse_args(arguments)
+    sizes = sorted({1, *flags.replicas})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
+    costs: dict[int, dict[int, list[Cost]]] = {kilobytes: {size: [] for size in sizes} for kilobytes in SCENARIOS}
+    try:
+        with groups(sizes, flags.wiring) as (made, wrk, bodies):
+            for turn in range(-1, flags.rounds):  # the first for warmth
+                for kilobytes in SCENARIOS:
+                    for size in sizes if turn % 2 == 0 else reversed(sizes):
+                        cost = measured(made[size], wrk, bodies[kilobytes], flags.seconds)
+                        costs[kilobytes][size] += [cost] if turn >= 0 else []
+    except BenchError as error:
+        print(f"hack/bench scale: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    print("prompt  replicas  requests/s  of each, at a  times one  taking in a")
+    print("                   in all     full core      alone      peer's request")
+    for kilobytes, found in costs.items():
+        print("\n".join(lines(kilobytes, found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
