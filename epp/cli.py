@@ -504,6 +504,35 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 
 
 @warmpath.command()
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Where requests come.")
+@click.option(
+    "--model-server-port", "--vllm-port", default=8200, show_default=True, type=click.IntRange(1, 65535),
+    help="Of the engine beside it.",
+)  # fmt: skip
+@click.option(
+    "--kv-connector", default="nixlv2", show_default=True, type=click.Choice(["nixlv2", "shared-storage"]),
+    help="How the engine gets what another one computed.",
+)  # fmt: skip
+@click.option("--enable-prefiller-sampling", is_flag=True, help="Of several prefillers named take one by chance.")
+@click.option("--prefill-max-retries", default=0, show_default=True, type=click.IntRange(0, 10))
+@click.option("--prefill-retry-backoff", default="100ms", show_default=True, type=Duration())
+@click.option("--prefill-timeout", default="2m", show_default=True, type=Duration(), help="Then it is computed here.")
+@click.option("--max-body", default=64 << 20, show_default=True, type=click.IntRange(1), help="Bytes of a request.")
+@click.option("--max-requests", default=4096, show_default=True, type=click.IntRange(1), help="At once.")
+@click.option("--drain-timeout", default="30s", show_default=True, type=Duration(), help="For answers under way.")
+@click.option("--cert-path", type=_DIRECTORY, help="TLS: directory of tls.crt and tls.key.")
+def sidecar(**flags: Any) -> None:
+    """Serve beside an engine that decodes: have prompts computed by the engine that x-prefiller-host-port names."""
+    from tooling.sidecar.command import main
+
+    try:
+        sys.exit(main(**flags))
+    except ConfigError as error:
+        raise click.ClickException(printable_lines(str(error))) from None
+
+
+@warmpath.command()
 @click.option("--endpoint", multiple=True, metavar="URL", help="A model server; may be repeated.")
 @click.option("--endpoints", multiple=True, type=_PATH, help="A pool's files, as `serve` takes them; may be repeated.")
 @click.option("--pool-name", help="An InferencePool: of the files, else of Kubernetes.")

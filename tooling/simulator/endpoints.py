@@ -71,6 +71,7 @@ class Endpoints:
         get("/load", self._show_load)
         get("/metrics", self._metrics)
         get("/kv_event_sources", self._kv_event_sources)
+        post("/admin/kv_fetched/{id}", self._kv_fetched)
         get("/admin/faults", self._show_faults)
         post("/admin/faults", self._set_faults)
         app.router.add_delete("/admin/faults", self._clear_faults)
@@ -112,6 +113,10 @@ class Endpoints:
             raise Refused(faults.status, "InjectedError", f"fault injected into {self._identity.name}")
         if faults.drop_after is not None:
             request[DROP_AFTER] = faults.drop_after
+
+    async def _kv_fetched(self, request: web.Request) -> web.Response:
+        """In place of NIXL's side channel: another engine has what was kept for it."""
+        return json_reply({"released": self._clockwork.fetched(request.match_info["id"])})
 
     # --- the rest of vLLM -------------------------------------------------------------------------------------
 

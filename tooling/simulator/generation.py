@@ -1,17 +1,21 @@
 """The endpoints that keep the engine busy: the four that generate, and embeddings."""
 
+import asyncio
 import base64
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import aiohttp
+import msgspec
 from aiohttp import web
 
 from epp import protocol
 from tooling.simulator import tokenizer as tokens
 from tooling.simulator.answers import Answer, Wish, answer, embedding
-from tooling.simulator.engine import EngineParameters
+from tooling.simulator.engine import EngineParameters, Transfer
 from tooling.simulator.metrics import Adapters
 from tooling.simulator.realtime import Live, Order, RealTimeEngine
 from tooling.simulator.replies import cut, json_reply, printable
@@ -22,6 +26,8 @@ from tooling.simulator.tokenizer import Tokens
 MAX_LIVE = 8192
 """Sequences a pod holds at once, waiting or running; more are refused with 503."""
 MAX_DIMENSIONS = 4096
+ABORT = 480.0
+"""Seconds after which KV that nobody fetched is given up: vLLM's VLLM_NIXL_ABORT_REQUEST_TIMEOUT."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DROP_AFTER = web.RequestKey("drop_after", int)
@@ -72,6 +78,7 @@ class Generation:
             orders = self._orders(
                 prompts, [(answer.generated, answer.reason) for answer in answers], body.cache_salt, adapter
             )
+            orders = [self._apart(order, body.kv_transfer_params or {}) for order in orders]
             options = body.stream_options
             frame = Frame(
                 id=printable(request.headers.get(protocol.REQUEST_ID, f"{self._identity.name}-{self._requests}")),
@@ -82,9 +89,50 @@ class Generation:
             )
             with self._clockwork.serve(orders, adapter) as lives:
                 run = _Run(request, shape(frame), lives, answers)
-                return await (run.stream() if body.stream else run.whole())
+                if not orders[0].keeps:
+                    return await (run.stream() if body.stream else run.whole())
+                found = await run.whole()
+                return self._kept(request, found, orders[0].id)
 
         return handle
+
+    def _apart(self, order: Order, params: Mapping[str, Any]) -> Order:
+        """The order as vLLM's NixlConnector has it: prefill for another engine, or decode what one has prefilled."""
+        if params.get("do_remote_decode") is True:
+            return order._replace(keeps=True)
+        if params.get("do_remote_prefill") is not True:
+            return order
+        where = f"http://{params.get('remote_host')}:{params.get('remote_port')}"
+        url = f"{where}/admin/kv_fetched/{params.get('remote_request_id')}"
+        return order._replace(transfer=Transfer(), on_first=lambda: self._tell_fetched(url))
+
+    def _kept(self, request: web.Request, answer: web.StreamResponse, order: str) -> web.StreamResponse:
+        """The answer to a request whose KV is kept, with where it is."""
+        assert isinstance(answer, web.Response)
+        assert isinstance(answer.body, bytes)
+        host, _, port = request.host.rpartition(":")
+        params = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [],
+            "remote_engine_id": self._identity.name,
+            "remote_request_id": order,
+            "remote_host": host,
+            "remote_port": int(port) if port.isdigit() else 80,
+            "tp_size": 1,
+        }
+        asyncio.get_running_loop().call_later(ABORT, self._clockwork.fetched, order)
+        return json_reply({**msgspec.json.decode(answer.body), "kv_transfer_params": params})
+
+    def _tell_fetched(self, url: str) -> None:
+        """Tell the engine that keeps it; where that does not listen, it gives it up after a time."""
+
+        async def tell() -> None:
+            with suppress(aiohttp.ClientError, OSError):
+                async with aiohttp.ClientSession() as client, client.post(url):
+                    pass
+
+        self._clockwork.spawn(tell())
 
     def adapter(self, model: str | None) -> str:
         """The LoRA adapter a model name stands for, empty for the base model. Raises Refused (404)."""

@@ -1,11 +1,12 @@
 """Runs an engine in real time: one task steps it, sleeps out each step, and wakes those who wait for tokens."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from math import inf
 from typing import Any, NamedTuple
 
-from tooling.simulator.engine import Change, Engine, Job, Step
+from tooling.simulator.engine import Change, Engine, Job, Step, Transfer
 from tooling.simulator.metrics import Histograms
 
 CATCH_UP = 0.25
@@ -25,15 +26,21 @@ class Order(NamedTuple):
     """Why it will end there, for the metrics."""
     about: Any = None
     """What `Job.about` is to be."""
+    keeps: bool = False
+    transfer: Transfer | None = None
+    """As of `Job`."""
+    on_first: Callable[[], None] | None = None
+    """Called with its first token."""
 
 
 class Live:
     """A job whose tokens somebody waits for."""
 
-    __slots__ = ("given", "job", "last_at", "reason", "wake")
+    __slots__ = ("given", "job", "last_at", "on_first", "reason", "wake")
 
-    def __init__(self, job: Job, reason: str, wake: asyncio.Event) -> None:
+    def __init__(self, job: Job, reason: str, wake: asyncio.Event, on_first: Callable[[], None] | None) -> None:
         self.job = job
+        self.on_first = on_first
         self.reason = reason
         self.given = 0
         """Tokens whose time has come; `job.generated` runs ahead by the step in progress."""
@@ -61,6 +68,7 @@ class RealTimeEngine:
         self._histograms = histograms
         self._lives: dict[str, Live] = {}
         self._work = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
 
     @property
     def live(self) -> int:
@@ -83,8 +91,10 @@ class RealTimeEngine:
                     now=now,
                     adapter=adapter,
                     about=order.about,
+                    keeps=order.keeps,
+                    transfer=order.transfer,
                 )
-                self._lives[order.id] = live = Live(job, order.reason, wake)
+                self._lives[order.id] = live = Live(job, order.reason, wake, order.on_first)
                 lives.append(live)
             self._work.set()
             yield lives
@@ -94,15 +104,32 @@ class RealTimeEngine:
                     self.engine.abort(live.job.id)
                     self._histograms.finished("abort")
 
+    def fetched(self, request_id: str) -> bool:
+        """Another engine has what this one keeps of a request, or it is given up."""
+        found = self.engine.fetched(request_id)
+        self._work.set()
+        return found
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside, for as long as the engine runs."""
+        assert self._tasks is not None
+        self._tasks.create_task(work)
+
     async def run(self) -> None:
         """Step the engine for ever. The owner cancels it."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._steps()
+
+    async def _steps(self) -> None:
         loop = asyncio.get_running_loop()
         at = loop.time()
         while True:
             step = self.engine.step(at)
             if step is None:
                 self._work.clear()
-                await self._work.wait()
+                until = None if self.engine.ready_at == inf else max(0.0, self.engine.ready_at - loop.time())
+                with suppress(TimeoutError):  # what is fetched from another engine is there
+                    await asyncio.wait_for(self._work.wait(), until)
                 at = loop.time()
                 continue
             at += step.duration * self._pace * self.slow
@@ -119,6 +146,8 @@ class RealTimeEngine:
             if live is None:  # aborted while the step ran
                 continue
             live.given += 1
+            if live.given == 1 and live.on_first is not None:
+                live.on_first()
             self._histograms.token(live.job, live.last_at, at, live.given)
             live.last_at = at
             live.wake.set()

@@ -49,6 +49,7 @@ class Body(Struct, kw_only=True):
     stop: str | list[str] | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
 
     def prompts(self) -> list[Tokens]:
         """The token sequences to continue, at least one."""

@@ -1,0 +1,249 @@
+"""The sidecar between simulated engines, over real sockets: what is asked of whom, and what comes back."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from yarl import URL
+
+from tests.support.process.waiting import until
+from tooling.sidecar.proxy import FALLBACK, Connector, Sidecar, SidecarSettings
+from tooling.simulator.server import SimulatedPod
+
+PREFILLER = "x-prefiller-host-port"
+ASK = {"model": "sim", "prompt": "word " * 400, "max_tokens": 5}
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 5, "stream": True}
+
+
+class Engine:
+    """Writes down what it is asked, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []
+        self.answers: list[web.Response] = []
+        self.left = 0
+        self.hangs = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.asked.append(
+            (request.raw_path if hasattr(request, "raw_path") else request.path, request.headers, _json(body))
+        )
+        if self.hangs:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.left += 1
+        return self.answers.pop(0) if self.answers else web.json_response({"kv_transfer_params": {"from": "prefill"}})
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[int]:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self.handle)
+        server = TestServer(app)
+        await server.start_server()
+        try:
+            assert server.port is not None
+            yield server.port
+        finally:
+            await server.close()
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(body) if body.startswith(b"{") else {"raw": body.decode()}
+    return found
+
+
+class Pair:
+    """A sidecar with an engine beside it and one that prefills."""
+
+    def __init__(self, client: aiohttp.ClientSession, sidecar: Sidecar, prefiller: str) -> None:
+        self.client = client
+        self.sidecar = sidecar
+        self.prefiller = prefiller
+        self.beside, self.prefills = Engine(), Engine()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.sidecar.port}"
+
+    async def ask(
+        self, body: Any = ASK, path: str = "/v1/completions", **headers: str
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        given = {PREFILLER: self.prefiller, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        async with self.client.post(path, json=body, headers=given) as response:
+            return response, await response.read()
+
+
+@asynccontextmanager
+async def pair(connector: Connector = "nixlv2", **settings: Any) -> AsyncIterator[Pair]:
+    beside, prefills = Engine(), Engine()
+    async with beside.serve() as port, prefills.serve() as other:
+        given = SidecarSettings(host="127.0.0.1", port=0, model_server_port=port, kv_connector=connector, **settings)
+        async with Sidecar(given) as sidecar, aiohttp.ClientSession(f"http://127.0.0.1:{sidecar.port}") as client:
+            made = Pair(client, sidecar, f"127.0.0.1:{other}")
+            made.beside, made.prefills = beside, prefills
+            yield made
+
+
+async def test_the_prefiller_is_asked_for_one_token_and_the_engine_for_all() -> None:
+    async with pair() as made:
+        body = {**CHAT, "min_tokens": 3, "stream_options": {"include_usage": True}}
+        response, _ = await made.ask(body, "/v1/chat/completions?x=1", x_request_id="r1", authorization="Bearer k")
+        ((_, headers, first),) = made.prefills.asked
+        ((path, passed, second),) = made.beside.asked
+    assert (first["max_tokens"], first["max_completion_tokens"], first["stream"]) == (1, 1, False)
+    assert "stream_options" not in first
+    assert "min_tokens" not in first
+    assert first["kv_transfer_params"]["do_remote_decode"] is True
+    assert first["kv_transfer_params"]["remote_block_ids"] is None
+    assert second == {**body, "kv_transfer_params": {"from": "prefill"}}
+    assert path == "/v1/chat/completions?x=1"
+    for seen in (headers, passed):
+        assert (seen["x-request-id"], seen["authorization"]) == ("r1", "Bearer k")
+        assert PREFILLER not in seen
+    assert FALLBACK not in response.headers
+    assert made.sidecar.counts == {"prefilled": 1}
+
+
+async def test_shared_storage_needs_no_words() -> None:
+    async with pair("shared-storage") as made:
+        await made.ask({**ASK, "cache_hit_threshold": 0.8})
+        await made.ask()
+        asked = [body for _, _, body in made.prefills.asked]
+        assert [body["max_tokens"] for body in asked] == [1, 1]
+        assert all("kv_transfer_params" not in body for body in asked)
+        assert [body.get("cache_hit_threshold") for _, _, body in made.beside.asked] == [0, None]
+
+
+async def test_without_a_prefiller_named_it_only_passes_on() -> None:
+    async with pair() as made:
+        made.beside.answers = [
+            web.Response(status=418, text="short and stout", headers={"x-own": "1", "set-cookie": "a=b"})
+        ]
+        async with aiohttp.request("PUT", URL(f"{made.url}/any/path?q=%2F", encoded=True), data=b"\x00raw") as response:
+            assert (response.status, response.headers["x-own"], response.headers["set-cookie"]) == (418, "1", "a=b")
+            assert await response.read() == b"short and stout"
+        assert made.beside.asked[0][0] == "/any/path?q=%2F"
+        assert made.prefills.asked == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ([web.Response(status=500)], "status"),
+        ([web.Response(status=400)], "status"),
+        ([web.Response(text="no json")], "no-params"),
+        ([web.json_response([1])], "no-params"),
+        ([web.json_response({"kv_transfer_params": None})], "no-params"),
+    ],
+)
+async def test_what_the_prefiller_does_wrong_is_done_here(answers: list[web.Response], reason: str) -> None:
+    async with pair() as made:
+        made.prefills.answers = answers
+        response, _ = await made.ask()
+        assert (response.status, response.headers[FALLBACK]) == (200, reason)
+        assert [body for _, _, body in made.beside.asked] == [ASK]
+        assert made.sidecar.counts == {f"fallback-{reason}": 1}
+
+
+@pytest.mark.parametrize(
+    ("named", "body", "reason"),
+    [
+        ("127.0.0.1:1", ASK, "unreachable"),
+        ("evil.example:80", ASK, "malformed"),
+        ("127.0.0.1", ASK, "malformed"),
+        (" , ", ASK, "malformed"),
+        (None, {**ASK, "n": 2}, "unsupported"),
+        (None, [1], "unsupported"),
+    ],
+)
+async def test_what_cannot_be_prefilled_elsewhere_is_done_here(named: str | None, body: Any, reason: str) -> None:
+    async with pair() as made:
+        made.prefiller = made.prefiller if named is None else named
+        response, _ = await made.ask(body)
+        assert (response.status, response.headers[FALLBACK]) == (200, reason)
+        assert made.prefills.asked == []
+
+
+async def test_a_prefiller_that_hangs_is_left() -> None:
+    async with pair(prefill_timeout=0.05) as made:
+        made.prefills.hangs = True
+        response, _ = await made.ask()
+        assert response.headers[FALLBACK] == "timeout"
+        await until(lambda: made.prefills.left == 1)
+
+
+async def test_it_asks_again_where_that_may_help() -> None:
+    async with pair(prefill_max_retries=2, prefill_retry_backoff=0.0) as made:
+        made.prefills.answers = [web.Response(status=503), web.Response(status=502)]
+        response, _ = await made.ask()
+        assert FALLBACK not in response.headers
+        assert len(made.prefills.asked) == 3
+        made.prefills.answers = [web.Response(status=400), web.Response(status=200)]
+        response, _ = await made.ask()
+        assert response.headers[FALLBACK] == "status"
+
+
+@pytest.mark.parametrize("where", ["prefills", "beside"])
+async def test_a_client_that_leaves_takes_the_request_along(where: str) -> None:
+    async with pair() as made:
+        engine: Engine = getattr(made, where)
+        engine.hangs = True
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(made.ask())
+            await until(lambda: len(engine.asked) == 1)
+            task.cancel()
+            await until(lambda: engine.left == 1)
+
+
+async def test_what_is_too_much_is_refused() -> None:
+    async with pair(max_body=1000, max_requests=1) as made:
+        response, body = await made.ask({**ASK, "prompt": "x" * 2000})
+        assert (response.status, json.loads(body)["error"]["type"]) == (413, "invalid_request_error")
+        made.prefills.hangs = True
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(made.ask({**ASK, "prompt": "x"}))
+            await until(lambda: len(made.prefills.asked) == 1)
+            response, body = await made.ask({**ASK, "prompt": "x"})
+            assert (response.status, "1 requests are served" in body.decode()) == (503, True)
+            task.cancel()
+
+
+async def test_an_engine_that_is_away_is_said() -> None:
+    settings = SidecarSettings(host="127.0.0.1", port=0, model_server_port=1)
+    async with Sidecar(settings) as sidecar, aiohttp.ClientSession() as client:
+        async with client.get(f"http://127.0.0.1:{sidecar.port}/health") as response:
+            assert response.status == 502
+            assert "the engine on port 1" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(("body", "path"), [(ASK, "/v1/completions"), (CHAT, "/v1/chat/completions")])
+async def test_simulated_engines_answer_as_one_would(body: dict[str, Any], path: str) -> None:
+    """Prompt computed by the one, answer by the other, byte for byte; and nothing is kept when it was fetched."""
+    async with SimulatedPod(name="p") as p, SimulatedPod(name="d") as d:
+        given = SidecarSettings(host="127.0.0.1", port=0, model_server_port=int(d.address.rpartition(":")[2]))
+        async with Sidecar(given) as sidecar, aiohttp.ClientSession() as client:
+            headers = {PREFILLER: p.address, "x-request-id": "same"}
+            texts = []
+            for url in (f"http://127.0.0.1:{sidecar.port}{path}", f"{p.url}{path}"):
+                async with client.post(url, json=body, headers=headers) as response:
+                    assert response.status == 200
+                    texts.append(_without_times(await response.read()))
+            assert texts[0] == texts[1]
+            assert sidecar.counts == {"prefilled": 1}
+            assert d.engine.totals.computed_tokens <= 16
+            assert p.engine.totals.generation_tokens == 1 + 5
+            await until(lambda: p.engine.kept_blocks == 0)
+
+
+def _without_times(answer: bytes) -> list[Any]:
+    """What is said, without what differs between any two answers."""
+    lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line.startswith((b"data: {", b"{"))]
+    return [{k: v for k, v in json.loads(line).items() if k in ("id", "choices", "object", "model")} for line in lines]

@@ -1,0 +1,1 @@
+"""`warmpath sidecar`: beside an engine that decodes; has prompts computed by another one."""

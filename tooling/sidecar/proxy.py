@@ -1,0 +1,279 @@
+"""`Sidecar`: passes requests on to the engine beside it; those that name a prefiller are computed there first.
+
+Flow (nixlv2): a copy of the request that asks for one token goes to the prefiller, whose answer says where the KV cache
+lies; the request itself goes to the engine beside, with these words, and the engine fetches it. With shared storage the
+engine finds it by itself. Whatever goes wrong with the prefiller, the engine beside computes the prompt: slower, never
+an error. What it answers is passed on byte for byte as it comes; who goes away takes the requests on both sides along.
+"""
+
+import asyncio
+import logging
+import random
+import ssl
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from epp import protocol
+from epp.documents.addresses import address_of
+
+log = logging.getLogger("warmpath")
+
+Connector = Literal["nixlv2", "shared-storage"]
+FALLBACK: Final = "x-prefill-fallback"
+"""On the answer: why the prompt was computed beside after all."""
+_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_HOP: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
+        "upgrade", "host", "content-length", "expect",
+    }
+)  # fmt: skip
+"""Headers of one connection, and those that are made anew."""
+_OURS: Final = frozenset({protocol.PREFILLER, protocol.ENCODERS, protocol.DATA_PARALLEL})
+_RETRIED: Final = frozenset({502, 503, 504})
+_LIMITS: Final = {"/v1/responses": ("max_output_tokens",)}
+"""How a path's body says how many tokens are wanted, where not as chat and completions do."""
+_QUIET: Final = 60.0
+"""Seconds between two lines of the log about one reason."""
+
+
+@dataclass(frozen=True)
+class SidecarSettings:
+    """What the flags of `warmpath sidecar` say. Times in seconds, sizes in bytes."""
+
+    host: str = "0.0.0.0"
+    port: int = 8000
+    model_server_port: int = 8200
+    kv_connector: Connector = "nixlv2"
+    enable_prefiller_sampling: bool = False
+    """Of several prefillers that are named, take one by chance instead of the first."""
+    prefill_max_retries: int = 0
+    prefill_retry_backoff: float = 0.1
+    prefill_timeout: float = 120.0
+    connect_timeout: float = 2.0
+    max_body: int = 64 << 20
+    max_requests: int = 4096
+    """Served at once; more are answered 503."""
+    drain_timeout: float = 30.0
+    tls: ssl.SSLContext | None = None
+
+
+class _NoPrefill(Exception):
+    """The prefiller did not do it. `reason` is a word for metrics and a header."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Sidecar:
+    """`async with Sidecar(settings) as sidecar`: it serves until the block ends. OSError where the port is in use."""
+
+    def __init__(self, settings: SidecarSettings) -> None:
+        self._settings = settings
+        self._engine = f"http://127.0.0.1:{settings.model_server_port}"
+        self._live = 0
+        self._said: dict[str, float] = {}
+        self.counts = Counter[str]()
+        """Requests by what became of their prompts: `prefilled` elsewhere, `local`, `fallback-REASON`; `refused`."""
+
+    @property
+    def port(self) -> int:
+        port: int = self._runner.addresses[0][1]
+        return port
+
+    async def __aenter__(self) -> Self:
+        settings = self._settings
+        app = web.Application(client_max_size=settings.max_body)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=settings.drain_timeout
+        )
+        self._client = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
+            connector=aiohttp.TCPConnector(limit=0),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        try:
+            await self._runner.setup()
+            await web.TCPSite(self._runner, settings.host, settings.port, ssl_context=settings.tls).start()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+        await self._client.close()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self._live >= self._settings.max_requests:
+            self.counts["refused"] += 1
+            return _error(503, "server_error", f"{self._live} requests are served, which is the most; retry later")
+        self._live += 1
+        try:
+            return await self._serve(request)
+        except web.HTTPRequestEntityTooLarge:
+            message = f"body: larger than {self._settings.max_body} bytes, which is the most"
+            return _error(413, "invalid_request_error", message)
+        finally:
+            self._live -= 1
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        headers = _passed(request.headers)
+        named = request.headers.get(protocol.PREFILLER, "")
+        if not named or request.method != "POST" or request.path not in _PATHS:
+            self.counts["local"] += request.path in _PATHS
+            return await self._pass_on(request, headers, body)
+        headers.setdefault(protocol.REQUEST_ID, str(uuid4()))
+        try:
+            fetching = await self._prefilled(request.path, self._prefiller(named), headers, body)
+        except _NoPrefill as error:
+            self._tell(error)
+            return await self._pass_on(request, headers, body, {FALLBACK: error.reason})
+        self.counts["prefilled"] += 1
+        return await self._pass_on(request, headers, fetching)
+
+    # --- the prompt, elsewhere --------------------------------------------------------------------------------------
+
+    def _prefiller(self, named: str) -> str:
+        """`http://ip:port` of the one to ask. Raises _NoPrefill."""
+        all_ = [each.strip() for each in named.split(",") if each.strip()]
+        one = random.choice(all_) if self._settings.enable_prefiller_sampling and all_ else all_[0] if all_ else ""
+        ip, _, port = one.rpartition(":")
+        try:
+            return f"http://{address_of(ip.strip('[]'), int(port))}"
+        except ValueError:
+            raise _NoPrefill("malformed", f"{protocol.PREFILLER} is no ip:port") from None
+
+    async def _prefilled(self, path: str, prefiller: str, headers: CIMultiDict[str], body: bytes) -> bytes:
+        """The body for the engine beside, once the prefiller has computed the prompt. Raises _NoPrefill."""
+        try:
+            asked = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _NoPrefill("unreadable", f"the body is no JSON: {error}") from None
+        if not isinstance(asked, dict) or asked.get("n") not in (None, 1):
+            raise _NoPrefill("unsupported", "expected one answer to one prompt")
+        answer = await self._ask(f"{prefiller}{path}", headers, _one_token(path, asked, self._settings.kv_connector))
+        if self._settings.kv_connector == "shared-storage":
+            if "cache_hit_threshold" in asked:
+                asked["cache_hit_threshold"] = 0  # it is there now
+                return msgspec.json.encode(asked)
+            return body
+        try:
+            found = msgspec.json.decode(answer)
+            params = found.get("kv_transfer_params")
+        except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError):
+            params = None
+        if not isinstance(params, dict):
+            raise _NoPrefill("no-params", f"{prefiller} did not say where its KV cache is; is it a kv_producer?")
+        return msgspec.json.encode({**asked, "kv_transfer_params": params})
+
+    async def _ask(self, url: str, headers: CIMultiDict[str], body: bytes) -> bytes:
+        """The prefiller's answer, asked again where that may help. Raises _NoPrefill."""
+        settings = self._settings
+        for attempt in range(settings.prefill_max_retries + 1):
+            if attempt:
+                await asyncio.sleep(settings.prefill_retry_backoff)
+            try:
+                async with asyncio.timeout(settings.prefill_timeout):
+                    async with self._client.post(url, data=body, headers=headers) as response:
+                        answer = await response.read()
+            except TimeoutError:
+                failed = _NoPrefill("timeout", f"{url} did not answer within {settings.prefill_timeout:g} s")
+            except (aiohttp.ClientError, OSError) as error:
+                failed = _NoPrefill("unreachable", f"{url}: {type(error).__name__}: {error}")
+            else:
+                if response.status < 300:
+                    return answer
+                failed = _NoPrefill("status", f"{url} answered {response.status}")
+                if response.status not in _RETRIED:
+                    break
+        raise failed
+
+    def _tell(self, error: _NoPrefill) -> None:
+        self.counts[f"fallback-{error.reason}"] += 1
+        now = time.monotonic()
+        if now - self._said.get(error.reason, -_QUIET) >= _QUIET:
+            self._said[error.reason] = now
+            log.warning("prefilled here: %s: %s", error.reason, error)
+
+    # --- the engine beside ------------------------------------------------------------------------------------------
+
+    async def _pass_on(
+        self,
+        request: web.Request,
+        headers: CIMultiDict[str],
+        body: bytes,
+        said: Mapping[str, str] = {},
+    ) -> web.StreamResponse:
+        url = URL(self._engine + request.raw_path, encoded=True)
+        try:
+            upstream = await self._client.request(
+                request.method, url, data=body or None, headers=headers, allow_redirects=False
+            )
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return _error(502, "server_error", f"the engine on port {self._settings.model_server_port}: {error}")
+        async with upstream:
+            response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=said)
+            response.headers.extend(_passed(upstream.headers))
+            if "content-length" in upstream.headers and request.method != "HEAD":
+                response.content_length = int(upstream.headers["content-length"])
+            await response.prepare(request)
+            try:
+                async for chunk in upstream.content.iter_any():
+                    await response.write(chunk)
+            except (aiohttp.ClientError, OSError):
+                # Broken off in the middle: so is this side, or it would look whole.
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            await response.write_eof()
+        return response
+
+
+def _passed(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    kept = CIMultiDict[str]()
+    for name, value in headers.items():
+        if name.lower() not in _HOP and name.lower() not in _OURS:
+            kept.add(name, value)
+    return kept
+
+
+def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> bytes:
+    """A copy of the request of which only the prompt is wanted."""
+    copy = {name: value for name, value in asked.items() if name not in ("stream_options", "min_tokens")}
+    copy["stream"] = False
+    for name in _LIMITS.get(path, ("max_tokens", "max_completion_tokens")):
+        if name != "max_completion_tokens" or path == "/v1/chat/completions":
+            copy[name] = 1
+    if connector == "nixlv2":
+        copy["kv_transfer_params"] = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        }
+    return msgspec.json.encode(copy)
+
+
+def _error(status: int, kind: str, message: str) -> web.Response:
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return web.Response(body=msgspec.json.encode({"error": error}), status=status, content_type="application/json")
