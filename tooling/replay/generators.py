@@ -5,6 +5,7 @@ Times are drawn for one new conversation a second; the replay scales them to the
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate, count
 from math import exp
 from random import Random
@@ -18,6 +19,10 @@ Arrivals = Literal["poisson", "steady", "bursty"]
 ARRIVALS: Final[tuple[Arrivals, ...]] = ("poisson", "steady", "bursty")
 _BURST: Final = 10
 """Mean number of arrivals of a bursty process that come together."""
+_FIRST: Final = 5.0
+"""Seconds."""
+_UNDER_WAY: Final = 63
+"""Batch requests of a gateway: odd, so that all chains get the same."""
 
 
 class _Maker:
@@ -379,6 +384,75 @@ def adapters(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return make.trace()
 
 
+def agents_with_slo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Agents of three teams: a task reads about 8,000 tokens and calls tools about ten times, each call adding some
+    500 tokens. Every second task has somebody waiting for it: priority 1 and its first tokens within 1 s (class
+    `watched`); the others have priority 0 and 10 s (`background`). Every twentieth arrival brings 16 tasks at once.
+    """
+    make = _Maker("agents-with-slo", seed, arrivals)
+    asks = make.asks
+    systems = {team: make.piece(4000) for team in ("red", "green", "blue")}
+    while len(asks) < requests:
+        at = make.arrival()
+        for _ in range(16 if make.chance.random() < 1 / 20 else 1):
+            team, watched = make.chance.choice([*systems]), make.chance.random() < 1 / 2
+            conversation: tuple[Piece, ...] = (systems[team], make.piece(make.drawn(4000)))
+            last: tuple[int, ...] = ()
+            session = f"agent-{len(asks)}"
+            for _ in range(1 + min(30, int(make.chance.expovariate(1 / 10)))):
+                pause = make.chance.expovariate(1 / 2) if last else 0.0
+                conversation = (*conversation, make.piece(make.drawn(500, 0.9)))
+                number = make.ask(
+                    at, conversation, make.drawn(120, 0.7), answered=True, after=last, pause=pause, session=session
+                )
+                asks[number] = replace(
+                    asks[number],
+                    tenant=team,
+                    priority=int(watched),
+                    label="watched" if watched else "background",
+                    slo_ttft=1.0 if watched else 10.0,
+                )
+                conversation, last = make.done(number), (number,)
+    return make.trace()
+
+
+def burst_from_zero(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """A tenth of all requests at once, in the fifth second, when a pool scaled to zero has no pod yet; the others as
+    they come after it. Prompts of about 1,000 tokens that share nothing. To be played with pods that come later:
+    `--fail POD@0+30` for each.
+    """
+    make = _Maker("burst-from-zero", seed, arrivals)
+    asks: list[TraceRequest] = []
+    for number in range(requests):
+        first = number < requests / 10
+        at = _FIRST if first else _FIRST + make.arrival()
+        label = "burst" if first else "later"
+        asks.append(TraceRequest(at, (make.piece(make.drawn(1000, 0.8)),), make.drawn(200), label=label))
+    return Trace(make.name, asks)
+
+
+def batch_gateway(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """The case that llm-d published of its batch gateway (llm-d-batch-gateway #491): 15 interactive requests a second
+    for 90 s, none for 90 s, and so on, beside as many batch requests, of which 63 are always under way. All have 512
+    tokens and answers of 128. Its times are those of the case: play it with `--times 1`.
+    """
+    make = _Maker("batch-gateway", seed, arrivals)
+
+    def batch(after: tuple[int, ...]) -> TraceRequest:
+        return TraceRequest(0.0, (make.piece(512),), 128, after=after, tenant="batch", priority=-1, label="batch")
+
+    asks = [batch(()) for _ in range(_UNDER_WAY)]
+    last = [*range(_UNDER_WAY)]
+    while len(asks) < requests:
+        active = make.arrival() / 15
+        at = active + 90 * int(active // 90)
+        asks.append(TraceRequest(at, (make.piece(512),), 128, tenant="chat", priority=1, label="interactive"))
+        chain = len(asks) % _UNDER_WAY
+        asks.append(batch((last[chain],)))
+        last[chain] = len(asks) - 1
+    return Trace(make.name, asks)
+
+
 WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "chats": chats,
     "documents-8k": documents_8k,
@@ -393,6 +467,9 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "noisy-neighbour": noisy_neighbour,
     "adapters": adapters,
     **{name: _alike(name, *shape) for name, shape in ALIKE.items()},
+    "agents-with-slo": agents_with_slo,
+    "burst-from-zero": burst_from_zero,
+    "batch-gateway": batch_gateway,
     "demo": demo,
 }
 """Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

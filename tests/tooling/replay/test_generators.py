@@ -129,3 +129,30 @@ def test_the_demo_is_what_the_laptop_sends() -> None:
     spread = play(trace, pods="3*laptop", name="round-robin")
     assert cached > sum(one.cached for one in spread.served) / sum(ask.tokens for ask in trace.asks)
     assert max(ask.tokens for ask in trace.asks) < LAPTOP.capacity
+
+
+def test_classes_have_priorities_tenants_and_what_they_want() -> None:
+    agents = made("agents-with-slo", 2000).asks
+    assert {(ask.label, ask.priority, ask.slo_ttft) for ask in agents} == {("watched", 1, 1.0), ("background", 0, 10.0)}
+    assert {ask.tenant for ask in agents} == {"red", "green", "blue"}
+    for ask in agents:
+        for before in ask.after:
+            assert (agents[before].session, agents[before].label) == (ask.session, ask.label)
+            assert ask.tokens > agents[before].tokens
+
+
+def test_a_pool_of_nothing_is_asked_a_tenth_at_once() -> None:
+    asks = made("burst-from-zero", 1000).asks
+    assert Counter(ask.at for ask in asks if ask.label == "burst") == {5.0: 100}
+    assert min(ask.at for ask in asks if ask.label == "later") > 5.0
+
+
+def test_the_published_case_has_its_rates_and_lengths() -> None:
+    asks = made("batch-gateway", 6000).asks
+    interactive = [ask for ask in asks if ask.label == "interactive"]
+    times = [ask.at for ask in interactive]
+    assert all(at % 180 < 90 for at in times)
+    assert sum(at < 90 for at in times) == pytest.approx(15 * 90, rel=0.1)
+    assert sum(not ask.after for ask in asks if ask.label == "batch") == 63
+    assert {(ask.tokens, ask.output) for ask in asks} == {(512, 128)}
+    assert {ask.priority for ask in asks} == {1, -1}

@@ -46,6 +46,14 @@ def test_a_decode_step_is_as_long_as_published(name: str, low: float, high: floa
     assert low < decode(name, 16, 1000) < high
 
 
+def test_a_mixture_of_experts_is_as_fast_as_published() -> None:
+    """512 and 128 tokens on one of two: 71 ms to the first token and 20 ms a token at 15 requests a second."""
+    speed = PRESETS["a100-gpt-oss-120b"].parameters
+    decodes = 15 * 128 * 0.02
+    per_step = 15 * 512 * 0.02 * speed.linear
+    assert decode("a100-gpt-oss-120b", round(decodes), 576) + per_step == pytest.approx(0.02, rel=0.25)
+
+
 def test_more_memory_holds_more_and_reads_faster() -> None:
     h100, h200 = PRESETS["h100-8b"].parameters, PRESETS["h200-8b"].parameters
     assert h200.blocks > 1.7 * h100.blocks
