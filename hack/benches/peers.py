@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from hack.benches.rig.peer import OURS, peer
 from hack.benches.rig.pickers import ALONE, EPP, Rig, Scenario, Setup, Variant, idle, in_turns, measured, rig
 from hack.benches.rig.processes import BenchError
 
-OURS = "warmpath"
 STREAMED = Scenario("100 chunks", 2 << 10, "streamed completions", 3.0)
 WIRINGS = ("full-duplex", "lean", "buffered")
 IDLE_SECONDS = 5.0
@@ -121,13 +121,6 @@ def _ratio(figures: Figures, scenario: str, wiring: str, name: str) -> str:
     """Within each round, since the machine's speed drifts."""
     ours, theirs = (figures.cells[scenario, f"{picker}, {wiring}"] for picker in (OURS, name))
     return f"{median(b.picker / a.picker for a, b in zip(ours, theirs, strict=True)):.2f}"
-
-
-def peer(text: str) -> tuple[str, str]:
-    name, _, command = text.partition("=")
-    if not name or not command or "," in name or name == OURS:
-        raise argparse.ArgumentTypeError(f"expected NAME=COMMAND with a name of its own, got {text!r}")
-    return name, command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
