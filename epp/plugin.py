@@ -570,6 +570,10 @@ class FlowBand(Protocol):
     @property
     def priority(self) -> int: ...
     @property
+    def several(self) -> int:
+        """How many flows have two requests or more."""
+
+    @property
     def in_turn(self) -> Iterable[Flow]:
         """The one that was served longest ago first; who did not wait then comes last."""
 
@@ -595,6 +599,10 @@ class FairnessPolicy(Plugin, ABC):
 
     def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
         """A request of this fairness id was let go."""
+
+    def share(self, band: FlowBand, flow: Flow) -> float:
+        """Up to which share of its band's ceiling the flow is let go: 1, as here, or less, to leave room to others."""
+        return 1.0
 
 
 class BandSelectionPolicy(Plugin, ABC):

@@ -85,6 +85,7 @@ CLASSES: Final = {
     "slo-deadline-ordering-policy": f"{_FLOW}.SloDeadline",
     "global-strict-fairness-policy": f"{_FLOW}.GlobalStrict",
     "round-robin-fairness-policy": f"{_FLOW}.RoundRobin",
+    "round-robin-with-room-fairness-policy": f"{_FLOW}.RoundRobinWithRoom",
     "program-aware-fairness": f"{_FLOW}.ProgramAware",
     "strict-band-selection-policy": f"{_FLOW}.StrictBands",
     "static-usage-limit-policy": f"{_FLOW}.StaticLimit",

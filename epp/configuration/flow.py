@@ -19,14 +19,14 @@ P = TypeVar("P", bound=Plugin)
 
 
 _OWN: Final = FlowControl(
-    default_priority_band=PriorityBand(fairness_policy_ref="round-robin-fairness-policy"),
+    default_priority_band=PriorityBand(fairness_policy_ref="round-robin-with-room-fairness-policy"),
     usage_limit_policy_plugin_ref="priority-holdback-policy",
 )
 
 
 def with_flow_control(config: EndpointPickerConfig) -> EndpointPickerConfig:
-    """The configuration with its feature gate on. Where it says nothing of flow control, tenants take turns and lower
-    priorities leave a tenth of the pool to the highest, which llm-d's defaults do not.
+    """The configuration with its feature gate on. Where it says nothing of flow control, tenants take turns, and lower
+    priorities and who floods leave room to the others, which llm-d's defaults do not.
     """
     gates = [*config.feature_gates, FLOW_CONTROL]
     return replace(config, feature_gates=gates, flow_control=config.flow_control or _OWN)

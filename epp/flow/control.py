@@ -285,14 +285,21 @@ class FlowControl(Plugin):
             if selection is not None:
                 blocked = set()  # a band that is held back holds back none that comes after it by other rules
             for flow in self._turns(band) if band.requests else ():
-                while (entry := flow.first(blocked)) is not None:
+                share = self._share(band, flow)
+                held: Collection[Group] = blocked
+                while (entry := flow.first(held)) is not None:
                     group = entry.group
                     saturation = self._saturation(entry)
                     if group not in ceilings:
                         ceilings[group] = self._ceilings(saturation, bands)
-                    if saturation < ceilings[group][at]:
+                    ceiling = ceilings[group][at]
+                    if saturation < ceiling * share:
                         return entry
+                    if saturation < ceiling:  # there is room, and it is others'
+                        held = {*held, group}
+                        continue
                     blocked.add(group)
+                    held = blocked if share == 1.0 else {*held, group}
                     if selection is None and len(blocked) == len(self._queues.groups):
                         return None
         return None
@@ -313,6 +320,13 @@ class FlowControl(Plugin):
         except Exception as error:
             self._on_error(name_of(band.settings.fairness), error)
             return band.in_turn
+
+    def _share(self, band: Band, flow: QueuedFlow) -> float:
+        try:
+            return band.settings.fairness.share(band, flow)
+        except Exception as error:
+            self._on_error(name_of(band.settings.fairness), error)
+            return 1.0
 
     def _is_open_to(self, entry: Entry, now: float) -> bool:
         band = self._queues.band(entry.request.priority, now)

@@ -27,6 +27,8 @@ _OUTPUT: Final = 2.0
 """What a generated token counts as, in prompt tokens."""
 _PROGRAMS: Final = 10_000
 """Programs whose service is remembered; of more, the one that was served longest ago is forgotten."""
+_SEVERAL: Final = 2
+"""Requests of a flow that wait, from which on it floods."""
 _PATIENT: Final = 5.0
 """Seconds: a head that has waited so long counts as if its program had got nothing."""
 
@@ -78,6 +80,41 @@ class RoundRobin(FairnessPolicy):
 
     def turns(self, band: FlowBand) -> Iterable[Flow]:
         return band.in_turn
+
+
+@dataclass(eq=False)
+class RoundRobinWithRoom(RoundRobin):
+    """`round-robin-with-room-fairness-policy`: the same, and who floods leaves room to who does not: a flow of which
+    several requests wait is let go up to a share, `room` (0.6), of what its priority is, while another of its priority
+    was served in the last `seconds` (60) and has one waiting or none.
+    """
+
+    room: float = 0.6
+    seconds: float = 60.0
+    _served: dict[int, OrderedDict[str, float]] = field(default_factory=dict, init=False, repr=False)
+    """Priority -> flow -> when it was served last; the one that was served longest ago first."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.room <= 1.0:
+            raise ValueError(f"room: expected more than 0, up to 1, got {self.room:g}")
+        if self.seconds <= 0.0:
+            raise ValueError(f"seconds: expected more than 0, got {self.seconds:g}")
+
+    def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
+        served = self._served.setdefault(waiting.request.priority, OrderedDict())
+        served[flow] = now
+        served.move_to_end(flow)
+        if len(served) > _PROGRAMS:
+            served.popitem(last=False)
+
+    def share(self, band: FlowBand, flow: Flow) -> float:
+        served = self._served.get(band.priority)
+        if served is None or len(flow) < _SEVERAL:
+            return 1.0
+        now = self.clock()
+        while served and now - next(iter(served.values())) > self.seconds:
+            served.popitem(last=False)
+        return self.room if len(served) > band.several else 1.0
 
 
 @dataclass(eq=False)
@@ -197,11 +234,11 @@ class PriorityHoldback(UsageLimitPolicy):
     """`priority-holdback-policy`: the highest priority up to `max_ceiling` (1.0), the lowest up to `min_ceiling`, those
     between in even steps (`domain: rank`) or as their numbers lie (`value`). `shape`: linear.
 
-    `min_ceiling` has no default in llm-d; here it is 0.9, at which chats beside batches waited half as long as without
-    and the batches lost nothing (docs/flow-control.md).
+    `min_ceiling` has no default in llm-d; here it is 0.5, at which chats beside batches have a TTFT (p95) of 1.4
+    times what they have alone, and the batches lose 2.6 % of their throughput (docs/flow-control.md).
     """
 
-    min_ceiling: float = 0.9
+    min_ceiling: float = 0.5
     max_ceiling: float = 1.0
     shape: Literal["linear"] = "linear"
     domain: Literal["rank", "value"] = "rank"

@@ -26,6 +26,7 @@ BAND_REQUESTS: Final = 5000
 BAND_BYTES: Final = 1_000_000_000
 TTL: Final = 60.0
 """Seconds. This and the two above are the defaults of llm-d-router v0.10."""
+_SEVERAL: Final = 2
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class Band:
         self.settings = settings
         self.requests = 0
         self.bytes = 0
+        self.several = 0
         self.used_at = 0.0
         self._flows: OrderedDict[str, QueuedFlow] = OrderedDict()
         self._by_head: SortedKeyList[QueuedFlow, tuple[float, int]] = SortedKeyList(key=_place)
@@ -196,6 +198,7 @@ class Band:
             self._by_head.remove(flow)
         entry.flow = flow
         flow.add(entry)
+        self.several += flow.requests == _SEVERAL
         self._settle(flow)
         self.requests += 1
         self.bytes += entry.size
@@ -205,6 +208,7 @@ class Band:
         assert flow is not None
         self._by_head.remove(flow)
         flow.remove(entry)
+        self.several -= flow.requests == _SEVERAL - 1
         entry.flow = None
         self.requests -= 1
         self.bytes -= entry.size

@@ -68,6 +68,7 @@ schedulingProfiles:
   - {{pluginRef: {used}}}
 """
 NEEDED = {
+    "session-id-producer": "{headerName: x-session-id}",
     "by-label": "{label: role, validValues: [decode], allowsNoLabel: true}",
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
     "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",

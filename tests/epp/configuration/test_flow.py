@@ -132,8 +132,8 @@ def test_the_flag_alone_has_tenants_take_turns_and_leaves_room_to_the_highest_pr
     flow = pipeline.flow
     assert flow is not None
     assert flow.detector.name == "expected-ttft"
-    assert flow.usual.fairness.name == "round-robin-fairness-policy"
-    assert flow.usage.ceilings(0.5, (1, 0)) == pytest.approx([1.0, 0.9])
+    assert flow.usual.fairness.name == "round-robin-with-room-fairness-policy"
+    assert flow.usage.ceilings(0.5, (1, 0)) == pytest.approx([1.0, 0.5])
     assert load_strategy("prefix-aware", clock=lambda: 0.0, random=Random(0)).flow is None
 
 

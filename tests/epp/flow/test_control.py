@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from epp import protocol
 from epp.errors import EppError, NoEndpoint, Rejected
 from epp.flow.control import FlowControl, Outcome
-from epp.flow.policies import FirstComeFirstServed, PriorityHoldback, RoundRobin, SloDeadline, StaticLimit
+from epp.flow.policies import (
+    FirstComeFirstServed,
+    PriorityHoldback,
+    RoundRobin,
+    RoundRobinWithRoom,
+    SloDeadline,
+    StaticLimit,
+)
 from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
 from epp.plugin import (
     AGENT_IDENTITY,
@@ -286,6 +293,28 @@ def test_a_request_that_cannot_go_holds_back_none_of_its_own_tenants_that_may_go
     world.end("a1")
     world.pass_()
     assert world.order[-1] == "a2"
+
+
+def test_a_flow_that_floods_leaves_room_and_holds_nobody_else_back() -> None:
+    world = World(size=4)
+    policy = RoundRobinWithRoom(room=0.5)
+    policy.clock = lambda: world.now
+    band = BandSettings(policy, FirstComeFirstServed())
+    world.flow.configure(replace(make(world.slots), usual=band, negative=band))
+    world.ask("q0", flow="quiet")
+    world.end("q0")
+    for number in range(6):
+        world.ask(f"f{number}", flow="flood")
+    assert world.order == ["q0", "f0", "f1", "f2", "f3"], "before one waits it is no flood"
+    world.end("f0")
+    world.pass_()
+    assert world.order[-1] == "f3", "three of four are used, and half is for it"
+    world.ask("q1", flow="quiet")
+    assert world.order[-1] == "q1"
+    for ended in ("f1", "f2", "q1"):
+        world.end(ended)
+        world.pass_()
+    assert world.order[-2:] == ["f4", "f5"], "a last one alone is no flood"
 
 
 class LowestFirst(BandSelectionPolicy):

@@ -11,6 +11,7 @@ from epp.flow.policies import (
     PriorityHoldback,
     ProgramAware,
     RoundRobin,
+    RoundRobinWithRoom,
     SloDeadline,
     SoftReflectiveCeiling,
     StaticLimit,
@@ -29,9 +30,10 @@ class Waits:
 class OneFlow:
     id: str
     head: Waits
+    requests: int = 1
 
     def __len__(self) -> int:
-        return 1
+        return self.requests
 
 
 @dataclass
@@ -39,6 +41,10 @@ class OneBand:
     in_turn: list[Flow]
     by_head: list[Flow] = field(default_factory=list)
     priority: int = 0
+
+    @property
+    def several(self) -> int:
+        return sum(len(flow) > 1 for flow in self.in_turn)
 
 
 class Clock:
@@ -78,6 +84,25 @@ def aware(**parameters: object) -> tuple[ProgramAware, Clock]:
 
 def order(policy: ProgramAware, *flows: OneFlow) -> list[str]:
     return [flow.id for flow in policy.turns(OneBand(in_turn=[*flows]))]
+
+
+def test_who_floods_leaves_room_while_another_has_none_waiting() -> None:
+    policy = RoundRobinWithRoom(room=0.6, seconds=60.0)
+    policy.clock = clock = Clock()
+    flood, quiet = OneFlow("flood", Waits(request()), 9), OneFlow("quiet", Waits(request()))
+    alone, both = OneBand([flood]), OneBand([flood, quiet])
+    policy.dispatched("flood", flood.head, 0.0)
+    assert policy.share(alone, flood) == 1.0, "there is nobody else"
+    policy.dispatched("quiet", quiet.head, 0.0)
+    assert policy.share(alone, flood) == 0.6
+    assert policy.share(alone, OneFlow("flood", Waits(request()))) == 1.0, "one that waits is no flood"
+    assert policy.share(both, flood) == 0.6
+    quiet.requests = 2
+    assert policy.share(both, flood) == 1.0, "both flood, so they take turns"
+    assert policy.share(OneBand([flood], priority=5), flood) == 1.0, "another priority has its own"
+    clock.now = 61.0
+    policy.dispatched("flood", flood.head, 61.0)
+    assert policy.share(alone, flood) == 1.0
 
 
 def test_who_got_least_is_next_and_what_was_generated_counts_twice() -> None:
@@ -136,7 +161,7 @@ def test_ceilings() -> None:
     assert PriorityHoldback(0.4).ceilings(0.5, (7, 0, -1)) == pytest.approx([1.0, 0.7, 0.4])
     assert PriorityHoldback(0.4, domain="value").ceilings(0.5, (7, 0, -1)) == pytest.approx([1.0, 0.475, 0.4])
     assert PriorityHoldback(0.4).ceilings(0.5, (0,)) == [1.0]
-    assert PriorityHoldback().ceilings(0.5, (0, -1)) == pytest.approx([1.0, 0.9])
+    assert PriorityHoldback().ceilings(0.5, (0, -1)) == pytest.approx([1.0, 0.5])
 
 
 def test_a_reflective_ceiling_opens_the_less_often_the_fuller_the_pool_is() -> None:
@@ -158,6 +183,8 @@ def test_a_reflective_ceiling_opens_the_less_often_the_fuller_the_pool_is() -> N
         lambda: StaticLimit(1.1),
         lambda: PriorityHoldback(1.0),
         lambda: PriorityHoldback(0.5, max_ceiling=0.4),
+        lambda: RoundRobinWithRoom(room=0.0),
+        lambda: RoundRobinWithRoom(seconds=0.0),
         lambda: ProgramAware(service_half_life_seconds=0.0),
         lambda: ProgramAware(weight_service=-1.0),
     ],

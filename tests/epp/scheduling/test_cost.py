@@ -611,3 +611,43 @@ def test_of_a_few_answers_that_are_seen_speeds_are_learned(others: int) -> None:
                 cost.on_first_token(made, slow)
             cost.on_finished(made, slow, DONE)
     assert cost.endpoint_statistics()[slow]["speed"] == pytest.approx(0.5, rel=0.3)
+
+
+# --- flow control ---------------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_is_full_while_what_waits_there_takes_longer_than_a_step() -> None:
+    cost, clock = round_numbers()
+    a, b = pool(2)
+    assert cost.saturation([a, b]) == 0.0
+    cost.on_picked(request([a], 300), a)
+    assert cost.saturation([a]) == 1.0
+    assert cost.saturation([a, b]) == 0.5
+    assert cost.falls_in([a, b]) == pytest.approx(0.2)
+    clock.now += 0.25  # 50 ms of it are left, of a step of 100 ms
+    assert cost.saturation([a]) == pytest.approx(0.5)
+
+
+def test_memory_counts_in_its_last_tenth_and_with_the_request_itself() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    room = CacheRoom(pinned=800, capacity=1000, shared=50)
+    found = [cost.saturation_for(request([a], tokens, rooms={a: room}), [a]) for tokens in (50, 150, 200, 250, 400)]
+    assert found == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0])
+
+
+def test_seats_count_in_their_last_tenth() -> None:
+    cost, clock = round_numbers(learn_speeds=False)
+    (a,) = pool(1)
+    made = [request([a], 1) for _ in range(10)]
+    for each in made:
+        cost.on_picked(each, a)
+        cost.on_first_token(each, a)
+    clock.now += 1.0
+    full = {}
+    for most in (20, 10):
+        for at in range(2):
+            a.load = Load(running=most, waiting=5, at=clock.now + at)
+            full[most] = cost.saturation([a])
+        clock.now += 5.0
+    assert full[20] < full[10] == 1.0
