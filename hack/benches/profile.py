@@ -9,15 +9,18 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from random import Random
+from typing import Any, Final, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 
+from epp import protocol
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.server import ExtProcServer, GatewayConnection, Settings
 from epp.telemetry.metrics import Metrics
@@ -62,8 +65,15 @@ class Transport:
 class Gateway:
     """A gateway's end of one connection. `seconds`: what the server's end took."""
 
-    def __init__(self, wiring: str, profiler: cProfile.Profile | None) -> None:
+    def __init__(
+        self, wiring: str, profiler: cProfile.Profile | None = None, pieces: Sequence[bytes] | None = None
+    ) -> None:
+        """`pieces` of an answer; None: as one."""
         self.seconds = 0.0
+        self._pieces = JSON if pieces is None else pieces
+        self._chosen = b""
+        """The endpoint of the last request that was routed: it serves."""
+        self._chance = Random(1)
         self._answers = MODES.FULL_DUPLEX_STREAMED if wiring == "full-duplex" else MODES.NONE
         self._profiler = profiler
         route = Replica(ENDPOINTS, 1, tells=False).router.route
@@ -90,21 +100,22 @@ class Gateway:
         self._exchange()
 
     def _messages(self, body: bytes) -> Iterator[bytes]:
-        headers = pb.HttpHeaders(
-            headers=_headers({":method": "POST", ":path": bodies.PATHS["chat"], ":authority": "x"})
-        )
+        """What Envoy 1.40 sends: with all of them metadata, and the end of a body by itself."""
+        request_id = f"{self._chance.getrandbits(128):032x}"
+        headers = pb.HttpHeaders(headers=_headers({**REQUEST, "x-request-id": request_id}))
         config = pb.ProtocolConfiguration(
             request_body_mode=MODES.FULL_DUPLEX_STREAMED, response_body_mode=self._answers
         )
-        yield pb.ProcessingRequest(request_headers=headers, protocol_config=config).SerializeToString()
+        yield _message(pb.Metadata(), request_headers=headers, protocol_config=config)
         for at in range(0, len(body), 65_536):
-            piece = pb.HttpBody(body=body[at : at + 65_536], end_of_stream=at + 65_536 >= len(body))
-            yield pb.ProcessingRequest(request_body=piece).SerializeToString()
-        answered = pb.HttpHeaders(headers=_headers({":status": "200", "content-type": "application/json"}))
-        yield pb.ProcessingRequest(response_headers=answered).SerializeToString()
+            yield _message(pb.Metadata(), request_body=pb.HttpBody(body=body[at : at + 65_536]))
+        yield _message(pb.Metadata(), request_body=END)
+        served = _served(self._chosen)
+        yield _message(served, response_headers=pb.HttpHeaders(headers=_headers(ANSWER)))
         if self._answers != MODES.NONE:
-            answer = pb.HttpBody(body=b'{"choices":[]}' * 20, end_of_stream=True)
-            yield pb.ProcessingRequest(response_body=answer).SerializeToString()
+            for piece in self._pieces:
+                yield _message(served, response_body=pb.HttpBody(body=piece))
+            yield _message(served, response_body=END)
 
     def _exchange(self) -> None:
         data = self._peer.data_to_send()
@@ -115,16 +126,64 @@ class Gateway:
         if self._profiler is not None:
             self._profiler.disable()
         self.seconds += time.perf_counter() - start
-        self._peer.receive_data(self._transport.read())
+        said = self._transport.read()
+        if found := ADDRESS.search(said):
+            self._chosen = found[0]
+        self._peer.receive_data(said)
+
+
+def _message(metadata: pb.Metadata, **parts: Any) -> bytes:
+    return pb.ProcessingRequest(metadata_context=metadata, **parts).SerializeToString()
 
 
 def _headers(values: dict[str, str]) -> pb.HeaderMap:
     return pb.HeaderMap(headers=[pb.HeaderValue(key=k.encode(), raw_value=v.encode()) for k, v in values.items()])
 
 
-async def spent(size: int, wiring: str, count: int, profiler: cProfile.Profile | None = None) -> float:
+def _served(address: bytes) -> pb.Metadata:
+    fields = [
+        pb.Struct.Entry(key=key.encode(), value=pb.Value(string_value=address))
+        for key in (protocol.DESTINATION, protocol.SERVED)
+    ]
+    entry = pb.Metadata.Entry(key=protocol.LB_NAMESPACE.encode(), value=pb.Struct(fields=fields))
+    return pb.Metadata(filter_metadata=[entry])
+
+
+REQUEST: Final = {
+    ":authority": "x",
+    ":path": bodies.PATHS["chat"],
+    ":method": "POST",
+    ":scheme": "http",
+    "content-type": "application/json",
+    "accept": "application/json",
+    "accept-encoding": "identity",
+    "user-agent": "OpenAI/Python 2.0",
+    "authorization": "Bearer bench",
+    "x-stainless-lang": "python",
+    "x-forwarded-proto": "http",
+}
+ANSWER: Final = {
+    ":status": "200",
+    "server": "uvicorn",
+    "date": "Tue, 24 Nov 2026 07:14:10 GMT",
+    "content-type": "application/json",
+    "x-envoy-upstream-service-time": "1",
+}
+JSON: Final = (b'{"choices":[]}' * 20,)
+CHUNKS: Final = (b'data: {"id":"cmpl-1","object":"text_completion","choices":[{"index":0,"text":" word"}]}\n\n',) * 100
+ADDRESS: Final = re.compile(rb"\d+\.\d+\.\d+\.\d+:\d+")
+END: Final = pb.HttpBody(end_of_stream=True)
+
+
+async def spent(
+    size: int,
+    wiring: str,
+    count: int,
+    profiler: cProfile.Profile | None = None,
+    pieces: Sequence[bytes] | None = None,
+) -> float:
     """Microseconds a request, after some for warmth."""
-    gateway = Gateway(wiring, profiler)
+    gateway = Gateway(wiring, profiler, pieces)
     asked = [*bodies.bodies(size, count + 50, "chat", 1)]
     for body in asked[:50]:
         gateway.ask(body)
@@ -162,17 +221,22 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     options = parser.parse_args()
     columns, totals = [], []
-    for wiring in ("full-duplex", "lean"):
-        for size in options.kilobytes:
-            profiler = cProfile.Profile()
-            asyncio.run(spent(size << 10, wiring, options.requests, profiler))
-            totals.append(min(asyncio.run(spent(size << 10, wiring, options.requests)) for _ in range(3)))
-            columns.append((f"{wiring} {size} KB", shares(profiler)))
-    print(f"{'us a request':28}" + "".join(f"{name:>20}" for name, _ in columns))
+    cases: list[tuple[str, int, str, Sequence[bytes]]] = [
+        (f"{wiring} {size} KB", size << 10, wiring, JSON)
+        for wiring in ("full-duplex", "lean")
+        for size in options.kilobytes
+    ]
+    cases.append(("full-duplex, 100 chunks", 2 << 10, "full-duplex", CHUNKS))
+    for name, size, wiring, pieces in cases:
+        profiler = cProfile.Profile()
+        asyncio.run(spent(size, wiring, options.requests, profiler, pieces))
+        totals.append(min(asyncio.run(spent(size, wiring, options.requests, None, pieces)) for _ in range(3)))
+        columns.append((name, shares(profiler)))
+    print(f"{'us a request':28}" + "".join(f"{name:>25}" for name, _ in columns))
     for stage in (*STAGES, "other"):
         cells = (found.get(stage, 0.0) * total for (_, found), total in zip(columns, totals, strict=True))
-        print(f"{stage:28}" + "".join(f"{cell:20.1f}" for cell in cells))
-    print(f"{'all':28}" + "".join(f"{total:20.1f}" for total in totals))
+        print(f"{stage:28}" + "".join(f"{cell:25.1f}" for cell in cells))
+    print(f"{'all':28}" + "".join(f"{total:25.1f}" for total in totals))
 
 
 if __name__ == "__main__":
