@@ -86,15 +86,16 @@ class RoutedRequest:
 
         An error's text is none: it comes at once, and would pass for quick service.
         """
-        if self.response.first_token_at is None and chunk and self.response.status < 300:
-            self.response.first_token_at = self._clock()
+        response, usage = self.response, self._usage
+        if response.first_token_at is None and chunk and response.status < 300:
+            response.first_token_at = self._clock()
             self._scheduler.first_token(self.decision)
-        if self._usage is None:
-            self._usage = UsageReader(self._content_type)
-        self._usage.feed(chunk)
+        if usage is None:
+            usage = self._usage = UsageReader(self._content_type)
+        usage.feed(chunk)
         if end:
-            self.response.usage = self._usage.finish()
-        self.response.complete = self.response.complete or end
+            response.usage = usage.finish()
+            response.complete = True
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ CLOSED_KEPT: Final = 256
 """Closed streams that are remembered as such: later ones cannot be told from streams that were skipped."""
 
 _FRAME: Final = Packed(">HBBBL")
+_HEAD: Final = Packed(">LBL")
+"""The same to read: three bytes of length and one of kind as one number."""
 _MESSAGE: Final = Packed(">HBBBLBL")
 """A frame's head, and that of the gRPC message in it: whether it is compressed, and its length."""
 _PAIR: Final = Packed(">HL")
@@ -147,6 +149,7 @@ class Connection:
         self._most = streams
         self._stream_window = stream_window
         self._connection_window = connection_window
+        self._enough = connection_window >> 1
         self._out: list[bytes | memoryview] = []
         self._rest = b""
         self._prefaced = False
@@ -200,8 +203,8 @@ class Connection:
     def _frames(self, data: bytes, at: int, events: list[Event]) -> int:
         size, streams, enough = len(data), self._streams, self._stream_window >> 1
         while size - at >= 9:
-            high, low, kind, flags, number = _FRAME.unpack_from(data, at)
-            length = high << 8 | low
+            head, flags, number = _HEAD.unpack_from(data, at)
+            length, kind = head >> 8, head & 0xFF
             if length > LARGEST_FRAME:
                 raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             start = at + 9
@@ -210,14 +213,12 @@ class Connection:
                 break
             at = end
             # What comes most: data that calls for no more than to be counted. `_data` knows all the rest.
-            if kind == DATA and flags <= END_STREAM and length and not self._block_stream:
+            if kind == DATA and flags <= END_STREAM and not self._block_stream:
                 stream = streams.get(number)
-                if stream is not None and stream.plain and self._given - length > self._connection_window >> 1:
-                    left = stream.given - length
-                    if left >= 0:
-                        stream.given = left
-                        self._given -= length
-                        self._idle = 0
+                if stream is not None and stream.plain and (length or flags):
+                    left, given = stream.given - length, self._given - length
+                    if left >= 0 and given > self._enough:
+                        stream.given, self._given, self._idle = left, given, 0
                         if flags:
                             stream.ended, stream.plain = True, False
                         events.append(Data(number, data[start:end], flags == END_STREAM, left <= enough))
@@ -246,7 +247,7 @@ class Connection:
         self._given -= length
         if self._given < 0:
             raise Broken(FLOW_CONTROL_ERROR, "more data than the connection's window")
-        if self._given <= self._connection_window >> 1:
+        if self._given <= self._enough:
             self._out.append(_frame(WINDOW_UPDATE, 0, 0, _U32.pack(self._connection_window - self._given)))
             self._given = self._connection_window
         stream = self._streams.get(number)

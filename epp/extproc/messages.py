@@ -7,6 +7,7 @@ between two cached strings (one copy instead of four). Numbers: `proto/ext_proc.
 import ipaddress
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import cast
 
 import msgspec
 
@@ -51,11 +52,11 @@ def request_headers(message: pb.Incoming, size: int) -> dict[str, str]:
             f"the request's headers are {size} bytes in {len(entries)} fields; "
             f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
         )
-    found: dict[str, str] = {}
-    known = _known_headers.get
-    for entry in entries:
-        name, value = known(entry) or _header(entry)
-        found[name] = value
+    pairs = [*map(_known_headers.get, entries)]
+    while None in pairs:
+        at = pairs.index(None)
+        pairs[at] = _header(entries[at])
+    found = dict(cast("list[tuple[str, str]]", pairs))
     return found if len(found) == len(entries) else _joined(entries)
 
 

@@ -937,11 +937,14 @@ class Call:
             return
         self._over = True
         server = self._server
-        server.incomplete.stop(self)
-        server.undecided.stop(self)
-        server.untaken.stop(self)
-        self._let_through()
-        self._incoming.release()
+        if self._scope is None or self._waiting is not None:  # it was not complete, or not decided
+            server.incomplete.stop(self)
+            server.undecided.stop(self)
+            self._let_through()
+        if self._unread:
+            server.untaken.stop(self)
+        if self._incoming.parts:
+            self._incoming.release()
         self._leave()
         self._stream.release()
         server.memory.streams -= 1

@@ -172,9 +172,9 @@ class Stream:
     """
 
     __slots__ = (
-        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_max_body",
-        "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler", "_subset",
-        "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
+        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_many",
+        "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler",
+        "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -209,6 +209,7 @@ class Stream:
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
         self._ended = False  # the answer's end was seen
+        self._many = False  # a piece of the answer came, and was not the last
         self._name: NameBack | None = None
         self._sampler = sampler
         self._watch: Sampler | None = None
@@ -437,8 +438,13 @@ class Stream:
             return []
         passed = chunk if self._name is None else self._name.feed(chunk, whole=end)
         replies = messages.answer_chunks(passed, end=end) if passed or end or not chunk else []
-        if self._phase == REPLIED and self._name is None and not end:
-            self.tail = messages.tail_of(message, data, chunk)
+        if end:
+            self.tail = None
+        elif self._many:  # an answer of one piece is worth no look at what follows it
+            if self._phase == REPLIED and self._name is None:
+                self.tail = messages.tail_of(message, data, chunk)
+        else:
+            self._many = True
         return self._passing(replies, chunk, end)
 
     def _hold_answer(self, size: int) -> EppError | None:

@@ -1,10 +1,10 @@
 """`Parser`: a raw HTTP request to `Request`, read once; or not read (api `other`) and routed by load alone."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from posixpath import normpath
 from typing import Final, Protocol
 from urllib.parse import unquote
-from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
@@ -74,7 +74,7 @@ class Rules(Protocol):
 
 def new_id() -> str:
     """A request id for a request that brings none."""
-    return uuid4().hex
+    return os.urandom(16).hex()
 
 
 class Parser:

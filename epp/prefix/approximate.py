@@ -305,15 +305,16 @@ class ApproximateCacheRoom(Producer[CacheRoom]):
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, CacheRoom]:
         cache, tokens = self._cache, request.tokens
-        known, shadow = cache.shadows, cache.shadow
+        known, shadow, answer = cache.shadows.get, cache.shadow, cache.answer
         rooms = {}
         for endpoint in endpoints:
-            found = known.get(endpoint)
+            found = known(endpoint)
             if found is None or found.load is not endpoint.load:
                 found = shadow(endpoint)
             room = rooms[endpoint] = found.room
-            pinned = room.pinned + round(found.flights * cache.answer)
-            if 0 < room.capacity < pinned + tokens:
+            pinned = room.pinned + found.flights * answer
+            if room.capacity < pinned + tokens and room.capacity:
+                pinned = round(pinned)
                 # Engines admit a prompt when all of it fits, while answers take what is left: near the end of the
                 # memory it counts what they will grow to, and that what is idle of the prompt is memory too.
                 rooms[endpoint] = CacheRoom(pinned, room.capacity, min(tokens, found.in_use(cache.chain(request))))

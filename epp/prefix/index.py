@@ -20,6 +20,7 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 import sys
 from array import array
 from collections.abc import Sequence
+from struct import Struct as Packed
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
@@ -33,6 +34,7 @@ LONG: Final = 1024
 LONG_FROM: Final = 16 * 1024
 """Byte position from which blocks are long; a multiple of both sizes. At 256 KB a chain is 304 blocks, not 1,024."""
 _SHORT_BLOCKS: Final = LONG_FROM // SHORT
+_SHORT_BLOCK, _LONG_BLOCK = Packed(f"{SHORT}s"), Packed(f"{LONG}s")
 
 
 def seed_of(model: str, salt: str) -> int:
@@ -43,14 +45,12 @@ def seed_of(model: str, salt: str) -> int:
 def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
     """Hashes of the full blocks within the first `limit` bytes (None = all), first block first. 45 us for 256 KB."""
     end = len(prompt) if limit is None else min(limit, len(prompt))
-    digest, h = xxh3_64_intdigest, seed
-    chain = []
-    for i in range(0, min(end, LONG_FROM) - SHORT + 1, SHORT):
-        h = digest(prompt[i : i + SHORT], h)
-        chain.append(h)
-    for i in range(LONG_FROM, end - LONG + 1, LONG):
-        h = digest(prompt[i : i + LONG], h)
-        chain.append(h)
+    digest, h, whole = xxh3_64_intdigest, seed, memoryview(prompt)
+    short = whole[: min(end, LONG_FROM) // SHORT * SHORT]
+    chain = [h := digest(block, h) for (block,) in _SHORT_BLOCK.iter_unpack(short)]
+    if end >= LONG_FROM + LONG:
+        long = whole[LONG_FROM : LONG_FROM + (end - LONG_FROM) // LONG * LONG]
+        chain += [h := digest(block, h) for (block,) in _LONG_BLOCK.iter_unpack(long)]
     return chain
 
 

@@ -509,18 +509,19 @@ class ExpectedTtft(Cost, Detector):
                     work, load, _ = self._work_and_load(n, match)
             factor = account.speed.factor
             own = factor * work
-            busy = account.weight * scale + (1.0 if account.queue else 0.0)
+            busy = account.weight * scale
+            if requests := account.requests:
+                busy += 1.0 if account.queue else 0.0
+                pending = factor * account.pending / NS
+                stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
+                rate = (base + c * account.decodes + d * account.context) * per_chunk
+            else:
+                pending = stall = 0.0
+                rate = calm
             shared = (again + busy) * own
             if load:
                 most = (again + busy) * factor * whole
                 shared = min(most, shared + (_DISPLACED + busy) * load)
-            if requests := account.requests:
-                pending = factor * account.pending / NS
-                stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
-            else:
-                pending = stall = 0.0
-            decodes = account.decodes
-            rate = (base + c * decodes + d * account.context) * per_chunk if decodes else calm
             sum_ = pending + own + shared + stall
             foreign = 0.0
             over: float = room.pinned + n - room.shared - room.capacity

@@ -248,7 +248,7 @@ def _filtered(
 class _Weighed:
     """A scorer in a profile."""
 
-    __slots__ = ("_cost", "_name", "_scorer", "_terms", "_weight")
+    __slots__ = ("_cost", "_lengths", "_name", "_scorer", "_terms", "_weight")
 
     def __init__(self, name: str, scorer: Scorer, weight: float) -> None:
         self._name = name
@@ -256,6 +256,7 @@ class _Weighed:
         self._weight = weight
         self._cost = scorer if isinstance(scorer, Cost) else None
         self._terms = scorer.terms if isinstance(scorer, Cost) else ()
+        self._lengths = {len(self._terms)}
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
         """Its part. Mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
@@ -264,12 +265,13 @@ class _Weighed:
         try:
             if self._cost is not None:
                 bills = self._cost.bill(request, endpoints)
-                raw: Sequence[float] = scores_of(bills)
-                well_formed = not bills or {*map(len, bills)} == {len(self._terms)}
+                scores: Sequence[float] = scores_of(bills)
+                well_formed = not bills or {*map(len, bills)} == self._lengths
             else:
-                raw = self._scorer.score(request, endpoints)
-            # The test order makes NaN 0: every comparison with it is false.
-            scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in raw]
+                scores = self._scorer.score(request, endpoints)
+            # The comparisons with NaN, which the sum is if one score is, are false.
+            if not (scores and min(scores) >= 0.0 and max(scores) <= 1.0 and sum(scores) >= 0.0):
+                scores = [score if 0.0 <= score <= 1.0 else (1.0 if score > 1.0 else 0.0) for score in scores]
         except Exception as error:
             on_error(self._name, error)
             return Scored(self._name, self._weight, [0.0] * len(endpoints))

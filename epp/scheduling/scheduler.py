@@ -196,14 +196,14 @@ class Scheduler:
         old = decision.endpoint
         if decision not in self._open or endpoint is old:
             return
-        self._call(self._on_finished, decision.request, old, Response(served=response.served))
+        self._tell(self._on_finished, decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
 
     def answered(self, decision: Decision, response: Response) -> None:
         """The answer's headers were seen. To be called once. What came before the decode has ended then."""
         if decision in self._open:
-            self._call(self._on_answered, decision.request, decision.endpoint, response)
+            self._tell(self._on_answered, decision.request, decision.endpoint, response)
             self._end_parts(decision, response)
 
     def first_token(self, decision: Decision) -> None:
@@ -230,13 +230,13 @@ class Scheduler:
         """The request has left its endpoint. Closes the accounts once; a second call does nothing."""
         if self._open.pop(decision, None) is not None:
             self._end_parts(decision, response)
-            self._call(self._on_finished, decision.request, decision.endpoint, response)
+            self._tell(self._on_finished, decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
         """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them."""
         parts, decision.parts = decision.parts, []
         for part, endpoint in parts:
-            self._call(self._on_finished, part, endpoint, Response(status=response.status, lost=response.lost))
+            self._tell(self._on_finished, part, endpoint, Response(status=response.status, lost=response.lost))
 
     def snapshot(self) -> Iterator[tuple[str, Any]]:
         """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""
@@ -349,11 +349,19 @@ class Scheduler:
                 self._on_error(name, error)
         return figures
 
-    def _call(self, hooks: tuple[Hooks, Hooks], request: Request, *args: Any) -> None:
+    def _call(self, hooks: tuple[Hooks, Hooks], request: Request, endpoint: Endpoint) -> None:
         """Call the hooks for a request of our own, or those for other replicas'."""
         for name, hook in hooks[request.elsewhere]:
             try:
-                hook(request, *args)
+                hook(request, endpoint)
+            except Exception as error:
+                self._on_error(name, error)
+
+    def _tell(self, hooks: tuple[Hooks, Hooks], request: Request, endpoint: Endpoint, response: Response) -> None:
+        """The same, of what became of it."""
+        for name, hook in hooks[request.elsewhere]:
+            try:
+                hook(request, endpoint, response)
             except Exception as error:
                 self._on_error(name, error)
 
