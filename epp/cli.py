@@ -483,6 +483,12 @@ def up(**flags: Any) -> None:
     metavar="POD@AT+SECONDS[:SHARE%]",
     help="A pod dies at AT and is back after SECONDS; or answers SHARE of its requests with errors at once.",
 )
+@click.option(
+    "--class-slo",
+    multiple=True,
+    metavar="CLASS=TTFT/TPOT",
+    help="Seconds within which requests of a class are to be served, - for any; pickers know of it. May be repeated.",
+)
 @click.option("--only", metavar="CLASS", help="Play one class of the workload's requests alone, at the same times.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--html", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write a page with plots.")
@@ -490,8 +496,8 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     """Replay TRACE through the scheduler on simulated pods, in virtual time, and compare policies.
 
     TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
-    batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, 10k-1k, 5k-250, 1k-1k, 200-200,
-    demo.
+    batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, chats-and-reports, 10k-1k, 5k-250,
+    1k-1k, 200-200, demo.
     """
     from tooling.replay.command import main, plan
 

@@ -8,6 +8,7 @@ EppError                     answered to the client as OpenAI-style JSON
  · TooLarge            413   a bound on the request was exceeded
  · UnsupportedMedia    415   a body that has to be read cannot be
  · Rejected            429   shed on purpose; `reason` says why
+   · SloUnmet          429   no endpoint would keep its SLO
  · InternalError       500   our bug; the message says nothing about the inside
  · NoEndpoint          503   no endpoint to send it to now
  · DeadlineExceeded    503   we took too long to decide
@@ -111,6 +112,14 @@ class Rejected(EppError):
 
     def __init__(self, message: str, *, reason: str = protocol.DROP_SATURATED) -> None:
         super().__init__(message, reason=reason)
+
+
+class SloUnmet(Rejected):
+    """Shed: no endpoint would serve it within its SLO. `objective`: whose SLO it is; "" = its own headers'."""
+
+    def __init__(self, message: str, objective: str) -> None:
+        super().__init__(message, reason=protocol.DROP_SLO)
+        self.objective = objective
 
 
 class InternalError(EppError):

@@ -44,6 +44,7 @@ from epp.telemetry.series import KvEventFigures
 
 __all__ = [
     "AGENT_IDENTITY",
+    "Admitter",
     "Api",
     "BadRequest",
     "BandSelectionPolicy",
@@ -61,6 +62,7 @@ __all__ = [
     "Guard",
     "InFlight",
     "KvEventFigures",
+    "LatencyPrediction",
     "Level",
     "Load",
     "NoEndpoint",
@@ -157,6 +159,23 @@ class FailureShare(msgspec.Struct, frozen=True, gc=False):
     """It fails so often that it should get nothing, while another endpoint is there."""
     trial: bool = False
     """It would be suspended, but one request should go there now, to see whether it is healthy again."""
+
+
+class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
+    """What a request would find at an endpoint, if it was sent there now. Seconds."""
+
+    ttft: float
+    """Until its first token."""
+    tpot: float
+    """For each of its tokens after that."""
+    tpot_before: float = 0.0
+    """For each token of those in flight there, as long as it has not come."""
+    tpot_after: float = 0.0
+    """The same once it has."""
+    promised: float = inf
+    """The least TPOT SLO of those in flight there; inf: none has one."""
+    requests: int = 0
+    """In flight there."""
 
 
 class Level(msgspec.Struct, frozen=True, gc=False):
@@ -313,6 +332,13 @@ class Plugin:
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
         """Take over a piece of another replica's `snapshot`; `endpoints` are the pool's by name."""
 
+    def predictions(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
+        """What it expected of a request when it was picked: of the chosen endpoint, and of others where it looked.
+
+        Asked for after `on_picked`; the first answer that is not empty is kept with the decision.
+        """
+        return {}
+
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         """Headers to add to the answer the client gets."""
         return {}
@@ -407,11 +433,19 @@ class Cost(Scorer):
         """Those of `endpoints` that can be among the `count` cheapest, in order, and the least that any other costs.
 
         Then signals and bills are made for these only. Asked where no filter, other scorer or shadow profile has to see
-        all endpoints; `request` has the signals of producers with `whole_pool`, `levels` is what is held of its prompt,
-        least first. `up_to`: all that can cost so much or less are to be named; asked where the bills show that the
-        first answer was too short. None, as here: ask for the bills of all.
+        all endpoints, and of requests without an SLO; `request` has the signals of producers with `whole_pool`,
+        `levels` is what is held of its prompt, least first. `up_to`: all that can cost so much or less are to be named;
+        asked where the bills show that the first answer was too short. None, as here: ask for the bills of all.
         """
         return None
+
+
+class Admitter(Plugin, ABC):
+    """Says no to requests before anything is picked for them. It works by being declared."""
+
+    @abstractmethod
+    def refusal(self, request: Request, endpoints: Sequence[Endpoint]) -> str:
+        """Why `request` is refused (429), in words for its client; "": it is not. `endpoints` is never empty."""
 
 
 class Picker(Plugin, ABC):

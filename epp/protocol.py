@@ -58,6 +58,7 @@ SYSTEM_OWNED: Final = frozenset(
 # --- EPP -> client ------------------------------------------------------------------------------------------------
 DROP_REASON: Final = "x-llm-d-request-dropped-reason"
 DROP_SATURATED: Final = "rejected-saturated"
+DROP_SLO: Final = "rejected-slo"
 DROP_NO_ENDPOINTS: Final = "rejected-no-endpoints"
 DROP_TTL_EXPIRED: Final = "rejected-ttl-expired"
 DROP_SHUTTING_DOWN: Final = "rejected-shutting-down"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from epp import protocol
-from epp.errors import EppError
+from epp.errors import EppError, SloUnmet
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage
 from epp.plugin import Endpoint, PrefixMatch, Request
 from epp.scheduling.decision import Decision
@@ -55,6 +55,31 @@ class Record(msgspec.Struct, eq=False):
         seen = self.response.first_token_at if self.response is not None else None
         return None if seen is None else seen - self.complete_at
 
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first, of a streamed answer of which enough was seen."""
+        ttft, usage = self.ttft, self.response.usage if self.response is not None else None
+        if ttft is None or usage is None or usage.completion < 2 or not self.decision.request.stream:
+            return None
+        return max(0.0, self.duration - ttft) / (usage.completion - 1)
+
+    @property
+    def slo_outcome(self) -> str:
+        """What became of its SLO; "" while it is under way, or where it has none."""
+        slo, response, request = self.decision.request.slo, self.response, self.decision.request
+        if slo is None or response is None:
+            return ""
+        if response.failed or response.status >= 400:
+            return "failed"
+        ttft, tpot = self.ttft if request.stream else None, self.tpot
+        late = slo.ttft is not None and ttft is not None and ttft > slo.ttft
+        slow = slo.tpot is not None and tpot is not None and tpot > slo.tpot
+        if late or slow:
+            return "missed-both" if late and slow else "missed-ttft" if late else "missed-tpot"
+        one = response.usage is not None and response.usage.completion == 1
+        seen = ttft is not None and (tpot is not None or slo.tpot is None or one)
+        return "met" if seen else "unseen"
+
     def as_dict(self) -> dict[str, Any]:
         """The whole explanation, JSON-ready; no prompt text. `outcome` is null while the request is under way."""
         return {
@@ -74,7 +99,9 @@ class Record(msgspec.Struct, eq=False):
             "status": response.status,
             "complete": response.complete,
             "ttft_ms": None if ttft is None else _ms(ttft),
+            "tpot_ms": None if self.tpot is None else _ms(self.tpot),
             "duration_ms": _ms(self.duration),
+            **({"slo": outcome} if (outcome := self.slo_outcome) else {}),
             "usage": None if usage is None else msgspec.to_builtins(usage),
         }
 
@@ -95,6 +122,7 @@ class Decisions:
         rows = 0
         for run in record.decision.runs:
             rows += len(run.endpoints)
+        rows += len(record.decision.predictions)
         if (shadow := record.decision.shadow) is not None and shadow.run is not None:
             rows += len(shadow.run.endpoints)
         self._records.append((record, rows))
@@ -125,6 +153,7 @@ def without_prompt(request: Request) -> Request:
         stream=request.stream,
         max_tokens=request.max_tokens,
         priority=request.priority,
+        slo=request.slo,
         opaque=request.opaque,
     )
 
@@ -211,16 +240,33 @@ class Recorder:
             cached=usage.cached,
             predicted=record.predicted if decision.endpoint is record.endpoint else None,
         )
+        self._compare(record)
         if self._audit is not None:
             self._audit.write(_entry(record, usage))
         # Bodies, and headers that say what a client sent, would fill the memory: the last thousands are kept.
         decision.request = without_prompt(decision.request)
         decision.headers = NO_HEADERS
 
+    def _compare(self, record: Record) -> None:
+        """What was predicted and promised, with what came."""
+        decision = record.decision
+        if outcome := record.slo_outcome:
+            assert decision.request.slo is not None
+            self._metrics.slo_ended(self._pool, decision.request.slo.objective, outcome)
+        seen = decision.predicted
+        if seen is None or record.ttft is None or not decision.request.stream:
+            return
+        sent = record.decided_at - record.complete_at
+        if decision.endpoint is record.endpoint and seen.ttft > 0 and record.ttft > sent:
+            tpot = record.tpot / seen.tpot if record.tpot is not None and seen.tpot > 0 else None
+            self._metrics.predicted((record.ttft - sent) / seen.ttft, tpot)
+
     def failed(self, raw: RawRequest, error: EppError) -> None:
         """The request got its answer from us: refused, shed or no endpoint to send it to. The ext_proc
         server counts these, and those that it refuses before routing.
         """
+        if isinstance(error, SloUnmet):
+            self._metrics.slo_ended(self._pool, error.objective, "shed")
         if self._audit is not None:
             self._audit.write(
                 AuditEntry(

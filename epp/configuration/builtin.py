@@ -12,6 +12,7 @@ from epp import protocol
 
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
+_HEADROOM: Final = "epp.scheduling.headroom"
 _PICKERS: Final = "epp.scheduling.pickers"
 _FLOW: Final = "epp.flow.policies"
 _STAGES: Final = "epp.scheduling.disaggregation"
@@ -37,6 +38,7 @@ CLASSES: Final = {
     "topology-affinity-filter": f"{_FILTERS}.TopologyAffinityFilter",
     "topology-affinity-scorer": f"{_FILTERS}.TopologyAffinityScorer",
     "utilization-filter": f"{_FILTERS}.UtilizationFilter",
+    "slo-headroom-tier-filter": f"{_HEADROOM}.SloHeadroomTierFilter",
     "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
     "queue-scorer": f"{_SCORERS}.QueueScorer",
     "kv-cache-utilization-scorer": f"{_SCORERS}.KvCacheUtilizationScorer",
@@ -52,6 +54,7 @@ CLASSES: Final = {
     "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
     "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
     "precise-prefix-cache-scorer": f"{_SCORERS}.PrecisePrefixCacheScorer",
+    "latency-scorer": f"{_HEADROOM}.LatencyScorer",
     "expected-ttft": "epp.scheduling.cost.ExpectedTtft",
     "max-score-picker": f"{_PICKERS}.MaxScorePicker",
     "random-picker": f"{_PICKERS}.RandomPicker",
@@ -78,6 +81,8 @@ CLASSES: Final = {
     "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
     "probabilistic-admitter": "epp.flow.saturation.ProbabilisticAdmitter",
+    "predicted-latency-producer": f"{_HEADROOM}.PredictedLatency",
+    "latency-slo-admitter": f"{_HEADROOM}.LatencySloAdmitter",
     "utilization-detector": "epp.flow.saturation.UtilizationDetector",
     "concurrency-detector": "epp.flow.saturation.ConcurrencyDetector",
     "fcfs-ordering-policy": f"{_FLOW}.FirstComeFirstServed",
@@ -138,18 +143,12 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
 """Type of what is always on and has no plugin here -> its parameters: the values that are built in, or why any does
 nothing."""
 
-_PREDICTION: Final = "predicted latency"
 _PEERS: Final = "KV pulled from a peer's cache"
 _ROLLOUT: Final = "prefill and decode rolled out in step"
 _ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
 _CLUSTERS: Final = "pools over several clusters"
 
 MISSING: Final = {
-    "slo-headroom-tier-filter": _PREDICTION,
-    "latency-scorer": _PREDICTION,
-    "predicted-latency-scorer": _PREDICTION,
-    "predicted-latency-producer": _PREDICTION,
-    "latency-slo-admitter": _PREDICTION,
     "p2p-source-producer": _PEERS,
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
@@ -189,6 +188,7 @@ REMOVED: Final[Mapping[str, tuple[str, str]]] = {
         "utilization-filter",
         "filters of a profile run in order, then scorers with weights decide",
     ),
+    "predicted-latency-scorer": ("latency-scorer", "with slo-headroom-tier-filter and latency-slo-admitter beside it"),
     "lmetric-scorer": ("tooling.policies.Lmetric", "never in a release of llm-d; this is the published policy"),
 }
 """Type of GIE before v1 or of a branch -> (type that does its work now, how). Source: GIE v0.5.1."""
@@ -222,6 +222,10 @@ _AT_ONCE: Final = Idle("no window is waited for: a prompt on its way counts as h
 _HEADERS: Final = Idle("the profile handler sets the headers of the endpoints that it picked")
 _DECIDERS: Final = Idle("its decider says what it reads")
 _LABELS: Final = Idle("labels say where an endpoint is")
+_SIDECAR: Final = Idle("no sidecar is trained or asked")
+_ONE_PREDICTOR: Final = {
+    "latencyPredictionInfoProducerName": Idle("the one predicted-latency-producer of the configuration answers")
+}
 IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "topology-affinity-filter": {"topologyProducerName": _LABELS},
     "topology-affinity-scorer": {"topologyProducerName": _LABELS},
@@ -248,12 +252,31 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
         "prefixMatchInfoProducerName": _DECIDERS,
     },
     "disagg-headers-handler": {"prefillProfile": _HEADERS, "encodeProfile": _HEADERS},
+    "predicted-latency-producer": {
+        "contextTTL": _SIDECAR,
+        "samplingMean": _SIDECAR,
+        "maxDecodeTokenSamplesForPrediction": _SIDECAR,
+        "useEncoderCacheFeatures": Idle("what images and video take is not modelled", False),
+        "encoderCacheMatchInfoProducerName": Idle("what images and video take is not modelled"),
+        "prefixMatchInfoProducerName": Idle("it reads the first prefix producer of the configuration"),
+        "inFlightLoadProducerName": Idle("it counts what is in flight itself"),
+    },
+    "latency-scorer": _ONE_PREDICTOR,
+    "slo-headroom-tier-filter": _ONE_PREDICTOR,
+    "latency-slo-admitter": _ONE_PREDICTOR,
+    "prefix-cache-affinity-filter": _ONE_PREDICTOR,
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
+
+NOTES: Final = {
+    "predicted-latency-producer": "predicts by this process's cost model, fitted to the pool; no sidecar is used, and "
+    "none has to run (docs/slo.md)",
+}
+"""Type -> what `warmpath check` says of it, where it works in another way than llm-d's."""
 
 LISTENERS: Final = frozenset({"precise-prefix-cache-scorer"})
 """Types, beside producers, that need llm-d's data layer to be configured for them; here they get their data themselves.

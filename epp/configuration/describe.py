@@ -6,6 +6,7 @@ from datetime import timedelta
 from math import inf
 from typing import Any, Final
 
+from epp.configuration.builtin import NOTES
 from epp.configuration.loader import Pipeline, Profile
 from epp.configuration.registry import OWN
 from epp.documents.strict import parameters_of
@@ -38,6 +39,8 @@ def describe(pipeline: Pipeline) -> str:
         shown |= {id(each) for each in (*profile.filters, *(s for s, _ in profile.scorers), profile.picker)}
     lines += [_line("hooks", "plugin", plugin, pipeline) for plugin in pipeline.plugins if id(plugin) not in shown]
     lines += [_line("not used", "plugin", pipeline.registry[name].plugin, pipeline) for name in pipeline.unused]
+    notes = [(name, NOTES[entry.type]) for name, entry in pipeline.registry.items() if entry.type in NOTES]
+    lines += [("note", f"{name} {what}") for name, what in notes]
     lines += [("no effect", setting) for setting in pipeline.idle]
     lines += [("runs code", f"of the module {module}: {', '.join(names)}") for module, names in _foreign(pipeline)]
     lines = [(printable(place), printable(text, _LONGEST)) for place, text in lines]

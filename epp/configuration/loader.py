@@ -29,6 +29,7 @@ from epp.flow.limits import LimitSettings
 from epp.flow.queues import FlowSettings
 from epp.parsing.parser import PARSERS
 from epp.plugin import (
+    Admitter,
     BandSelectionPolicy,
     Cost,
     Decider,
@@ -389,7 +390,10 @@ def _in_profile(reference: ProfilePlugin, path: str, registry: PluginRegistry, s
         return None
     if entry is None:
         raise ConfigError(f"{path}.pluginRef", registry.no_plugin(name))
-    if not isinstance(entry.plugin, (Filter, Scorer, Picker)):
+    chosen = isinstance(entry.plugin, (Filter, Scorer, Picker))
+    if isinstance(entry.plugin, (Producer, Admitter)) and not chosen and weight is None:
+        return None  # llm-d's files name them in profiles too; they work by being declared
+    if not chosen:
         raise ConfigError(f"{path}.pluginRef", f"expected a filter, scorer or picker; {short(name)} is {_kind(entry)}")
     if weight is not None and not isinstance(entry.plugin, Scorer):
         raise ConfigError(f"{path}.weight", f"expected on scorers only; {short(name)} is {_kind(entry)}")

@@ -24,6 +24,7 @@ from epp.plugin import (
     ReadsPrefixMatch,
     Reference,
 )
+from epp.scheduling.headroom import LatencyHeadroom
 
 # mypy: disable-error-code="type-abstract"
 # Abstract classes are passed around here to ask with isinstance, never to be made.
@@ -39,6 +40,7 @@ _PRODUCERS: Final[Mapping[type[Any], str]] = {
     InFlight: "inflight-load-producer",
     FailureShare: "failure-share-producer",
     EncoderMatch: "mm-embeddings-cache-producer",
+    LatencyHeadroom: "predicted-latency-producer",
 }
 """Signal -> the producer added where a plugin needs it and the configuration has none."""
 _PREFIX_PRODUCERS: Final = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
@@ -175,7 +177,7 @@ class PluginRegistry:
         for entry in readers:
             plugin = cast("ReadsPrefixMatch", entry.plugin)
             plugin.prefix_match = signals.get(named.get(entry.name, ""), PrefixMatch)
-            needs = tuple(plugin.prefix_match if need is PrefixMatch else need for need in type(plugin).needs)
+            needs = tuple(plugin.prefix_match if issubclass(need, PrefixMatch) else need for need in plugin.needs)
             vars(plugin)["needs"] = needs
 
     def referred(self, reference: Reference, path: str, reason: str) -> Plugin:

@@ -16,8 +16,6 @@ from functools import partial
 from math import inf
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
-from msgspec.structs import replace
-
 from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
@@ -125,9 +123,7 @@ class FlowControl(Plugin):
         made: asyncio.Future[D] = asyncio.get_running_loop().create_future()
 
         def choose(endpoints: Sequence[Endpoint]) -> None:
-            waited = self.clock() - entry.since
-            known = replace(request, waited=waited) if waited and request.slo is not None else request
-            decision = chooser.choose(known, endpoints)
+            decision = chooser.choose(entry.ready(self.clock()), endpoints)
             if made.cancelled():  # its client is gone since this moment
                 chooser.finished(decision, Response())
             else:

@@ -7,6 +7,7 @@ from itertools import chain
 from math import inf
 from typing import Any, Final
 
+from msgspec.structs import replace
 from sortedcontainers import SortedDict, SortedKeyList
 
 from epp.errors import EppError
@@ -96,6 +97,11 @@ class Entry:
         self.place: tuple[float, int] = (0.0, 0)
         self.flow: QueuedFlow | None = None
         """None: it does not wait any more."""
+
+    def ready(self, now: float) -> Request:
+        """The request as it is to be chosen for: one with an SLO says how long it has waited."""
+        waited = now - self.since
+        return replace(self.request, waited=waited) if waited and self.request.slo is not None else self.request
 
 
 class _Line:

@@ -46,20 +46,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf
 from statistics import median
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from epp.plugin import (
+    Admitter,
     CacheRoom,
     Cost,
     Detector,
     Endpoint,
     FailureShare,
+    LatencyPrediction,
     Level,
     Load,
     PrefixMatch,
     Request,
     Response,
     Services,
+    Slo,
     Slot,
     apart,
 )
@@ -68,6 +71,7 @@ from epp.scheduling.adapters import Adapters, Need
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
+from epp.scheduling.slo import WINDOW, Promises, busy_share, judge
 from epp.scheduling.speeds import Speed, Speeds
 
 _SMOOTHING: Final = 0.5
@@ -89,6 +93,10 @@ _SHORTEST: Final = 1e-3
 _DISPLACED: Final = 2.0
 """How often a load counts again, for the prefixes it displaces. Mean TTFT of documents in docs/replay.md, tiers: at 1
 1.97 s, at 2 1.74, at 3 1.77; of the chats there within 1 % of each other."""
+_MISSED: Final = 1000.0
+"""Seconds that an endpoint costs where an SLO would be missed: more than any that keeps all."""
+_VIOLATION: Final = 10.0
+"""And for as much as an SLO is long that is missed, summed over this request and those that run there."""
 _SUSPENDED: Final = 60.0
 """Seconds that an endpoint costs which should get nothing: more than any wait that is worth it."""
 _CERTAIN: Final = 0.95
@@ -122,8 +130,8 @@ class _Sent:
     """A request on its way, in one endpoint's account."""
 
     __slots__ = (
-        "account", "adapter", "ahead", "here", "lasts", "observed", "predicted", "prefills", "sent", "tokens", "turns",
-        "waiting", "work",
+        "account", "adapter", "ahead", "first_at", "here", "lasts", "observed", "predicted", "prefills", "sent",
+        "tokens", "tpot", "turns", "waiting", "work",
     )  # fmt: skip
 
     def __init__(
@@ -132,8 +140,9 @@ class _Sent:
         tokens: int,
         work: int,
         sent: float,
-        lasts: tuple[float, float],
+        lasts: tuple[float, float, float],
         observed: bool,
+        seen: tuple[LatencyPrediction | None, float | None],
         *,
         prefills: bool = False,
     ) -> None:
@@ -147,9 +156,12 @@ class _Sent:
         self.work = work
         self.sent = sent
         self.lasts = lasts
-        """Modelled seconds from its turn to its first token: of loading, and of computing at factor 1."""
-        self.predicted = 0.0
-        """Seconds until its first token, as they were predicted when it was sent."""
+        """Modelled seconds from its turn to its first token: of loading, and of computing at factor 1, beside who
+        decodes there and alone."""
+        self.predicted, self.tpot = seen
+        """As it was when it was sent; and what it was promised, seconds."""
+        self.first_at: float | None = None
+        """When its first token was seen."""
         self.observed = observed
         """Its first token will be seen."""
         self.adapter = ""
@@ -176,8 +188,8 @@ class _Account:
 
     __slots__ = (
         "busy_from", "busy_since", "busy_until", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes",
-        "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending", "place", "queue",
-        "requests", "seats", "served_at", "since", "speed", "watched", "weight",
+        "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending", "place", "promises",
+        "queue", "requests", "seats", "served_at", "since", "speed", "tokens", "watched", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
@@ -202,6 +214,9 @@ class _Account:
         self.context = 0
         """Prompt tokens of the decodes."""
         self.requests = 0
+        self.tokens = 0
+        """Prompt tokens of the requests in flight."""
+        self.promises = Promises()
         self.served_at = now
         """When the last first token came, or is thought to have come."""
         self.due = inf
@@ -238,12 +253,16 @@ class _Account:
         if not self.requests:
             self.busy_from, self.busy_until = sent.sent, inf
         self.requests += 1
+        self.tokens += sent.tokens
+        self.promises.start(sent.tpot, sent.lasts[2], sent.sent)
         self.peak = max(self.peak, self.requests)
         self._next()
 
     def _go(self, sent: _Sent, now: float) -> None:
         sent.here = False
         self.requests -= 1
+        self.tokens -= sent.tokens
+        self.promises.end(sent.tpot)
         if not self.requests:
             self.busy_until = now
 
@@ -324,7 +343,7 @@ class _Account:
         if head is None or head.observed:
             self.due = inf
         else:
-            load, work = head.lasts
+            load, work, _ = head.lasts
             self.due = max(head.sent, self.served_at) + load + self.speed.factor * work
         if self.order is not None:
             self.order.put(self)
@@ -372,7 +391,7 @@ class _Costs:
 
 
 @dataclass(eq=False)
-class ExpectedTtft(Cost, Detector):
+class ExpectedTtft(Cost, Detector, Admitter):
     """Seconds of waiting that a pick causes, to this request and to others; the lowest bill wins.
 
     Terms of the bill, which sum to the cost:
@@ -386,11 +405,13 @@ class ExpectedTtft(Cost, Detector):
       memory    waiting until running requests have freed enough KV memory
       adapter   loading the LoRA adapter that is asked for, for all who wait for that; and waiting for a slot for it
       failing   what its recent failures are likely to cost
+      slo       of a request with an SLO: much, where it or what was promised to others there would be missed; else a
+                little for the room that it leaves, see `slo_packing`
     """
 
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
     terms: ClassVar[tuple[str, ...]] = (
-        "pending", "own", "shared", "stall", "crowd", "foreign", "memory", "adapter", "failing",
+        "pending", "own", "shared", "stall", "crowd", "foreign", "memory", "adapter", "failing", "slo",
     )  # fmt: skip
     looks_at: ClassVar[tuple[type, ...]] = (CacheRoom,)
     shortlist_from: ClassVar[float] = _LARGE
@@ -441,6 +462,14 @@ class ExpectedTtft(Cost, Detector):
     is more: engines look at what waits once a step. With 0.01 in place of 0.02 the TTFT of chats beside batches is the
     same, with 0.05 a third longer (p95), and the batches' tokens a second stay within 2 %."""
 
+    slo: Literal["best-effort", "shed", "ignore"] = "best-effort"
+    """What becomes of a request whose SLO no endpoint would keep: it goes where least is missed, or gets 429. `ignore`:
+    a request with an SLO is picked for as any other."""
+    slo_packing: float = field(default=10.0, metadata={"alias": "packing"})
+    """Seconds of cost that an endpoint's room is worth, which is a share of an SLO. Above 0 a request with an SLO goes
+    where it just fits, so that large rooms stay for those who need them; below 0 where most is left; 0: where it costs
+    least. Among those that keep its SLO, always."""
+
     learn_speeds: bool = True
     """Learn how fast each endpoint is, from first tokens that are seen and from what the engine counts."""
     speeds: Mapping[str, float] = field(default_factory=dict)
@@ -450,6 +479,10 @@ class ExpectedTtft(Cost, Detector):
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
     adapters: Adapters = field(default_factory=Adapters, init=False)
     _sent: Slot[dict[Endpoint, _Sent]] = field(default_factory=Slot, init=False, repr=False)
+    _predicted: Slot[dict[Endpoint, LatencyPrediction]] = field(default_factory=Slot, init=False, repr=False)
+    """Of a request with an SLO: what was predicted of each endpoint that was looked at."""
+    _promised: Slot[float] = field(default_factory=Slot, init=False, repr=False)
+    """TPOT SLO of a request that another replica sent."""
 
     def __post_init__(self) -> None:
         for name in _ABOVE_0:
@@ -469,7 +502,8 @@ class ExpectedTtft(Cost, Detector):
         """Mean of the seconds of computing a request's prompt, at factor 1; and of the tokens computed."""
         self._computed = float(_MEAN_TOKENS)
         self._errors: deque[float] = deque(maxlen=_ERRORS)
-        """Of predicted against measured TTFT, where first tokens were seen; shares of what was measured."""
+        self._tpot_errors: deque[float] = deque(maxlen=_ERRORS)
+        """Of predicted against measured TTFT and TPOT, where tokens were seen; shares of what was measured."""
         self._per_chunk = 1 / full_chunk
         self._decay = _Decay()
         self._endpoints: Callable[[], Sequence[Endpoint]] = tuple
@@ -530,13 +564,13 @@ class ExpectedTtft(Cost, Detector):
                 over += used
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
             other = self._adapter_seconds(account, self.adapters.need(endpoint, adapter)) if adapter else 0.0
-            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, other, 0.0))
+            rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, other, 0.0, 0.0))
         if request.peer is not None and request.stage == "prefill":
             self._add_transfers(request, endpoints, request.peer, rows)
         if failures := request.signals.get(FailureShare):
-            for i, endpoint in enumerate(endpoints):
-                if endpoint in failures:
-                    rows[i] = (*rows[i][:-1], self._failing(failures[endpoint], sum(rows[i])))
+            self._add_failures(failures, endpoints, rows)
+        if request.slo is not None and self.slo != "ignore" and not request.stage:
+            return self._judged(request, request.slo, endpoints, rows)
         return rows
 
     def adapter_of(self, request: Request) -> str:
@@ -547,6 +581,13 @@ class ExpectedTtft(Cost, Detector):
         """What an adapter's request costs there beside what any request does."""
         load = self.adapter_load_seconds * need.loads
         return need.turns * self._residence + load * (1 + self.stall_weight * account.requests + need.displaces)
+
+    def _add_failures(
+        self, failures: Mapping[Endpoint, FailureShare], endpoints: Sequence[Endpoint], rows: list[tuple[float, ...]]
+    ) -> None:
+        for i, endpoint in enumerate(endpoints):
+            if endpoint in failures:
+                rows[i] = (*rows[i][:-2], self._failing(failures[endpoint], sum(rows[i])), 0.0)
 
     def _add_transfers(
         self, request: Request, endpoints: Sequence[Endpoint], decode: Endpoint, rows: list[tuple[float, ...]]
@@ -580,12 +621,129 @@ class ExpectedTtft(Cost, Detector):
         not mind which of them comes late. Memory and the adapter are not compared: who decodes needs them either way.
         """
         (there, row), account = self.bill(request, (prefill, decode)), self.accounts[decode]
-        pending, own, shared, stall, crowd, foreign, _, _, failing = row
+        pending, own, shared, stall, crowd, foreign, _, _, failing, _ = row
         sum_ = pending + own + shared + stall
         rate = crowd / sum_ if sum_ else 0.0
         stalled = account.requests * own * (1 + own / self._residence)
         here = (1 + rate) * (pending + own) + stalled + foreign + failing
-        return {"here": here, "apart": sum(there) + self._transfer(request, prefill, decode)}
+        return {"here": here, "apart": sum(there[:-1]) + self._transfer(request, prefill, decode)}
+
+    # --- SLOs
+
+    def predict(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, LatencyPrediction]:
+        """What the request would find at each of `endpoints` now."""
+        now, n = self.clock(), request.tokens
+        matches, rooms = request.signals.get(PrefixMatch, {}), request.signals.get(CacheRoom, {})
+        found, adapter = {}, self.adapter_of(request)
+        for endpoint in endpoints:
+            account = self.accounts.get(endpoint) or self._open(endpoint, now)
+            if account.due <= now:
+                account.expire(now)
+            work, load, _ = self._work_and_load(n, matches.get(endpoint, _NOTHING))
+            need = self.adapters.need(endpoint, adapter) if adapter else NO_NEED
+            found[endpoint] = self._predict(account, (n, work, load), need, rooms.get(endpoint), now)
+        return found
+
+    def _predict(
+        self, account: _Account, prompt: tuple[int, float, float], need: Need, room: CacheRoom | None, now: float
+    ) -> LatencyPrediction:
+        """`prompt`: its tokens, and modelled seconds of computing and of loading it."""
+        n, work, load = prompt
+        factor, promises = account.speed.factor, account.promises
+        step = self._step(account)
+        requests: float = account.requests
+        context: float = account.tokens
+        ahead = account.ahead(now)
+        over = 0.0
+        if account.foreign_waiting or account.foreign_decodes:
+            at = account.load.at if account.load is not None else None
+            weight = 0.5 ** (max(0.0, now - at) / _HALF_LIFE) if at is not None else 0.0
+            ahead += weight * account.foreign_waiting * self._work
+            requests += weight * (account.foreign_waiting + account.foreign_decodes)
+            context += weight * (account.foreign_waiting + account.foreign_decodes) * self._tokens
+            over = weight * account.foreign_used
+        if room is not None and room.capacity:
+            over += room.pinned + n - room.shared - room.capacity
+        ttft = factor * ((ahead + work) * (1 + step * self._per_chunk) + step) + load
+        ttft += self.adapter_load_seconds * need.loads + need.turns * self._residence
+        if over > 0 and room is not None and room.capacity:
+            ttft += over / room.capacity * self._residence
+        c, d, prefill = self.step_seconds_per_decode, self.step_seconds_per_context_token, promises.prefill(now)
+        left = 1 - busy_share(factor * prefill)
+        before = factor * (self.step_seconds + c * requests + d * context)
+        each = before + factor * (c + d * n)
+        after = each / (1 - busy_share(factor * (prefill + work / WINDOW)))
+        return LatencyPrediction(ttft, each / left, before / left, after, promises.tightest, account.requests)
+
+    def looked(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, LatencyPrediction]:
+        """The same, found once for a pick."""
+        known = self._predicted.get(request)
+        if known is None or not known.keys() >= {*endpoints}:
+            known = self._predicted.set(request, {**self.predict(request, endpoints)})
+        return known
+
+    def _judged(
+        self, request: Request, slo: Slo, endpoints: Sequence[Endpoint], rows: Sequence[tuple[float, ...]]
+    ) -> Sequence[tuple[float, ...]]:
+        """The bills with what SLOs make of them: those that keep all come before those that miss any."""
+        seen, failures = self.looked(request, endpoints), request.signals.get(FailureShare, {})
+        judged = []
+        for row, endpoint in zip(rows, endpoints, strict=True):
+            verdict = judge(slo, request.waited, row[1], seen[endpoint])
+            if not verdict.kept or (endpoint in failures and failures[endpoint].suspended):
+                account, each = self.accounts[endpoint], seen[endpoint]
+                missed = max(0.0, verdict.excess) + account.promises.harm(each.tpot_before, each.tpot_after)
+                term = _MISSED + _VIOLATION * missed
+            elif self.slo_packing >= 0:
+                term = self.slo_packing * verdict.room
+            else:
+                term = -self.slo_packing * (1 - verdict.room)
+            judged.append((*row[:-1], term))
+        return judged
+
+    def refusal(self, request: Request, endpoints: Sequence[Endpoint]) -> str:
+        if (slo := request.slo) is None or self.slo != "shed":
+            return ""
+        seen = self.looked(request, endpoints)
+        if any(judge(slo, request.waited, 0.0, each).kept for each in seen.values()):
+            return ""
+        ttft = min(each.ttft for each in seen.values())
+        tpot = min(each.tpot for each in seen.values())
+        wanted = [f"{name} {what * 1000:g} ms" for name, what in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if what]
+        return (
+            f"no endpoint would keep the SLO ({', '.join(wanted)}) of this request and those of the requests that run "
+            f"there: the best now are a TTFT of {ttft * 1000:.0f} ms and a TPOT of {tpot * 1000:.0f} ms; retry later"
+        )
+
+    def predictions(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
+        """Of all that were looked at; of the chosen one where only it was. None where prefill and decode are apart."""
+        if request.stage:
+            return {}
+        if (seen := self._predicted.get(request)) is not None:
+            return seen
+        sent = self._sent.get(request) or {}
+        return {endpoint: each.predicted for endpoint, each in sent.items() if each.predicted is not None}
+
+    def _expected(
+        self, request: Request, account: _Account, prompt: tuple[int, float, float], need: Need, now: float
+    ) -> LatencyPrediction:
+        """What was predicted when it was picked; if nothing was, what is now."""
+        seen = self._predicted.get(request)
+        if seen is not None and (found := seen.get(account.endpoint)) is not None:
+            return found
+        return self._predict(account, prompt, need, request.signals.get(CacheRoom, {}).get(account.endpoint), now)
+
+    def _tpot(self, request: Request) -> float | None:
+        """What it was promised for each token, by us or by another replica."""
+        return self._promised.get(request) if request.slo is None else request.slo.tpot
+
+    def to_peers(self, request: Request) -> float | None:
+        """Its TPOT SLO."""
+        return None if request.slo is None else request.slo.tpot
+
+    def from_peer(self, request: Request, state: Any) -> None:
+        if isinstance(state, float) and state > 0:
+            self._promised.set(request, state)
 
     def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
         """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
@@ -747,7 +905,7 @@ class ExpectedTtft(Cost, Detector):
             need = self.adapters.need(endpoint, adapter)
             self.adapters.start(endpoint, adapter)
         if request.stage == "decode":
-            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0), observed=True)
+            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0, 0.0), True, (None, self._tpot(request)))
             sent.adapter = adapter
             account.decode(sent)
             return
@@ -760,15 +918,14 @@ class ExpectedTtft(Cost, Detector):
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
+        expected = None if prefills else self._expected(request, account, (n, work, load), need, now)
+        seen = expected, None if prefills else self._tpot(request)
         if need.loads:
             load += self.adapter_load_seconds
             account.loading_until = now + account.speed.factor * account.ahead(now) + load
-        lasts = load, work * (1 + crowd)
-        sent = _Sent(account, n, round((work + load) * NS), now, lasts, observed, prefills=prefills)
+        lasts, whole = (load, work * (1 + crowd), work), round((work + load) * NS)
+        where[endpoint] = sent = _Sent(account, n, whole, now, lasts, observed, seen, prefills=prefills)
         sent.adapter, sent.turns = adapter, need.turns
-        sent.predicted = account.speed.factor * ((sent.ahead + work) * (1 + crowd) + step) + load
-        sent.predicted += need.turns * self._residence
-        where[endpoint] = sent
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
@@ -776,8 +933,9 @@ class ExpectedTtft(Cost, Detector):
         if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
-        if now > sent.sent:
-            self._errors.append(abs(sent.predicted / (now - sent.sent) - 1))
+        sent.first_at = now
+        if now > sent.sent and sent.predicted is not None:
+            self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
         before, step = account.pending, self._step(account)
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
@@ -805,6 +963,9 @@ class ExpectedTtft(Cost, Detector):
             self.adapters.end(endpoint, sent.adapter)
         now = self.clock()
         if 200 <= response.status < 300 and sent.here:
+            generated = response.usage.completion if response.usage is not None else 0
+            if sent.predicted is not None and sent.first_at is not None and generated > 1 and now > sent.first_at:
+                self._tpot_errors.append(abs(sent.predicted.tpot * (generated - 1) / (now - sent.first_at) - 1))
             if not sent.prefills:
                 self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
             if sent.waiting:
@@ -853,6 +1014,7 @@ class ExpectedTtft(Cost, Detector):
             "pool_speed": 1 / self._speeds.pool,
             "speed_observations": self._speeds.observations,
             **({"ttft_error": median(self._errors)} if self._errors else {}),
+            **({"tpot_error": median(self._tpot_errors)} if self._tpot_errors else {}),
         }
 
     def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:

@@ -9,13 +9,26 @@ What a broken plugin does to a request:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from operator import add
 from typing import Any
 
 import msgspec
 
 from epp.errors import InternalError, NoEndpoint
-from epp.plugin import Cost, Endpoint, Filter, Picker, Plugin, Request, Scorer, Stage, scores_of
+from epp.plugin import (
+    Cost,
+    Endpoint,
+    Filter,
+    LatencyPrediction,
+    Picker,
+    Plugin,
+    Request,
+    Scorer,
+    Slo,
+    Stage,
+    scores_of,
+)
 
 
 class Scored(msgspec.Struct, eq=False):
@@ -63,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True, eq=False):
             "endpoint": self.run.picks[0].name,
             "agreed": self.agreed,
             "regret_ms": round(self.regret * 1000, 3),
-            "run": _run_as_dict(self.run),
+            "run": _run_as_dict(self.run, {}),
         }
 
 
@@ -88,10 +101,17 @@ class Decision(msgspec.Struct, eq=False):
     """Seconds that each way would have taken, where the choice between them was one of time."""
     port: int = 0
     """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
+    predictions: Mapping[Endpoint, LatencyPrediction] = {}
+    """What was expected of the chosen endpoint; of a request with an SLO, of all that were looked at."""
 
     @property
     def endpoint(self) -> Endpoint:
         return self.endpoints[0]
+
+    @property
+    def predicted(self) -> LatencyPrediction | None:
+        """Of the chosen endpoint; None: nobody predicts."""
+        return self.predictions.get(self.endpoint)
 
     @property
     def destination(self) -> str:
@@ -122,12 +142,30 @@ class Decision(msgspec.Struct, eq=False):
             **({"waited_ms": round(self.waited * 1000, 3)} if self.waited else {}),
             **{stage: list(names) for stage, names in self.beside.items()},
             **({"ways_ms": {way: round(s * 1000, 3) for way, s in self.ways.items()}} if self.ways else {}),
-            "profiles": [_run_as_dict(run) for run in self.runs],
+            **({} if self.request.slo is None else {"slo": _slo_as_dict(self.request.slo)}),
+            **({} if self.predicted is None else {"predicted": _prediction_as_dict(self.predicted)}),
+            "profiles": [_run_as_dict(run, self.predictions) for run in self.runs],
             **({} if self.shadow is None else {"shadow": self.shadow.as_dict()}),
         }
 
 
-def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
+def _slo_as_dict(slo: Slo) -> dict[str, Any]:
+    asked = {"ttft_ms": slo.ttft, "tpot_ms": slo.tpot}
+    return {
+        **{name: round(seconds * 1000, 3) for name, seconds in asked.items() if seconds is not None},
+        **({"objective": slo.objective} if slo.objective else {}),
+    }
+
+
+def _prediction_as_dict(seen: LatencyPrediction) -> dict[str, float]:
+    found = {"ttft_ms": round(seen.ttft * 1000, 3), "tpot_ms": round(seen.tpot * 1000, 3)}
+    if seen.promised < inf:
+        found["others_tpot_ms"] = round(seen.tpot_after * 1000, 3)
+        found["promised_tpot_ms"] = round(seen.promised * 1000, 3)
+    return found
+
+
+def _run_as_dict(run: ProfileRun, predictions: Mapping[Endpoint, LatencyPrediction]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for i, endpoint in enumerate(run.endpoints):
         row: dict[str, Any] = {"endpoint": endpoint.name, "total": run.totals[i], "scores": {}}
@@ -137,6 +175,8 @@ def _run_as_dict(run: ProfileRun) -> dict[str, Any]:
                 bill = scored.bills[i]
                 row["bill_ms"] = {t: round(s * 1000, 3) for t, s in zip(scored.terms, bill, strict=True)}
                 row["cost_ms"] = round(sum(bill) * 1000, 3)
+        if endpoint in predictions:
+            row["predicted"] = _prediction_as_dict(predictions[endpoint])
         rows.append(row)
     return {
         "profile": run.profile,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer, Stage, apart, serves
+from epp.scheduling.headroom import LatencyHeadroom
 from epp.scheduling.sessions import SessionAffinity
 
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
@@ -194,8 +195,9 @@ class PrefixCacheAffinityFilter(ReadsPrefixMatch, Filter):
     With `exploration_probability` (0..1, 0) a request skips the filter. Load gate: the time to first token of an
     endpoint is estimated as uncached tokens in flight / `peak_prefill_throughput` (tokens/s, 15928: Qwen3-32B on two
     H100); when the best sticky one is more than `max_ttft_penalty_ms` (18000; 0 = always stick) later than the best
-    other, all are kept. `ttft_source`: prefillThroughput only. A signal whose producer failed: all are kept.
-    `prefix_match_info_producer_name`: see `ReadsPrefixMatch`. Source: llm-d-router.
+    other, all are kept. `ttft_source: latencyPredictor` takes what `predicted-latency-producer` predicts instead. A
+    signal whose producer failed: all are kept. `prefix_match_info_producer_name`: see `ReadsPrefixMatch`. Source:
+    llm-d-router.
     """
 
     needs: ClassVar[tuple[type[Any], ...]] = (PrefixMatch, InFlight)
@@ -203,8 +205,9 @@ class PrefixCacheAffinityFilter(ReadsPrefixMatch, Filter):
     affinity_threshold: float = 0.8
     exploration_probability: float = 0.0
     max_ttft_penalty_ms: float = 18_000.0
-    ttft_source: Literal["prefillThroughput"] = "prefillThroughput"
+    ttft_source: Literal["prefillThroughput", "latencyPredictor"] = "prefillThroughput"
     peak_prefill_throughput: float = 15_928.0
+    latency_prediction_info_producer_name: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.affinity_threshold <= 1.0:
@@ -213,10 +216,10 @@ class PrefixCacheAffinityFilter(ReadsPrefixMatch, Filter):
             raise ValueError(f"explorationProbability: expected 0 to 1, got {self.exploration_probability}")
         if not self.max_ttft_penalty_ms >= 0.0:
             raise ValueError(f"maxTTFTPenaltyMs: expected 0 or more, got {self.max_ttft_penalty_ms}")
-        if self.ttft_source != "prefillThroughput":
-            raise ValueError(f"ttftSource: only prefillThroughput is there, got {self.ttft_source!r}")
         if not self.peak_prefill_throughput > 0.0:
             raise ValueError(f"peakPrefillThroughput: expected more than 0, got {self.peak_prefill_throughput}")
+        if self.ttft_source == "latencyPredictor":
+            self.needs = (PrefixMatch, LatencyHeadroom)  # type: ignore[misc]
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         if self.exploration_probability and self.random.random() < self.exploration_probability:
@@ -232,12 +235,19 @@ class PrefixCacheAffinityFilter(ReadsPrefixMatch, Filter):
     def _too_busy(self, request: Request, sticky: Sequence[Endpoint], endpoints: Sequence[Endpoint]) -> bool:
         if not self.max_ttft_penalty_ms:
             return False
-        load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
-        if not load:
+        ttft = self._ttfts(request)
+        if not ttft:
             return True
-        best_sticky = min(load[endpoint].uncached_tokens for endpoint in sticky)
-        best = min(load[endpoint].uncached_tokens for endpoint in endpoints)
-        return (best_sticky - best) / self.peak_prefill_throughput * 1000.0 > self.max_ttft_penalty_ms
+        best_sticky, best = min(ttft[endpoint] for endpoint in sticky), min(ttft[endpoint] for endpoint in endpoints)
+        return (best_sticky - best) * 1000.0 > self.max_ttft_penalty_ms
+
+    def _ttfts(self, request: Request) -> Mapping[Endpoint, float]:
+        """Seconds; empty where nothing is known."""
+        if self.ttft_source == "latencyPredictor":
+            rooms: Mapping[Endpoint, LatencyHeadroom] = request.signals.get(LatencyHeadroom, {})
+            return {endpoint: room.predicted_ttft for endpoint, room in rooms.items()}
+        load: Mapping[Endpoint, InFlight] = request.signals.get(InFlight, {})
+        return {endpoint: each.uncached_tokens / self.peak_prefill_throughput for endpoint, each in load.items()}
 
 
 @dataclass(eq=False)

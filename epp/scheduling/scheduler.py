@@ -12,11 +12,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from epp import protocol
-from epp.errors import EppError
+from epp.errors import EppError, SloUnmet
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import (
+    Admitter,
     Endpoint,
     KvEventFigures,
+    LatencyPrediction,
     Picked,
     Plugin,
     PrefixMatch,
@@ -96,6 +98,8 @@ class Scheduler:
         self._statistics = _hooks(plugins, "statistics")
         self._endpoint_statistics = _hooks(plugins, "endpoint_statistics")
         self._kv_events = _hooks(plugins, "kv_events")
+        self._predictions = _hooks(plugins, "predictions")
+        self._admitters: Hooks = [(name_of(p), p.refusal) for p in plugins if isinstance(p, Admitter)]
         self._open: dict[Decision, bool] = {}
         """Decisions whose accounts are not closed, and whether their first token was seen."""
 
@@ -120,6 +124,8 @@ class Scheduler:
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
         request, few = self._look(request, endpoints)
+        if self._admitters and not self.handler.divides(endpoints):
+            self._admit(request, few)
         decision = self._decided(request, _Runs(self.profiles, request, few, endpoints, self._on_error))
         if self._shadow is not None:  # it sees what the pick saw
             decision.shadow = self._shadow.compare(request, few, decision.endpoint)
@@ -127,6 +133,8 @@ class Scheduler:
         self._call(self._on_picked, decision.request, decision.endpoint)
         for part, endpoint in decision.parts:
             self._call(self._on_picked, part, endpoint)
+        if self._predictions:
+            decision.predictions = self._expected(decision.request)
         return decision
 
     def explain(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
@@ -136,7 +144,10 @@ class Scheduler:
         """
         profiles = {name: chain.with_picker(BestPicker()) for name, chain in self.profiles.items()}
         request = self._with_signals(request, endpoints, self._producers)
-        return self._decided(request, _Runs(profiles, request, endpoints, endpoints, self._on_error))
+        decision = self._decided(request, _Runs(profiles, request, endpoints, endpoints, self._on_error))
+        if self._predictions:
+            decision.predictions = self._expected(decision.request)
+        return decision
 
     def _decided(self, request: Request, run: "_Runs") -> Decision:
         try:
@@ -199,6 +210,8 @@ class Scheduler:
         self._tell(self._on_finished, decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
+        if self._predictions:
+            decision.predictions = self._expected(decision.request)
 
     def answered(self, decision: Decision, response: Response) -> None:
         """The answer's headers were seen. To be called once. What came before the decode has ended then."""
@@ -294,7 +307,7 @@ class Scheduler:
 
     def _look(self, request: Request, endpoints: Sequence[Endpoint]) -> tuple[Request, Sequence[Endpoint]]:
         """The request with its signals, and those of `endpoints` that can be the best for it."""
-        if len(endpoints) >= self._large and not self.handler.divides(endpoints):
+        if len(endpoints) >= self._large and request.slo is None and not self.handler.divides(endpoints):
             try:
                 found = self._shortlisted(request, endpoints)
             except Exception as error:
@@ -339,6 +352,28 @@ class Scheduler:
             except Exception as error:
                 self._on_error(name, error)
         return request
+
+    def _admit(self, request: Request, endpoints: Sequence[Endpoint]) -> None:
+        """Raises SloUnmet where an admitter says no; one that fails says nothing."""
+        for name, refusal in self._admitters:
+            try:
+                why = refusal(request, endpoints)
+            except Exception as error:
+                self._on_error(name, error)
+            else:
+                if why:
+                    raise SloUnmet(why, request.slo.objective if request.slo is not None else "")
+
+    def _expected(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
+        for name, predictions in self._predictions:
+            try:
+                found: Mapping[Endpoint, LatencyPrediction] = predictions(request)
+            except Exception as error:
+                self._on_error(name, error)
+            else:
+                if found:
+                    return found
+        return {}
 
     def _figures(self, hooks: Hooks) -> dict[str, Any]:
         figures: dict[str, Any] = {}

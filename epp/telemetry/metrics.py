@@ -17,7 +17,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from epp import __version__
-from epp.telemetry.metrics_table import ANSWER, ENGINE, FAMILIES, MAX_MODELS, OVERHEAD, SHARE, WATCHED, Family
+from epp.telemetry.metrics_table import (
+    ANSWER,
+    ENGINE,
+    FAMILIES,
+    MAX_MODELS,
+    MAX_OBJECTIVES,
+    OVERHEAD,
+    RATIO,
+    SHARE,
+    WATCHED,
+    Family,
+)
 from epp.telemetry.series import (
     LONGEST_MODEL,
     OTHER,
@@ -110,6 +121,12 @@ class Metrics:
         """(pool, profile) -> what that profile would have done."""
         self._decision = Histogram(OVERHEAD)
         self._hit_ratio = Histogram(SHARE)
+        self._ttft_ratio = Histogram(RATIO)
+        self._tpot_ratio = Histogram(RATIO)
+        self._slos: dict[tuple[str, str, str], int] = {}
+        """(pool, objective, outcome) -> requests with an SLO."""
+        self._objectives: set[str] = set()
+        """Those that have labels."""
         self._refused: dict[tuple[int, str], int] = {}
         self._degraded: dict[str, int] = {}
         self._lasting: dict[str, bool] = {}
@@ -241,6 +258,21 @@ class Metrics:
         for low, high, count in buckets:
             histogram.spread(low, high, count)
         histogram.total += total
+
+    def predicted(self, ttft_ratio: float, tpot_ratio: float | None) -> None:
+        """What was measured of a request, over what was predicted; None: not seen."""
+        self._ttft_ratio.observe(ttft_ratio)
+        if tpot_ratio is not None:
+            self._tpot_ratio.observe(tpot_ratio)
+
+    def slo_ended(self, pool: str, objective: str, outcome: str) -> None:
+        """A request with an SLO came to its end. `objective`: "" = its own headers'; the pool's own are few."""
+        if objective not in self._objectives:
+            if len(self._objectives) >= MAX_OBJECTIVES:
+                objective = OTHER
+            self._objectives.add(objective)
+        key = pool, objective or "(headers)", outcome
+        self._slos[key] = self._slos.get(key, 0) + 1
 
     def endpoint_failed(self, endpoint: _Endpoint) -> None:
         """A request failed by this endpoint's fault."""
@@ -461,6 +493,9 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_cached_tokens": lambda m: m._of_answers(lambda s: s.cached, TOKENS),
     "warmpath_decision_seconds": lambda m: [((), m._decision)],
     "warmpath_prefix_hit_ratio": lambda m: [((), m._hit_ratio)],
+    "warmpath_slo_requests_total": lambda m: m._slos.items(),
+    "warmpath_ttft_prediction_ratio": lambda m: [((), m._ttft_ratio)],
+    "warmpath_tpot_prediction_ratio": lambda m: [((), m._tpot_ratio)],
     "warmpath_flow_wait_seconds": Metrics._flow_waits,
     "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
     "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),

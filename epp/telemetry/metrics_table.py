@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 MAX_MODELS = 100
 """Distinct values of the label `model`, which clients choose; all others count as `other`."""
 
+MAX_OBJECTIVES = 100
+"""InferenceObjectives with labels of their own; those that come later count as `other`."""
 MAX_FLOWS = 100
 """Distinct values of the label `fairness_id`; all others count as `other`."""
 
@@ -25,6 +27,7 @@ QUEUED = (
 PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 TOKENS = (1.0, *(float(2**n) for n in range(3, 21)))
 BYTES = tuple(float(2**n) for n in range(6, 31, 2))
+RATIO = (0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 SHARE = tuple(n / 10 for n in range(11))
 
 ANSWER, WATCHED, ENGINE = "answer", "watched", "engine"
@@ -223,6 +226,27 @@ FAMILIES: tuple[Family, ...] = (
                 ),
             ),
         ),
+    ),
+    # --- SLOs and predictions
+    Family(
+        "warmpath_slo_requests_total",
+        "counter",
+        "Requests with an SLO, at their end, by InferenceObjective ((headers): by their own headers) and outcome: met; "
+        "missed-ttft, missed-tpot, missed-both; failed; shed (no endpoint would have kept it); unseen (not enough of "
+        "the answer was shown)",
+        ("pool", "objective", "outcome"),
+    ),
+    Family(
+        "warmpath_ttft_prediction_ratio",
+        "histogram",
+        "Measured TTFT over predicted, of streamed answers that are seen; 1: it was right",
+        bounds=RATIO,
+    ),
+    Family(
+        "warmpath_tpot_prediction_ratio",
+        "histogram",
+        "Measured time per output token over predicted, where usage is seen too; 1: it was right",
+        bounds=RATIO,
     ),
     # --- flow control, where it is on
     Family(

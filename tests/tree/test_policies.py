@@ -61,5 +61,5 @@ def test_the_table_of_parameters_has_those_of_expected_ttft() -> None:
     assert documented == {
         name: (field.metadata["alias"], field.default) for name, field in fields.items() if "alias" in field.metadata
     }
-    assert rows[-1][0] == "learnSpeeds`, `speeds"
-    assert set(fields) == {*documented, "learnSpeeds", "speeds"}
+    assert rows[-1][0] == "learnSpeeds`, `speeds`, `slo"
+    assert set(fields) == {*documented, "learnSpeeds", "speeds", "slo"}

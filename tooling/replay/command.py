@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from epp import plugin
 from epp.documents.strict import short
 from epp.errors import ConfigError
 from epp.telemetry.text import printable
@@ -66,6 +67,7 @@ def plan(  # noqa: PLR0913
     foreign: float,
     fail: Sequence[str],
     only: str | None,
+    class_slo: Sequence[str],
 ) -> Plan:
     """The plan that the flags describe. Raises ConfigError."""
     rates = [Rate(kind, value) for kind, value in (("load", load), ("rate", rate), ("times", times)) if value]
@@ -105,6 +107,7 @@ def plan(  # noqa: PLR0913
         tuple(range(seed, seed + runs)),
         workers,
         only,
+        dict(_class_slo(each) for each in class_slo),
     )
 
 
@@ -119,6 +122,19 @@ def roles_of(text: str) -> tuple[str, ...]:
     if not {"decode", "both"} & set(labels):
         raise ConfigError("roles", f"expected somebody to decode (d or b), got {short(text)}")
     return labels
+
+
+def _class_slo(text: str) -> tuple[str, plugin.Slo]:
+    """`CLASS=TTFT/TPOT` in seconds, as in `chat=0.5/0.025`; `-` for one that is not wanted."""
+    label, _, both = text.partition("=")
+    try:
+        ttft, tpot = (None if each == "-" else float(each) for each in both.split("/"))
+        good = bool(label) and all(each is None or 0 < each < inf for each in (ttft, tpot))
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError("class-slo", f"expected CLASS=TTFT/TPOT in seconds, as in chat=0.5/0.025, got {short(text)}")
+    return label, plugin.Slo(ttft, tpot, label)
 
 
 def _failure(text: str) -> Failure:

@@ -11,6 +11,7 @@ from math import exp
 from random import Random
 from typing import Final, Literal
 
+from epp.plugin import Slo
 from tooling.replay.trace import Piece, Trace, TraceRequest
 from tooling.simulator import tokenizer as tokens
 from tooling.simulator.workloads import demo as demo_sessions
@@ -410,7 +411,7 @@ def agents_with_slo(seed: int, requests: int, arrivals: Arrivals) -> Trace:
                     tenant=team,
                     priority=int(watched),
                     label="watched" if watched else "background",
-                    slo_ttft=1.0 if watched else 10.0,
+                    slo=Slo(1.0, objective="watched") if watched else Slo(10.0, objective="background"),
                 )
                 conversation, last = make.done(number), (number,)
     return make.trace()
@@ -453,6 +454,25 @@ def batch_gateway(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return Trace(make.name, asks)
 
 
+def chats_and_reports(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """Chats of a few hundred tokens, and every fourth request a report over a text of about 12,000 that nothing else
+    shares. Classes `chat`, to be served within 0.5 s and 25 ms a token, and `report`, within 20 s and 100 ms.
+    """
+    make = _Maker("chats-and-reports", seed, arrivals)
+    systems = [make.piece(make.drawn(600)) for _ in range(5)]
+    chat, report = Slo(0.5, 0.025, "chat"), Slo(20.0, 0.1, "report")
+    asks: list[TraceRequest] = []
+    while len(asks) < requests:
+        at = make.arrival()
+        if make.chance.random() < 1 / 4:
+            text = (make.piece(make.drawn(12_000, 0.5)),)
+            asks.append(TraceRequest(at, text, make.drawn(400, 0.6), label="report", slo=report))
+        else:
+            prompt = (make.chance.choice(systems), make.piece(make.drawn(300, 0.9)))
+            asks.append(TraceRequest(at, prompt, make.drawn(200, 0.6), label="chat", slo=chat))
+    return Trace(make.name, asks)
+
+
 WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "chats": chats,
     "documents-8k": documents_8k,
@@ -466,6 +486,7 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "interactive-and-batch": interactive_and_batch,
     "noisy-neighbour": noisy_neighbour,
     "adapters": adapters,
+    "chats-and-reports": chats_and_reports,
     **{name: _alike(name, *shape) for name, shape in ALIKE.items()},
     "agents-with-slo": agents_with_slo,
     "burst-from-zero": burst_from_zero,

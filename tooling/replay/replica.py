@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from epp import protocol
 from epp.configuration.loader import Pipeline
-from epp.errors import ConfigError, EppError, NoEndpoint
+from epp.errors import ConfigError, EppError, NoEndpoint, Rejected
 from epp.flow.control import FlowControl, Later, Outcome
 from epp.flow.queues import Entry
 from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
@@ -154,6 +154,7 @@ class Replica:
             stream=True,
             headers=_headers(ask),
             priority=ask.priority,
+            slo=ask.slo,
             sees_answer=self._watched == 1 or (self._watched > 0 and self._random.random() < self._watched),
         )
         ASKED.set(request, ask)
@@ -174,18 +175,18 @@ class Replica:
         if self.flow is None:
             try:
                 decision = self.choose(number, ask)
-            except NoEndpoint as error:
+            except (NoEndpoint, Rejected) as error:
                 refused(error)
             else:
                 decided(decision)
             return
-        request = self.request(number, ask)
+        request, flow = self.request(number, ask), self.flow
         entry = Entry(
             request,
             None,
             len(request.prompt),
             partial(self.scheduler.look, request),
-            lambda endpoints: decided(self.scheduler.choose(request, endpoints)),
+            lambda endpoints: decided(self.scheduler.choose(entry.ready(flow.clock()), endpoints)),
             refused,
         )
         try:
@@ -224,8 +225,6 @@ class Replica:
 def _headers(ask: TraceRequest) -> dict[str, str]:
     """What a client would send."""
     said = {protocol.SESSION_ID: ask.session, protocol.FAIRNESS_ID[0]: ask.tenant}
-    if ask.slo_ttft is not None:
-        said[protocol.SLO_TTFT_MS[0]] = f"{ask.slo_ttft * 1000:g}"
     return {name: value for name, value in said.items() if value}
 
 

@@ -1,13 +1,14 @@
 """Several policies over the same requests, several times: what `warmpath replay` does before it shows anything."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
+from epp import plugin
 from epp.documents.strict import nearest, short
 from epp.errors import ConfigError
 from tooling.replay.figures import Figures, Slo, figures
@@ -81,6 +82,8 @@ class Plan:
     """Processes."""
     only: str | None = None
     """Play the requests of this class alone, at the times that they have among the others."""
+    class_slos: Mapping[str, plugin.Slo] = field(default_factory=dict)
+    """By class: within what its requests are to be served, instead of what the workload says."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def compare(plan: Plan, progress: Progress) -> Results:
             raise ConfigError("fail", f"there are {len(plan.kinds)} pods, so no pod-{failure.pod + 1}")
     first = plan.source.trace(plan.seeds[0])
     _check_fit(first, plan.kinds)
+    first.with_slos(plan.class_slos)
     if plan.only is not None:
         first.only(plan.only)
     lowers(plan.kinds, plan.conditions.l2, plan.conditions.pods_per_node)
@@ -157,12 +161,12 @@ def saturation(
 ) -> float:
     """Requests a second that the pods complete under the reference strategy when something always waits.
 
-    Of the conditions only the tiers count: nothing goes wrong.
+    Of the conditions only the tiers count: nothing goes wrong, and nobody is in a hurry.
     """
     given = given or Conditions()
     total = len(trace.asks)
     play = Replay(
-        trace,
+        trace.without_slos(),
         kinds,
         policy(REFERENCE).build,
         Conditions(saturate=True, l2=given.l2, pods_per_node=given.pods_per_node),
@@ -190,6 +194,8 @@ def _all(runs: Sequence[_Run], workers: int, progress: Progress) -> Iterator[tup
 def _one(run: _Run, progress: Progress = lambda what, ended, total: None) -> Figures:
     plan = run.plan
     trace = plan.source.trace(run.seed).scaled(run.factor)
+    if plan.class_slos:
+        trace = trace.with_slos(plan.class_slos)
     if plan.only is not None:
         trace = trace.only(plan.only)
     total, label = len(trace.asks), _label(run)

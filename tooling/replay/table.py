@@ -114,6 +114,7 @@ CLASS_COLUMNS: Final[Sequence[tuple[str, Callable[[ClassFigures], float], str]]]
     ("\np95 s", lambda f: f.ttft_p95, ".3f"),
     ("\np99 s", lambda f: f.ttft_p99, ".3f"),
     ("waited\ns", lambda f: f.waited_mean, ".3f"),
+    ("TPOT\nms", lambda f: f.tpot_mean * 1000, ".1f"),
     ("in time\n%", lambda f: f.attained * 100, ".1f"),
     ("tokens\n/s", lambda f: f.tokens_per_second, ",.0f"),
     ("shed", lambda f: f.shed, ",.0f"),

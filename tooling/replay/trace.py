@@ -6,7 +6,7 @@ the pieces that their paths begin with alike; what the text is does not matter.
 
 import gzip
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from epp.errors import ConfigError
+from epp.plugin import Slo
 
 MOONCAKE_BLOCK: Final = 512
 """Tokens per hash id of a Mooncake trace."""
@@ -56,8 +57,8 @@ class TraceRequest:
     priority: int = 0
     label: str = ""
     """The class that figures are taken of apart."""
-    slo_ttft: float | None = None
-    """Seconds in which its first token is wanted, where it says so itself."""
+    slo: Slo | None = None
+    """Within what it is to be served, where it says so itself."""
     adapter: str = ""
     """The LoRA adapter it asks for; prompts for different adapters have no piece in common."""
 
@@ -113,6 +114,19 @@ class Trace(NamedTuple):
             self.name,
             [replace(ask, after=tuple(place[one] for one in ask.after if one in place)) for ask in asks],
         )
+
+    def with_slos(self, slos: Mapping[str, Slo]) -> "Trace":
+        """The same requests, those of these classes with these SLOs. ConfigError where there is no such class."""
+        labels = {ask.label for ask in self.asks} - {""}
+        for label in slos:
+            if label not in labels:
+                expected = f"expected one of {', '.join(sorted(labels))}" if labels else f"{self.name} has no classes"
+                raise ConfigError("class-slo", f"no request is of class {label!r}; {expected}")
+        return Trace(self.name, [replace(ask, slo=slos.get(ask.label, ask.slo)) for ask in self.asks])
+
+    def without_slos(self) -> "Trace":
+        """The same requests, to be served as it comes."""
+        return Trace(self.name, [replace(ask, slo=None) for ask in self.asks])
 
     @property
     def rate(self) -> float:

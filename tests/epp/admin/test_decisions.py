@@ -58,6 +58,7 @@ def test_a_record_tells_how_it_ended() -> None:
         "status": 200,
         "complete": True,
         "ttft_ms": 500.0,
+        "tpot_ms": None,
         "duration_ms": 2000.0,
         "usage": {"prompt": 100, "completion": 20, "cached": 64},
     }

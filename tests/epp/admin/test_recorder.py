@@ -4,11 +4,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from epp.admin.recorder import Decisions, Recorder, brief
-from epp.errors import NoEndpoint
+from epp.errors import NoEndpoint, SloUnmet
 from epp.parsing.request import RawRequest
-from epp.plugin import Response, Usage
+from epp.plugin import LatencyPrediction, Response, Slo, Usage
 from epp.scheduling.decision import Comparison
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
@@ -155,3 +156,74 @@ def test_failures_count_for_the_endpoint_that_failed() -> None:
     retried.endpoints = pods[::-1]
     desk.recorder.finished(retried, Response(status=503, served=pods[1].address))
     assert [desk.metrics.endpoint(pod).failures for pod in pods] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("slo", "response", "ended", "outcome"),
+    [
+        (Slo(0.6, 0.05), Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 0)), 101.0, "met"),
+        (Slo(0.4, 0.05), Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 0)), 101.0, "missed-ttft"),
+        (Slo(0.6, 0.04), Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 0)), 101.0, "missed-tpot"),
+        (Slo(0.4, 0.04), Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 0)), 101.0, "missed-both"),
+        (Slo(0.6, 0.04), Response(status=200, first_token_at=100.5, usage=Usage(100, 1, 0)), 101.0, "met"),
+        (Slo(0.6), Response(status=200, first_token_at=100.5), 101.0, "met"),
+        (Slo(0.6, 0.04), Response(status=200, first_token_at=100.5), 101.0, "unseen"),
+        (Slo(0.4, 0.04), Response(status=200, first_token_at=100.5), 101.0, "missed-ttft"),
+        (Slo(0.6), Response(status=200), 101.0, "unseen"),
+        (Slo(0.6), Response(), 101.0, "unseen"),
+        (Slo(0.6), Response(status=500), 101.0, "failed"),
+        (Slo(0.6), Response(status=429), 101.0, "failed"),
+    ],
+)
+def test_what_became_of_an_slo_is_counted_and_shown(slo: Slo, response: Response, ended: float, outcome: str) -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1)])
+    made.request = replace(made.request, slo=Slo(slo.ttft, slo.tpot, "chat"), stream=True)
+    desk.recorder.decided(made, 100.0)
+    desk.now = ended
+    desk.recorder.finished(made, response)
+    assert desk.value("warmpath_slo_requests_total", pool="p", objective="chat", outcome=outcome) == 1
+    kept = desk.decisions.find("r1")
+    assert kept is not None
+    shown = kept.as_dict()
+    assert shown["slo"]["objective"] == "chat"
+    assert shown["outcome"]["slo"] == outcome
+
+
+def test_of_an_answer_that_is_not_streamed_nothing_is_known_of_its_tokens() -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1)])
+    made.request = replace(made.request, slo=Slo(0.1, 0.01), stream=False)
+    made.predictions = {made.endpoint: LatencyPrediction(0.5, 0.01)}
+    desk.recorder.decided(made, 100.0)
+    desk.now = 101.0
+    desk.recorder.finished(made, Response(status=200, first_token_at=101.0, usage=Usage(100, 11, 0)))
+    assert desk.value("warmpath_slo_requests_total", pool="p", objective="(headers)", outcome="unseen") == 1
+    assert desk.value("warmpath_ttft_prediction_ratio_count") == 0
+
+
+def test_a_request_that_is_shed_for_its_slo_is_counted_with_the_others() -> None:
+    desk = Desk()
+    raw = RawRequest("POST", "/v1/chat/completions", {})
+    desk.recorder.failed(raw, SloUnmet("no endpoint would keep it", "chat"))
+    desk.recorder.failed(raw, NoEndpoint("none"))
+    assert desk.value("warmpath_slo_requests_total", pool="p", objective="chat", outcome="shed") == 1
+
+
+def test_predictions_are_compared_with_what_came() -> None:
+    desk, pods = Desk(), [endpoint(1), endpoint(2)]
+    for moved in (False, True):
+        made = decision("r1", pods)
+        made.request = replace(made.request, stream=True)
+        made.predictions = {pods[0]: LatencyPrediction(0.25, 0.05), pods[1]: LatencyPrediction(0.1, 0.1)}
+        desk.now = 100.1
+        desk.recorder.decided(made, 100.0)
+        shown = desk.decisions.find("r1")
+        assert shown is not None
+        assert shown.as_dict()["predicted"] == {"ttft_ms": 250.0, "tpot_ms": 50.0}
+        if moved:
+            made.endpoints = [pods[1], pods[0]]
+        desk.now = 101.6
+        response = Response(status=200, first_token_at=100.6, usage=Usage(100, 11, 0), complete=True)
+        desk.recorder.finished(made, response)
+    for name, ratio in (("ttft", 0.5 / 0.25), ("tpot", 0.1 / 0.05)):
+        assert desk.value(f"warmpath_{name}_prediction_ratio_count") == 1, "what was served elsewhere proves nothing"
+        assert desk.value(f"warmpath_{name}_prediction_ratio_sum") == pytest.approx(ratio)

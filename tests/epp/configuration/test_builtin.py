@@ -19,7 +19,7 @@ from tests.support.scheduling.pipelines import loaded
 
 GIE = """
 queue-scorer running-requests-size-scorer kv-cache-utilization-scorer prefix-cache-scorer lora-affinity-scorer
-token-load-scorer latency-scorer predicted-latency-scorer prefix-cache-affinity-filter slo-headroom-tier-filter
+token-load-scorer latency-scorer prefix-cache-affinity-filter slo-headroom-tier-filter
 header-based-testing-filter utilization-detector concurrency-detector max-score-picker random-picker
 weighted-random-picker single-profile-handler approx-prefix-cache-producer inflight-load-producer
 predicted-latency-producer latency-slo-admitter request-attribute-reporter destination-endpoint-served-verifier
@@ -140,9 +140,9 @@ def test_every_hint_names_a_type_that_loads(type_: str) -> None:
 
 
 def test_a_name_near_one_that_is_not_there_yet_says_so() -> None:
-    assert refusal("latency-scorr") == (
-        "plugins[0].type: no plugin type 'latency-scorr'; latency-scorer is a known type, but not there yet: "
-        "predicted latency"
+    assert refusal("endpoint-attribute-scorr") == (
+        "plugins[0].type: no plugin type 'endpoint-attribute-scorr'; endpoint-attribute-scorer is a known type, but "
+        "not there yet: endpoint attributes beyond the engine's own metrics"
     )
 
 

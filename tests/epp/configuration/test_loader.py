@@ -236,7 +236,7 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         ("Warm", "a: Warm*-1", "", "schedulingProfiles[0].plugins[0].weight: expected 0 or more, got -1.0"),
         ("First Second", "a: First Second", "", "plugins[1].pluginRef: Second is a second picker; expected one"),
         ("First Second", "", "", "Second is a second picker"),
-        ("Station", "a: Station", "", "expected a filter, scorer or picker; 'Station' is a producer"),
+        ("Station", "a: Station*2", "", "expected a filter, scorer or picker; 'Station' is a producer"),
         ("Never", "a: Never", "", "expected a filter, scorer or picker; 'Never' is a saturation detector"),
         ("Chooser", "a: Chooser", "", "expected a filter, scorer or picker; 'Chooser' is a profile handler"),
         ("Watching", "a: Watching", "", "'Watching' is a plugin of no such kind"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
+from epp.plugin import CacheRoom, Endpoint, FailureShare, Load, PrefixMatch, Request, Response, Slo, Usage
 from epp.scheduling.cost import ExpectedTtft
 from tests.support.scheduling.signals import with_signal
 
@@ -50,8 +50,9 @@ def request(
     held: Mapping[Endpoint, int] | None = None,
     rooms: Mapping[Endpoint, CacheRoom] | None = None,
     seen: bool = True,
+    slo: Slo | None = None,
 ) -> Request:
-    made = Request(id="r", model="m", tokens=tokens, sees_answer=seen, stream=True)
+    made = Request(id="r", model="m", tokens=tokens, sees_answer=seen, stream=True, slo=slo)
     made = with_signal(made, PrefixMatch, {e: PrefixMatch((held or {}).get(e, 0), 0, 0) for e in endpoints})
     made = with_signal(made, CacheRoom, {e: (rooms or {}).get(e, ROOMY) for e in endpoints})
     return made
@@ -651,3 +652,184 @@ def test_seats_count_in_their_last_tenth() -> None:
             full[most] = cost.saturation([a])
         clock.now += 5.0
     assert full[20] < full[10] == 1.0
+
+
+# --- SLOs
+
+
+def best(cost: ExpectedTtft, made: Request, endpoints: Sequence[Endpoint]) -> Endpoint:
+    costs = [sum(row) for row in cost.bill(made, endpoints)]
+    return endpoints[costs.index(min(costs))]
+
+
+Traffic = st.lists(
+    st.tuples(
+        st.integers(1, 5000),
+        st.sampled_from([None, Slo(0.5), Slo(tpot=0.12), Slo(3.0, 0.3), Slo(60.0, 2.0)]),
+        st.booleans(),
+        st.floats(0.0, 3.0),
+    ),
+    max_size=25,
+)
+
+
+@given(traffic=Traffic, packing=st.sampled_from([0.0, 10.0, -10.0]))
+def test_a_request_without_an_slo_is_billed_as_if_there_were_none_whoever_runs_there(
+    traffic: list[tuple[int, Slo | None, bool, float]], packing: float
+) -> None:
+    with_slos, clock = round_numbers()
+    without, _ = round_numbers()
+    with_slos.slo_packing, without.slo, without.clock = packing, "ignore", clock
+    endpoints = pool(3)
+    for tokens, slo, starts, pause in traffic:
+        made = request(endpoints, tokens, slo=slo)
+        if slo is None:
+            rows = with_slos.bill(made, endpoints)
+            assert rows == without.bill(made, endpoints)
+            assert {row[-1] for row in rows} == {0.0}
+        chosen = best(with_slos, made, endpoints)
+        for cost in (with_slos, without):
+            cost.on_picked(made, chosen)
+            if starts:
+                cost.on_first_token(made, chosen)
+        clock.now += pause
+
+
+@given(traffic=Traffic, packing=st.sampled_from([0.0, 10.0, -10.0]), tokens=st.integers(1, 3000))
+def test_a_request_with_an_slo_goes_where_it_is_kept_if_it_is_anywhere(
+    traffic: list[tuple[int, Slo | None, bool, float]], packing: float, tokens: int
+) -> None:
+    cost, clock = round_numbers()
+    cost.slo_packing = packing
+    endpoints = pool(4)
+    for turn, (length, promised, starts, pause) in enumerate(traffic):
+        earlier = request(endpoints, length, slo=promised)
+        cost.on_picked(earlier, endpoints[turn * turn % 4])
+        if starts:
+            cost.on_first_token(earlier, endpoints[turn * turn % 4])
+        clock.now += pause
+    slo = Slo(4.0, 0.25)
+    made = request(endpoints, tokens, slo=slo)
+    seen = cost.predict(made, endpoints)
+    keepers = {e for e, p in seen.items() if p.ttft <= 4.0 and p.tpot <= 0.25 and p.tpot_after <= p.promised}
+    chosen = best(cost, made, endpoints)
+    assert chosen in (keepers or endpoints)
+    cost.slo = "shed"
+    assert bool(cost.refusal(made, endpoints)) == (not keepers)
+
+
+def test_what_a_request_would_find_is_predicted() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+    idle = cost.predict(request([a], 1000), [a])[a]
+    assert [idle.ttft, idle.tpot] == pytest.approx([1.0 * 1.1 + 0.1, 0.1 + 0.01 + 1e-5 * 1000])
+    assert (idle.requests, idle.promised) == (0, inf)
+    cost.on_picked(request([a], 500, slo=Slo(tpot=0.2)), a)
+    seen = cost.predict(request([a], 1000), [a])[a]
+    assert seen.ttft == pytest.approx(1.5 * 1.1 + 0.1), "who waits there goes first"
+    each = 0.1 + 0.01 * 2 + 1e-5 * 1500
+    assert seen.tpot == pytest.approx(each / (1 - 0.05)), "half a second of prefill in ten"
+    assert seen.tpot_after == pytest.approx(each / (1 - 0.15)), "and for who is there a second more"
+    assert (seen.requests, seen.promised) == (1, 0.2)
+    full = request([a], 1000, rooms={a: CacheRoom(9500, 10_000)})
+    assert cost.predict(full, [a])[a].ttft == pytest.approx(1.75 + 500 / 10_000 * 20.0), "until memory comes free"
+
+
+def test_a_newcomer_that_would_break_what_was_promised_to_others_goes_elsewhere() -> None:
+    cost, clock = round_numbers()
+    quiet, busy = pool(2)
+    for _ in range(3):
+        chat = request([quiet], 10, slo=Slo(1.0, 0.15))
+        cost.on_picked(chat, quiet)
+        cost.on_first_token(chat, quiet)
+    cost.on_picked(request([busy], 3000), busy)
+    clock.now += 1.0
+    report = request([quiet, busy], 2000, slo=Slo(30.0, 1.0))
+    assert best(cost, report, [quiet, busy]) is busy
+    cost.slo = "ignore"
+    assert best(cost, report, [quiet, busy]) is quiet, "where it would be served at once"
+
+
+@pytest.mark.parametrize(("packing", "name"), [(10.0, "pod-1"), (-10.0, "pod-2"), (0.0, "pod-2")])
+def test_a_request_goes_where_it_just_fits_or_where_most_is_left(packing: float, name: str) -> None:
+    cost, _ = round_numbers()
+    cost.slo_packing = packing
+    full, half, _ = endpoints = pool(3)
+    cost.on_picked(request(endpoints, 6000), full)
+    cost.on_picked(request(endpoints, 1000), half)
+    assert best(cost, request(endpoints, 100, slo=Slo(5.0, 1.0)), endpoints).name == name
+
+
+def test_packing_does_not_compute_what_is_cached_elsewhere() -> None:
+    cost, _ = round_numbers()
+    cold, warm = endpoints = pool(2)
+    assert best(cost, request(endpoints, 3000, {warm: 2900}, slo=Slo(9.0)), [cold, warm]) is warm
+
+
+def test_where_none_keeps_it_the_least_is_missed_or_the_answer_is_no() -> None:
+    cost, _ = round_numbers()
+    a, b = endpoints = pool(2)
+    cost.on_picked(request(endpoints, 9000), a)
+    cost.on_picked(request(endpoints, 6000), b)
+    made = request(endpoints, 100, slo=Slo(2.0, 0.5))
+    assert cost.refusal(made, endpoints) == "", "best effort"
+    assert best(cost, made, endpoints) is b
+    cost.slo = "shed"
+    why = cost.refusal(made, endpoints)
+    assert why.startswith("no endpoint would keep the SLO (TTFT 2000 ms, TPOT 500 ms) of this request")
+    assert "the best now are a TTFT of 6810 ms" in why
+    assert cost.refusal(request(endpoints, 100, slo=Slo(20.0)), endpoints) == ""
+    assert cost.refusal(request(endpoints, 100), endpoints) == ""
+
+
+def test_what_it_waited_in_flow_control_is_gone_of_its_ttft() -> None:
+    cost, _ = round_numbers()
+    cost.slo = "shed"
+    endpoints = pool(1)
+    made = request(endpoints, 1000, slo=Slo(2.0))
+    assert cost.refusal(made, endpoints) == ""
+    assert cost.refusal(replace(made, waited=1.0, kept={}), endpoints) != ""
+
+
+def test_an_endpoint_that_is_suspended_keeps_nothing() -> None:
+    cost, _ = round_numbers()
+    broken, fine = endpoints = pool(2)
+    cost.on_picked(request(endpoints, 6000), fine)
+    made = with_signal(request(endpoints, 100, slo=Slo(9.0)), FailureShare, {broken: FailureShare(0.9, suspended=True)})
+    assert best(cost, made, endpoints) is fine
+
+
+def test_promises_end_with_their_requests_and_replicas_tell_each_other_of_them() -> None:
+    ours, _ = round_numbers()
+    theirs, _ = round_numbers()
+    (a,) = pool(1)
+    made = request([a], 100, slo=Slo(1.0, 0.15))
+    ours.on_picked(made, a)
+    told = Request(id="r", model="m", tokens=100, elsewhere=True)
+    theirs.from_peer(told, ours.to_peers(made))
+    theirs.on_picked(told, a)
+    for cost, each in ((ours, made), (theirs, told)):
+        assert cost.predict(request([a], 10), [a])[a].promised == 0.15
+        cost.on_finished(each, a, DONE)
+        assert cost.predict(request([a], 10), [a])[a].promised == inf
+    assert ours.to_peers(request([a], 100)) is None
+    theirs.from_peer(told, "no number")
+
+
+def test_predictions_are_kept_of_the_chosen_one_and_with_an_slo_of_all_and_compared() -> None:
+    cost, clock = round_numbers()
+    a, _ = endpoints = pool(2)
+    plain, wanted = request(endpoints, 1000), request(endpoints, 1000, slo=Slo(9.0))
+    for made in (plain, wanted):
+        assert not cost.predictions(made)
+        cost.bill(made, endpoints)
+        cost.on_picked(made, a)
+    assert list(cost.predictions(plain)) == [a]
+    assert list(cost.predictions(wanted)) == endpoints
+    assert cost.predictions(plain)[a].ttft == pytest.approx(1.2)
+    assert "tpot_error" not in cost.statistics()
+    clock.now += 1.2
+    cost.on_first_token(plain, a)
+    clock.now += 10 * 2 * cost.predictions(plain)[a].tpot
+    cost.on_finished(plain, a, Response(status=200, complete=True, usage=Usage(1000, 11, 0)))
+    assert cost.statistics()["tpot_error"] == pytest.approx(0.5), "half of what was measured"

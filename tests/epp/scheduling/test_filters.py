@@ -23,6 +23,7 @@ from epp.scheduling.filters import (
     TopologyAffinityScorer,
     UtilizationFilter,
 )
+from epp.scheduling.headroom import LatencyHeadroom
 from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 from tests.support.scheduling.signals import with_signal
 
@@ -127,7 +128,6 @@ def test_affinity_keeps_all_when_a_signal_was_lost(lost: type) -> None:
         ({"affinity_threshold": 1.1}, "affinityThreshold"),
         ({"exploration_probability": -0.1}, "explorationProbability"),
         ({"max_ttft_penalty_ms": float("nan")}, "maxTTFTPenaltyMs"),
-        ({"ttft_source": "latencyPredictor"}, "ttftSource"),
         ({"peak_prefill_throughput": 0}, "peakPrefillThroughput"),
     ],
 )
@@ -280,3 +280,14 @@ def test_where_nobody_is_near_or_nothing_is_known_all_are_kept() -> None:
 def test_the_nearer_the_better() -> None:
     assert TopologyAffinityScorer().score(ask(peer=PEER), PLACES) == [1.0, 0.2, 0.05, 0.02, 0.0, 0.0]
     assert TopologyAffinityScorer().score(ask(), PLACES) == [0.0] * 6
+
+
+def test_the_load_gate_may_go_by_predicted_latency() -> None:
+    a, b = pod("a"), pod("b")
+    gate = PrefixCacheAffinityFilter(ttft_source="latencyPredictor", max_ttft_penalty_ms=5000)
+    assert LatencyHeadroom in gate.needs
+    for later, kept in ((4.0, [a]), (6.0, [a, b])):
+        rooms = {a: LatencyHeadroom(0, 0, True, True, later, 1), b: LatencyHeadroom(0, 0, True, True, 0.5, 1)}
+        request = with_signal(ask(), PrefixMatch, {a: PrefixMatch(90, 9, 10), b: PrefixMatch(0, 0, 10)})
+        assert [*gate.filter(with_signal(request, LatencyHeadroom, rooms), [a, b])] == kept
+        assert [*gate.filter(request, [a, b])] == [a, b], "nothing is known of them"

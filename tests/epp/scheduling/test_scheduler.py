@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.errors import InternalError, NoEndpoint
+from epp.errors import InternalError, NoEndpoint, SloUnmet
 from epp.plugin import (
+    Admitter,
     Endpoint,
     Filter,
+    LatencyPrediction,
     Picked,
     Plugin,
     PrefixMatch,
@@ -21,6 +23,7 @@ from epp.plugin import (
     Response,
     RunProfile,
     Scorer,
+    Slo,
 )
 from epp.scheduling.inflight import InFlightLoad
 from epp.scheduling.pickers import MaxScorePicker
@@ -436,3 +439,50 @@ def test_a_picker_that_names_enough_is_left_alone() -> None:
     endpoints = [pod("a", waiting=2), pod("b"), pod("c", waiting=1)]
     chosen = scheduler(QueueScorer(), picker=picker, fallbacks=1).choose(ask(), endpoints).endpoints
     assert [endpoint.name for endpoint in chosen] == ["b", "c", "a"]
+
+
+@dataclass(eq=False)
+class Refuses(Admitter):
+    why: str = "no"
+    error: Exception | None = None
+
+    def refusal(self, request: Request, endpoints: Sequence[Endpoint]) -> str:
+        if self.error is not None:
+            raise self.error
+        return self.why if request.slo is not None else ""
+
+
+def test_an_admitter_says_no_before_anything_is_picked() -> None:
+    diary = Diary()
+    s = scheduler(others=[diary, Refuses()])
+    with pytest.raises(SloUnmet, match=r"^no$") as error:
+        s.choose(ask(slo=Slo(1.0, objective="chat")), pods("ab"))
+    assert (error.value.objective, error.value.reason, error.value.status) == ("chat", "rejected-slo", 429)
+    assert not diary.lines
+    s.choose(ask(), pods("ab"))
+    assert diary.lines == ["picked a"]
+
+
+def test_an_admitter_that_fails_says_nothing() -> None:
+    failed: list[str] = []
+    s = scheduler(others=[Refuses(error=RuntimeError())], on_error=lambda name, error: failed.append(name))
+    assert s.choose(ask(slo=Slo(1.0)), pods("ab")).endpoint.name == "a"
+    assert failed == ["Refuses"]
+
+
+class Foresees(Plugin):
+    def predictions(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
+        return {endpoint: LatencyPrediction(1.0, 0.1) for endpoint in BOTH}
+
+
+BOTH = pods("ab")
+
+
+def test_what_was_predicted_is_kept_with_the_decision() -> None:
+    s = scheduler(others=[Foresees()])
+    decision = s.choose(ask(slo=Slo(2.0)), BOTH)
+    assert decision.predicted == LatencyPrediction(1.0, 0.1)
+    shown = decision.as_dict()
+    assert (shown["slo"], shown["predicted"]) == ({"ttft_ms": 2000.0}, {"ttft_ms": 1000.0, "tpot_ms": 100.0})
+    assert [row["predicted"]["ttft_ms"] for row in shown["profiles"][0]["endpoints"]] == [1000.0, 1000.0]
+    assert scheduler().choose(ask(), BOTH).predicted is None

@@ -59,6 +59,16 @@ def test_all_conditions_at_once() -> None:
     assert run["failed"] + run["retried"] > 0
 
 
+def test_slos_of_a_class_are_given_by_a_flag() -> None:
+    asked = ("--rate", 3, "--requests", 60, "--pods", "2*h100-8b", "--policy", "prefix-aware", "--no-oracle", "--json")
+    tight = call("chats-and-reports", *asked, "--class-slo", "report=0.001/-")
+    assert tight.exit_code == 0, tight.output
+    assert json.loads(tight.stdout)["runs"][0]["classes"]["report"]["attained"] == 0.0
+    table = call("chats-and-reports", *asked[:-1], "--class-slo", "report=-/9")
+    assert "in time" in table.stdout
+    assert "100.0" in next(line for line in table.stdout.splitlines() if line.strip().startswith("report"))
+
+
 def test_tiers_are_simulated_and_reported() -> None:
     result = demo("--l1", "20000@50000", "--l2", 60_000, "--pods-per-node", 2, "--json", "--policy", "round-robin")
     assert result.exit_code == 0, result.output
@@ -89,6 +99,10 @@ def test_tiers_are_simulated_and_reported() -> None:
         (("--l2", "100"), "l2: expected TOKENS or TOKENS@TOKENS_PER_SECOND"),
         (("--pods", "laptop", "--l2", "9000@0"), "speed: 0.0, expected more than 0"),
         (("--fail", "10@2+1"), "fail: there are 8 pods, so no pod-10"),
+        (("--class-slo", "chat"), "class-slo: expected CLASS=TTFT/TPOT in seconds, as in chat=0.5/0.025, got 'chat'"),
+        (("--class-slo", "chat=0/1"), "class-slo: expected CLASS=TTFT/TPOT"),
+        (("--class-slo", "=1/1"), "class-slo: expected CLASS=TTFT/TPOT"),
+        (("--class-slo", "chat=1/1"), "class-slo: no request is of class 'chat'; demo has no classes"),
     ],
 )
 def test_wrong_flags_are_one_sentence(arguments: tuple[object, ...], reported: str) -> None:

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 
+from epp import plugin
 from tests.support.scheduling.replaying import asks, play, steady
 from tooling.replay.figures import Figures, Slo, figures, percentile, regret, spread
 from tooling.replay.replay import Conditions, Failure
+from tooling.replay.trace import Trace
 from tooling.simulator.tiers import TierParameters
 
 
@@ -75,3 +79,20 @@ def test_spread_and_regret() -> None:
     one, other = of("round-robin"), of("prefix-aware")
     assert regret([one], [one]).mean == 0.0
     assert regret([one], [other]).mean == pytest.approx(one.ttft_mean / other.ttft_mean - 1)
+
+
+def test_a_class_is_judged_by_its_own_slo() -> None:
+    """Two requests that do not meet: 88 ms until the first token, about 8.5 ms for each after it."""
+    plain = asks(0.0, 10.0)
+
+    def judged(slo: plugin.Slo | None) -> tuple[float, float]:
+        made = Trace("test", [replace(ask, slo=slo, label="x") for ask in plain.asks])
+        found = figures("x", 0, play(made, pods="2*laptop"), Slo(ttft=0.01, tpot=0.001))
+        assert 8 < found.classes["x"].tpot_mean * 1000 < 9
+        return found.classes["x"].attained, found.goodput
+
+    assert judged(plugin.Slo(0.1, 0.01)) == (1.0, 1.0)
+    assert judged(plugin.Slo(0.1, 0.005)) == (0.0, 0.0)
+    assert judged(plugin.Slo(0.05, 0.01)) == (0.0, 0.0)
+    assert judged(plugin.Slo(tpot=0.01)) == (1.0, 1.0)
+    assert judged(None) == (0.0, 0.0), "without one, the replay's"

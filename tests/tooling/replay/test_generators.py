@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 
+from epp.plugin import Slo
 from tests.support.scheduling.replaying import play
 from tooling.replay.generators import ARRIVALS, WORKLOADS, Arrivals, documents
 from tooling.replay.trace import Trace
@@ -133,7 +134,10 @@ def test_the_demo_is_what_the_laptop_sends() -> None:
 
 def test_classes_have_priorities_tenants_and_what_they_want() -> None:
     agents = made("agents-with-slo", 2000).asks
-    assert {(ask.label, ask.priority, ask.slo_ttft) for ask in agents} == {("watched", 1, 1.0), ("background", 0, 10.0)}
+    assert {(ask.label, ask.priority, ask.slo) for ask in agents} == {
+        ("watched", 1, Slo(1.0, objective="watched")),
+        ("background", 0, Slo(10.0, objective="background")),
+    }
     assert {ask.tenant for ask in agents} == {"red", "green", "blue"}
     for ask in agents:
         for before in ask.after:
@@ -156,3 +160,14 @@ def test_the_published_case_has_its_rates_and_lengths() -> None:
     assert sum(not ask.after for ask in asks if ask.label == "batch") == 63
     assert {(ask.tokens, ask.output) for ask in asks} == {(512, 128)}
     assert {ask.priority for ask in asks} == {1, -1}
+
+
+def test_chats_and_reports_want_different_things() -> None:
+    asks = made("chats-and-reports", 2000).asks
+    reports = [ask for ask in asks if ask.label == "report"]
+    chats = [ask for ask in asks if ask.label == "chat"]
+    assert len(reports) + len(chats) == len(asks)
+    assert 400 < len(reports) < 600
+    assert {(ask.slo.ttft, ask.slo.tpot) for ask in chats if ask.slo} == {(0.5, 0.025)}
+    assert {(ask.slo.ttft, ask.slo.tpot) for ask in reports if ask.slo} == {(20.0, 0.1)}
+    assert min(ask.tokens for ask in reports) > 1000

@@ -4,7 +4,7 @@ import pytest
 
 from epp.errors import ConfigError
 from tests.tooling.replay.test_trace import line
-from tooling.replay.figures import Slo
+from tooling.replay.figures import Figures, Slo
 from tooling.replay.policies import policy
 from tooling.replay.replay import Conditions, Failure
 from tooling.replay.runs import Plan, Rate, Results, Source, compare, saturation, with_oracle
@@ -118,3 +118,37 @@ def test_the_oracle_is_added_once() -> None:
     names = [each.name for each in with_oracle([policy("round-robin")])]
     assert names == ["round-robin", "oracle"]
     assert len(with_oracle([policy("oracle"), policy("round-robin")])) == 2
+
+
+OWN = Path(__file__).parents[3] / "tooling" / "policies"
+
+
+@pytest.fixture(scope="module")
+def attainment() -> dict[str, Figures]:
+    """Of a pool that is nearly full."""
+    others = ("shedding-slos", "without-slos", "llm-d-predicted-latency")
+    plan = Plan(
+        Source("chats-and-reports", 900),
+        tuple(pods("4*h100-8b")),
+        (policy("prefix-aware"), *(policy(str(OWN / f"{name}.yaml")) for name in others)),
+        Conditions(),
+        Rate("rate", 11.0),
+        Slo(),
+    )
+    return {run.policy: run for run in compare(plan, lambda what, ended, total: None).runs}
+
+
+def test_near_saturation_slos_are_kept_at_least_ten_points_more_often_than_without_and_than_by_llm_ds_policy(
+    attainment: dict[str, Figures],
+) -> None:
+    kept = {name: run.goodput for name, run in attainment.items()}
+    assert kept["prefix-aware"] > max(kept["without-slos"], kept["llm-d-predicted-latency"]) + 0.1
+    assert kept["shedding-slos"] > kept["prefix-aware"] + 0.05
+    assert attainment["prefix-aware"].tokens_per_second > 0.9 * attainment["without-slos"].tokens_per_second
+
+
+def test_who_would_miss_is_shed(attainment: dict[str, Figures]) -> None:
+    shed = {name: sum(each.shed for each in run.classes.values()) for name, run in attainment.items()}
+    assert 0 < shed["shedding-slos"] < 0.1 * 900
+    assert shed["prefix-aware"] == shed["without-slos"] == 0
+    assert attainment["shedding-slos"].failed == shed["shedding-slos"]
