@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from epp import protocol
 from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, RequestTimeout
 from epp.extproc import messages
-from epp.extproc.server import LIVENESS, Reports, Route, Settings, log, log_bug, most_connections
+from epp.extproc.server import LIVENESS, MOST_WATCHES, Reports, Route, Settings, log, log_bug, most_connections
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Stream
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
@@ -99,6 +99,9 @@ class GrpcServer:
         self._unneeded = TaskDeadlines()
         """With streams that only wait for the answer's end: their gateways can do without us from now on."""
         self._deadlines = (self._incomplete, self._undecided, self._untaken, self._unneeded)
+        self._news = asyncio.Event()
+        """Set, and replaced, when health changes."""
+        self._watches = 0
         self._server = aio.server(options=_options(settings))
         self._health_server = aio.server(options=_options(settings))
 
@@ -110,7 +113,12 @@ class GrpcServer:
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
-        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch,
+            request_deserializer=health_pb2.HealthCheckRequest.FromString,
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+        health = grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check, "Watch": watch})
         ext_proc = grpc.method_handlers_generic_handler(protocol.EXT_PROC_SERVICE, {"Process": process})
         self._server.add_generic_rpc_handlers((ext_proc, health))
         self._health_server.add_generic_rpc_handlers((health,))
@@ -126,6 +134,11 @@ class GrpcServer:
     def set_ready(self, ready: bool) -> None:
         """What health answers from now on; after `drain` it stays NOT_SERVING."""
         self._ready = ready
+        self._tell_watches()
+
+    def _tell_watches(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def drain(self, grace: float, linger: float = 0.0) -> None:
         """Say NOT_SERVING, take no new streams, let those in flight end (at most `grace` seconds), then stop.
@@ -137,16 +150,40 @@ class GrpcServer:
         use for the accounts they would close.
         """
         self._draining = True
+        self._tell_watches()
         await asyncio.sleep(linger)
         self._leaving = True
+        self._tell_watches()
         self._unneeded.end()
         await self._server.stop(grace)
         await self._health_server.stop(0)
 
     async def _check(self, request: Any, context: Context) -> Any:
-        serving = (self._ready and not self._draining) or request.service == LIVENESS
+        return self._health(request.service)
+
+    def _health(self, service: str) -> Any:
+        serving = (self._ready and not self._draining) or service == LIVENESS
         status = health_pb2.HealthCheckResponse
         return status(status=status.SERVING if serving else status.NOT_SERVING)
+
+    async def _watch(self, request: Any, context: Context) -> None:
+        if self._watches >= MOST_WATCHES:
+            what = f"{MOST_WATCHES} calls watch already, which is the most"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        self._watches += 1
+        said = None
+        try:
+            while True:
+                news = self._news
+                if (status := self._health(request.service)) != said:
+                    said = status
+                    await context.write(status)
+                if self._leaving:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "draining")
+                if news is self._news:
+                    await news.wait()
+        finally:
+            self._watches -= 1
 
     # --- one stream --------------------------------------------------------------------------------------------------
 

@@ -61,6 +61,9 @@ refuses whole ones sooner, which gateways take better."""
 
 PROCESS: Final = f"/{protocol.EXT_PROC_SERVICE}/Process".encode()
 CHECK: Final = b"/grpc.health.v1.Health/Check"
+WATCH: Final = b"/grpc.health.v1.Health/Watch"
+MOST_WATCHES: Final = 1024
+"""Calls of `Watch` that are open at once; more are refused."""
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE = 0, 3, 8, 12, 14
 """gRPC status codes."""
 
@@ -228,6 +231,8 @@ class ExtProcServer:
         self.untaken = Deadlines(settings.incomplete, Call.not_read)
         self.lingering: dict[Call, None] = {}
         """Streams that only wait for the answer's end: their gateways can do without us from now on."""
+        self.watches: dict[_Health, None] = {}
+        """Calls that are to be told what becomes of our health."""
         self.connections: dict[GatewayConnection, None] = {}
         self._most = most_connections()
         self._ready = False
@@ -271,6 +276,11 @@ class ExtProcServer:
     def set_ready(self, ready: bool) -> None:
         """What health answers from now on; after `drain` it stays NOT_SERVING."""
         self._ready = ready
+        self._tell_watches()
+
+    def _tell_watches(self) -> None:
+        for watch in [*self.watches]:
+            watch.tell()
 
     def serving(self, service: str) -> bool:
         """What health says of a service: all are one, but the process's own life."""
@@ -286,9 +296,12 @@ class ExtProcServer:
         use for the accounts they would close.
         """
         self._draining = True
+        self._tell_watches()
         await asyncio.sleep(linger)
         self.leaving = True
         self._stop_listening(processes=True)
+        for watch in [*self.watches]:
+            watch.end()
         for call in [*self.lingering]:
             call.finish()
         for connection in [*self.connections]:
@@ -338,7 +351,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def __init__(self, server: ExtProcServer, *, processes: bool) -> None:
         self.http = http2.Connection(streams=server.settings.max_connection_streams)
-        self.calls: dict[int, Call | _Check] = {}
+        self.calls: dict[int, Call | _Health] = {}
         self._server = server
         self.processes = processes
         self._transport: asyncio.Transport | None = None
@@ -348,7 +361,8 @@ class GatewayConnection(asyncio.Protocol):
         """When something came last, to a tick, and when a ping was sent since (0: none was)."""
         self._final: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
-        self._leaves = False
+        self.leaves = False
+        """The gateway was asked to use another."""
         self._why = ""
         self._flushing = False
 
@@ -415,17 +429,20 @@ class GatewayConnection(asyncio.Protocol):
     def closed(self, number: int) -> None:
         """The call of this stream is over."""
         self.calls.pop(number, None)
-        if self._leaves and not self.calls and self._final is None:
+        if self.leaves and not self.calls and self._final is None:
             self._close_soon()
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
     def leave(self, why: str) -> None:
         """Ask the gateway to use another connection; close when all that it sent before is answered."""
-        if self._leaves or self._transport is None:
+        if self.leaves or self._transport is None:
             return
-        self._leaves = True
+        self.leaves = True
         self._why = why
+        for call in [*self.calls.values()]:
+            if isinstance(call, _Health):
+                call.end()  # of itself it never would
         self.http.leave(why, finally_=False)
         self.http.ping(b"leaving!")
         self._final = asyncio.get_running_loop().call_later(LEAVING, self._leave_finally)
@@ -502,9 +519,9 @@ class GatewayConnection(asyncio.Protocol):
 
     def _open(self, event: http2.Opened) -> None:
         if event.path == PROCESS and self.processes and event.kind.startswith(GRPC):
-            call: Call | _Check = Call(self._server, self, event.number)
-        elif event.path == CHECK and event.kind.startswith(GRPC):
-            call = _Check(self._server, self, event.number)
+            call: Call | _Health = Call(self._server, self, event.number)
+        elif event.path in (CHECK, WATCH) and event.kind.startswith(GRPC):
+            call = _Health(self._server, self, event.number, watches=event.path == WATCH)
         elif event.kind.startswith(GRPC):
             path = event.path[:100].decode("ascii", "backslashreplace")
             self.http.send_headers(event.number, failure(UNIMPLEMENTED, f"no method {path}"), end=True)
@@ -597,15 +614,18 @@ class Incoming:
         self.parts, self._have, self._need = [], 0, 0
 
 
-class _Check:
-    """A call of `grpc.health.v1.Health/Check`."""
+class _Health:
+    """A call of `grpc.health.v1.Health`: of `Check`, or of `Watch`, which is told each change until one side leaves."""
 
-    def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int) -> None:
+    def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int, *, watches: bool) -> None:
         self._server = server
         self._connection = connection
         self._number = number
+        self._watches = watches
         self._message: bytes | None = None
         self._incoming = Incoming(4096, server.memory)
+        self._service = ""
+        self._said: bool | None = None
 
     def opened(self) -> None:
         """Nothing is to be done yet."""
@@ -614,27 +634,61 @@ class _Check:
         wrong = self._incoming.feed(payload, self._take) if payload else ""
         if not wrong and not end:
             return
-        http, number = self._connection.http, self._number
+        if wrong or self._message is None:
+            self._fail(INVALID_ARGUMENT, wrong or "no message")
+            return
         try:
-            if wrong or self._message is None:
-                http.send_headers(number, failure(INVALID_ARGUMENT, wrong or "no message"), end=True)
-            else:
-                good = self._server.serving(health_pb2.HealthCheckRequest.FromString(self._message).service)
-                http.send_headers(number, HEAD)
-                http.send_message(number, b"\x08\x01" if good else b"\x08\x02")
-                http.send_trailers(number, GOOD)
+            self._service = health_pb2.HealthCheckRequest.FromString(self._message).service
         except DecodeError:
-            http.send_headers(number, failure(INVALID_ARGUMENT, "not a HealthCheckRequest"), end=True)
-        self.reset()
-        self._connection.closed(number)
+            self._fail(INVALID_ARGUMENT, "not a HealthCheckRequest")
+            return
+        server, http = self._server, self._connection.http
+        if self._watches and len(server.watches) >= MOST_WATCHES:
+            self._fail(RESOURCE_EXHAUSTED, f"{MOST_WATCHES} calls watch already, which is the most")
+            return
+        http.send_headers(self._number, HEAD)
+        self.tell()
+        if not self._watches:
+            self._close(GOOD)
+        elif server.leaving or self._connection.leaves:
+            self.end()
+        else:
+            server.watches[self] = None
 
     def _take(self, message: bytes) -> None:
         self._message = message
 
+    def tell(self) -> None:
+        """Say what our health is, where that was not said last: at once, or when what was said before is read."""
+        http, good = self._connection.http, self._server.serving(self._service)
+        if good is not self._said and not http.pending(self._number):
+            self._said = good
+            http.send_message(self._number, b"\x08\x01" if good else b"\x08\x02")
+            self._connection.flush()
+
+    def end(self) -> None:
+        """We leave: it is to be watched elsewhere."""
+        if self._said is None:  # its request is not complete, and is answered when it is
+            return
+        self._close(status(UNAVAILABLE, "draining"))
+        self._connection.flush()
+
+    def _fail(self, code: int, message: str) -> None:
+        self._connection.http.send_headers(self._number, failure(code, message), end=True)
+        self.reset()
+        self._connection.closed(self._number)
+
+    def _close(self, trailers: bytes) -> None:
+        self._connection.http.send_trailers(self._number, trailers)
+        self.reset()
+        self._connection.closed(self._number)
+
     def drained(self) -> None:
-        """Its few bytes are sent."""
+        if self._watches:
+            self.tell()
 
     def reset(self) -> None:
+        self._server.watches.pop(self, None)
         self._incoming.release()
 
 

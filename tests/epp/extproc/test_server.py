@@ -604,6 +604,60 @@ async def test_health_on_both_ports(service: str) -> None:
             assert await ask(port, service) == STATUS.SERVING
 
 
+Watched = aio.UnaryStreamCall[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+
+
+def watch(channel: aio.Channel, service: str = "") -> Watched:
+    call = channel.unary_stream(
+        "/grpc.health.v1.Health/Watch",
+        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+        response_deserializer=STATUS.FromString,
+    )
+    made: Watched = call(health_pb2.HealthCheckRequest(service=service))
+    return made
+
+
+async def told(call: Watched) -> int:
+    answer = await call.read()
+    assert isinstance(answer, STATUS)
+    return int(answer.status)
+
+
+@pytest.mark.parametrize("port", ["ports", "health_ports"])
+async def test_who_watches_health_is_told_each_change_until_the_drain(port: str) -> None:
+    async with serving(Route()) as (served, _):
+        served.set_ready(False)
+        async with aio.insecure_channel(f"127.0.0.1:{getattr(served, port)[0]}") as channel:
+            ready, life = watch(channel), watch(channel, "liveness")
+            assert (await told(ready), await told(life)) == (STATUS.NOT_SERVING, STATUS.SERVING)
+            served.set_ready(True)
+            assert await told(ready) == STATUS.SERVING
+            served.set_ready(True)  # which is no change
+            draining = asyncio.ensure_future(served.drain(10))
+            assert await told(ready) == STATUS.NOT_SERVING
+            for call in (ready, life):
+                with pytest.raises(aio.AioRpcError):
+                    await call.read()
+                assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            await draining
+
+
+async def test_no_more_watch_health_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("server", "grpc_server"):
+        monkeypatch.setattr(f"epp.extproc.{module}.MOST_WATCHES", 2)
+    async with serving(Route()) as (served, _), aio.insecure_channel(f"127.0.0.1:{served.ports[0]}") as channel:
+        first, second = watch(channel), watch(channel)
+        assert (await told(first), await told(second)) == (STATUS.SERVING, STATUS.SERVING)
+        third = watch(channel)
+        assert await third.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        answer = None
+        while answer is None:  # until the server knows that the first one left
+            with suppress(aio.AioRpcError):
+                answer = await told(watch(channel))
+        assert answer == STATUS.SERVING
+
+
 async def test_drain_says_so_takes_nothing_new_and_lets_streams_end() -> None:
     route = Route(TO)
     async with serving(route) as (served, gateway):
