@@ -15,6 +15,7 @@ import aiohttp
 import yaml
 from msgspec.structs import replace
 
+from epp import protocol
 from gateway.envoy import Envoy, running_envoy
 from gateway.errors import GatewayError
 from gateway.load import Resources, load
@@ -277,7 +278,14 @@ def _names(count: int) -> list[str]:
 def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
     """Write down `pods` as the endpoints there are."""
     entries = [
-        {"name": pod.name, "address": "127.0.0.1", "port": pod.port, "labels": LABELS, "node": pod.node} for pod in pods
+        {
+            "name": pod.name,
+            "address": "127.0.0.1",
+            "port": pod.port,
+            "labels": LABELS | ({protocol.ROLE_LABEL: pod.role} if pod.role else {}),
+            "node": pod.node,
+        }
+        for pod in pods
     ]
     file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
 

@@ -46,6 +46,8 @@ class LaptopPod:
 
     name: str
     port: int
+    role: str = ""
+    """Its label `llm-d.ai/role`; "" where it has none."""
     node: str = ""
     """The machine it is said to run on, where it shares that machine's KV memory."""
 
@@ -116,6 +118,8 @@ class Simulated:
 
     seed: int = 1
     flags: Sequence[str] = ()
+    roles: Sequence[str] = ()
+    """Labels of the pods, in their order; () = none has one. Those that decode have a sidecar."""
 
     what = "simulated pod"
     model = "sim"
@@ -123,8 +127,18 @@ class Simulated:
     picker_flags = ()
 
     def lay_out(self, names: Sequence[str]) -> Layout:
-        pods = [LaptopPod(name, port) for name, port in zip(names, free_ports(len(names)), strict=True)]
-        return Layout(pods, {pod.name: self._program(pod) for pod in pods})
+        roles = self.roles or ("",) * len(names)
+        ports = iter(free_ports(len(names) + len(roles)))
+        pods = [LaptopPod(name, next(ports), role) for name, role in zip(names, roles, strict=True)]
+        programs, engines = {}, []
+        for pod in pods:
+            if pod.role in ("", "prefill"):
+                programs[pod.name] = self._program(pod)
+                continue
+            engine = LaptopPod(f"{pod.name}-engine", next(ports))
+            engines.append(self._program(engine))
+            programs[pod.name] = _sidecar(pod, engine)
+        return Layout(pods, programs, tuple(engines))
 
     def _program(self, pod: LaptopPod) -> Program:
         own = ["--port", str(pod.port), "--name", pod.name, "--seed", str(self.seed)]
@@ -132,6 +146,11 @@ class Simulated:
         return Program(
             pod.name, [sys.executable, "-m", "tooling.simulator.server", *own, *self.flags], f"{pod.url}/health"
         )
+
+
+def _sidecar(pod: LaptopPod, engine: LaptopPod) -> Program:
+    command = [sys.executable, "-m", "epp.cli", "sidecar", "--host", _LOOPBACK, "--port", str(pod.port)]
+    return Program(pod.name, [*command, "--model-server-port", str(engine.port)], f"{pod.url}/health")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def plain(text: str) -> Text:
 
 def why(decision: Mapping[str, Any]) -> str:
     """One line: the bill of the chosen endpoint and of the runner-up, or the scores where there is no bill."""
-    runs = decision["profiles"]
+    runs = [run for run in decision["profiles"] if not run.get("stage")]
     rows = [row for run in runs for row in run["endpoints"]]
     chosen = next((row for row in rows if row["endpoint"] == decision["endpoint"]), None)
     if chosen is None:
@@ -77,6 +77,8 @@ def why(decision: Mapping[str, Any]) -> str:
     if "bill_ms" in chosen:
         terms = ", ".join(f"{term} {ms:.1f}" for term, ms in chosen["bill_ms"].items() if ms >= 0.05)
         text = f"{chosen['cost_ms']:.1f} ms ({terms or 'free'})"
+        if "prefill" in decision:
+            text += f"; prefilled by {', '.join(decision['prefill'])}"
         return f"{text}; next: {others[0]['endpoint']} {others[0]['cost_ms']:.1f} ms" if others else text
     scores = ", ".join(f"{name} {part['score']:.2f}" for name, part in chosen["scores"].items())
     return scores or "no scorer: the picker alone"

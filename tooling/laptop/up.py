@@ -36,6 +36,7 @@ from tooling.laptop.engines import (
 from tooling.laptop.load import Outcome, play
 from tooling.laptop.table import plain, screen, why
 from tooling.laptop.watch import watch
+from tooling.simulator.presets import roles
 from tooling.simulator.workloads import demo
 
 BASELINE = "round-robin"
@@ -57,6 +58,8 @@ class UpOptions:
     """`sim` or `vllm`."""
     pods: int | None = None
     """None: three simulated ones, two of vLLM."""
+    roles: str | None = None
+    """As of `warmpath replay`: pods that prefill, decode or do both, as `1p1d`; simulated ones."""
     replicas: int = 1
     port: int | None = None
     strategy: str = "prefix-aware"
@@ -106,13 +109,15 @@ async def run(options: UpOptions) -> int:
             follows = options.once or (options.engine == "vllm" and options.config is None)
             if follows:
                 followed.write_text(strategy_text(BASELINE if options.once else options.strategy), encoding="utf-8")
+            engine = _engine(options, console)
+            several = len(engine.roles) if isinstance(engine, Simulated) and engine.roles else 0
             shape = Shape(
-                pods=options.pods or (3 if options.engine == "sim" else 2),
+                pods=several or options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
                 picking=("--config", str(followed), *options.allowed) if follows else options.picking,
                 manifests=options.manifests or MANIFESTS,
-                engine=_engine(options, console),
+                engine=engine,
                 plugins=options.config.absolute().parent if options.config and options.plugins_from != () else None,
             )
             with console.status(f"starting {shape.pods} {shape.engine.what}s, endpoint picker and Envoy"):
@@ -127,8 +132,11 @@ async def run(options: UpOptions) -> int:
 
 
 def _engine(options: UpOptions, console: Console) -> Engine:
+    labels = () if options.roles is None else roles(options.roles)
     if options.engine == "sim":
-        return Simulated(options.seed)
+        return Simulated(options.seed, roles=labels)
+    if labels:
+        raise UpError("--roles is for simulated pods; vLLM needs NIXL for it")
     python = engine_python()
     if not has_lmcache(python):
         console.print("LMCache is not installed beside vLLM: each pod has its own cache and no other", soft_wrap=True)

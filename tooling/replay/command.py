@@ -1,6 +1,5 @@
 """`warmpath replay`: flags to a plan, results to a table, JSON and a page."""
 
-import re
 import sys
 from collections.abc import Sequence
 from math import inf
@@ -31,8 +30,6 @@ _WIDEST = 400
 DEFAULTS = ("prefix-aware", "least-load", "round-robin")
 OF_ROLES = ("prefix-aware", ALWAYS, NEVER, THRESHOLD, TOGETHER)
 """The same with `--roles`."""
-_MOST_PODS = 512
-_ROLES = {"p": "prefill", "d": "decode", "b": "both"}
 
 
 # The arguments are the command's flags, handed on as click gives them.
@@ -76,7 +73,7 @@ def plan(  # noqa: PLR0913
     kinds = presets.pods(pods or ("h100-8b" if roles is not None else "8*h100-8b"))
     labels: tuple[str, ...] = ()
     if roles is not None:
-        labels = roles_of(roles)
+        labels = presets.roles(roles)
         if len(kinds) not in (1, len(labels)):
             raise ConfigError("pods", f"expected one kind, or {len(labels)} pods as --roles says; got {len(kinds)}")
         kinds = kinds * len(labels) if len(kinds) == 1 else kinds
@@ -109,19 +106,6 @@ def plan(  # noqa: PLR0913
         only,
         dict(_class_slo(each) for each in class_slo),
     )
-
-
-def roles_of(text: str) -> tuple[str, ...]:
-    """Labels of pods from `2p2d`: two that prefill, two that decode; `b` do both. Raises ConfigError."""
-    parts = re.findall(r"(\d{1,3})([pdb])", text)
-    labels = tuple(_ROLES[letter] for count, letter in parts for _ in range(int(count)))
-    if "".join(count + letter for count, letter in parts) != text or not 0 < len(labels) <= _MOST_PODS:
-        raise ConfigError(
-            "roles", f"expected numbers of p (prefill), d (decode) and b (both), as 2p2d; got {short(text)}"
-        )
-    if not {"decode", "both"} & set(labels):
-        raise ConfigError("roles", f"expected somebody to decode (d or b), got {short(text)}")
-    return labels
 
 
 def _class_slo(text: str) -> tuple[str, plugin.Slo]:

@@ -5,6 +5,7 @@ kernels reach. The shares are those that make Llama 8B on one H100 come out at i
 Trust ratios between pods more than seconds. A file has what was measured of a real engine (`hack/bench calibrate`).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -156,6 +157,10 @@ def derived(gpu: Gpu, count: int, model: Model) -> EngineParameters:
     )
 
 
+_MOST_PODS: Final = 512
+_ROLES: Final = {"p": "prefill", "d": "decode", "b": "both"}
+
+
 def _presets() -> dict[str, PodKind]:
     kinds = {
         "h100-8b": PodKind("h100-8b", H100_8B, GPUS["h100"].price),
@@ -252,6 +257,19 @@ def lowers(kinds: Sequence[PodKind], l2: TierParameters | None, per_node: int) -
             l1_speed = L1_SPEED if l1 is None else l1.speed
             found.append((f"node-{start // per_node + 1}", Lower(memory, shared, l1_speed, kind.l2_speed or l2_speed)))
     return found
+
+
+def roles(text: str) -> tuple[str, ...]:
+    """Labels of pods from `2p2d`: two that prefill, two that decode; `b` do both. Raises ConfigError."""
+    parts = re.findall(r"(\d{1,3})([pdb])", text)
+    labels = tuple(_ROLES[letter] for count, letter in parts for _ in range(int(count)))
+    if "".join(count + letter for count, letter in parts) != text or not 0 < len(labels) <= _MOST_PODS:
+        raise ConfigError(
+            "roles", f"expected numbers of p (prefill), d (decode) and b (both), as 2p2d; got {short(text)}"
+        )
+    if not {"decode", "both"} & set(labels):
+        raise ConfigError("roles", f"expected somebody to decode (d or b), got {short(text)}")
+    return labels
 
 
 def pods(text: str) -> list[PodKind]:

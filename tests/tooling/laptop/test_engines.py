@@ -56,6 +56,18 @@ def test_a_simulated_pod_needs_nothing_but_itself() -> None:
     assert (value(command, "--seed"), value(command, "--port")) == ("7", str(layout.pods[0].port))
 
 
+def test_who_decodes_stands_behind_a_sidecar() -> None:
+    layout = Simulated(roles=("prefill", "decode", "both")).lay_out(["pod-a", "pod-b", "pod-c"])
+    assert [pod.role for pod in layout.pods] == ["prefill", "decode", "both"]
+    assert [service.name for service in layout.services] == ["pod-b-engine", "pod-c-engine"]
+    assert "tooling.simulator.server" in layout.programs["pod-a"].command
+    command, engine = layout.programs["pod-b"].command, layout.services[0].command
+    assert "sidecar" in command
+    assert value(command, "--port") == str(layout.pods[1].port)
+    assert value(command, "--model-server-port") == value(engine, "--port")
+    assert len(set(ports_in(layout))) == 5
+
+
 def test_vllm_alone_has_no_services(python: Path) -> None:
     layout = Vllm(python, size="tiny").lay_out(["pod-a", "pod-b"])
     assert [*layout.services, *layout.caches] == []
