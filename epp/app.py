@@ -60,6 +60,8 @@ from epp.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmpath")
 
+_LAST = 1.0
+"""Seconds before the drain timeout is over."""
 _TOKEN_CACHE = 256 << 20
 """Bytes for the tokens of texts seen before."""
 
@@ -283,6 +285,11 @@ class ServedPool:
         """Take each good change of the configuration between two requests, for ever."""
         if self.config is not None:
             await self.config.watch(self._changed)
+
+    def shut(self) -> None:
+        """The process ends: nothing waits any more."""
+        if self._flow is not None:
+            self._flow.shut()
 
     def describe(self) -> str:
         return f"pool {self.pool.namespace}/{self.pool.name}\n{describe(self.pipeline)}"
@@ -539,7 +546,7 @@ async def _serve(settings: Settings, shared: Shared, stop: asyncio.Event, stop_n
             log.info("serving %s", "; ".join(f"pool {one.pool.name} on {address}" for one, address in served_on))
             await stop.wait()
             log.info("draining, for at most %g s; another signal ends it at once", settings.drain_timeout)
-            await _drain(servers, settings, stop_now)
+            await _drain(servers, settings, stop_now, [one.shut for one in served])
             for task in running:
                 task.cancel()
 
@@ -584,15 +591,23 @@ async def _open_to(replicas: ReplicaGroup | None) -> AsyncIterator[None]:
         replicas.close()
 
 
-async def _drain(servers: Sequence[AnyServer], settings: Settings, stop_now: asyncio.Event) -> None:
-    """Let open streams end, within the drain timeout; or not, once `stop_now` is set."""
+async def _drain(
+    servers: Sequence[AnyServer], settings: Settings, stop_now: asyncio.Event, shut: Sequence[Callable[[], None]]
+) -> None:
+    """Let open streams end, within the drain timeout; or not, once `stop_now` is set.
+
+    What waits in flow control until `_LAST` seconds before is refused by `shut`, which it would not hear of later.
+    """
     linger = min(settings.drain_linger, settings.drain_timeout)
     grace = settings.drain_timeout - linger
     async with asyncio.TaskGroup() as tasks:
         drains = [tasks.create_task(server.drain(grace, linger)) for server in servers]
         hurry = tasks.create_task(stop_now.wait())
         hurry.add_done_callback(lambda _: [drain.cancel() for drain in drains])
+        loop = asyncio.get_running_loop()
+        last = loop.call_later(max(0.0, linger + grace - _LAST), lambda: [refuse() for refuse in shut])
         await asyncio.wait(drains)
+        last.cancel()
         hurry.cancel()
 
 

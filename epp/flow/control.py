@@ -23,13 +23,16 @@ from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
 from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
 
-Outcome = Literal["Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled"]
+Outcome = Literal[
+    "Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled", "EvictedOther"
+]
 """How a request's wait ended, in the words that dashboards of llm-d know."""
-REFUSED: Final[frozenset[Outcome]] = frozenset({"RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints"})
+REFUSED: Final[frozenset[Outcome]] = frozenset({"RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedOther"})
 """Those where we said no."""
 DEFAULT_FLOW: Final = "default-flow"
 _LONGEST_ID: Final = 128
 """Characters of a fairness id that tell flows apart."""
+_SHUT: Final = "this endpoint picker is shutting down, and the pool is full; retry"
 _SOONEST: Final = 1e-3
 """Seconds: what is said to change sooner is waited for so long."""
 
@@ -106,6 +109,7 @@ class FlowControl(Plugin):
         self._timer: tuple[float, Timer] | None = None
         """When it rings."""
         self._closed = False
+        self._shut = False
 
     @property
     def settings(self) -> FlowSettings:
@@ -217,6 +221,13 @@ class FlowControl(Plugin):
         for entry in self._queues:
             self._let_go(entry)
 
+    def shut(self) -> None:
+        """The process ends: all that waits is refused, and what would have to wait from now on."""
+        self._shut = True
+        for entry in self._queues:
+            self._end(entry, "EvictedOther")
+            entry.refuse(NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN))
+
     def figures(self) -> FlowFigures:
         rows = []
         for band in self._queues.bands(self.clock()):
@@ -244,6 +255,9 @@ class FlowControl(Plugin):
         entry.no_endpoint_expires = now + (settings.no_endpoint_ttl or inf)
 
     def _check_room(self, entry: Entry, fairness_id: str, now: float) -> None:
+        if self._shut:
+            self._observe(fairness_id, entry.request.priority, "EvictedOther", 0.0)
+            raise NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN)
         queues, settings = self._queues, self.settings
         band = queues.band(entry.request.priority, now)
         limits = (

@@ -22,6 +22,17 @@ from tooling.laptop.processes import Processes
 
 ENDPOINTS = "endpoints: [{name: a, address: 127.0.0.1, port: 1}]\n"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}'
+ONE_AT_A_TIME = """
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+featureGates: [flowControl]
+plugins:
+- {type: concurrency-detector, parameters: {maxConcurrency: 1}}
+- type: round-robin-picker
+schedulingProfiles:
+- {name: default, plugins: [{pluginRef: round-robin-picker}]}
+flowControl: {saturationDetector: {pluginRef: concurrency-detector}}
+"""
 HEALTH = "/grpc.health.v1.Health/Check"
 STATUS = health_pb2.HealthCheckResponse
 
@@ -48,6 +59,16 @@ class Served:
             while (await self.ready())[0] != status:
                 await asyncio.sleep(0.02)
 
+    async def waiting(self, count: int) -> None:
+        """Until so many wait in flow control."""
+        async with asyncio.timeout(30):
+            while True:
+                async with self.http.get(self.ready_url.replace("/ready", "/metrics")) as answer:
+                    page = await answer.text()
+                if f'warmpath_flow_waiting{{fairness_id="default-flow",pool="default",priority="0"}} {count}.0' in page:
+                    return
+                await asyncio.sleep(0.02)
+
     async def health(self) -> int:
         async with aio.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
             check = channel.unary_unary(
@@ -67,12 +88,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, linger: float) -> AsyncIterator[Served]:
+async def served(folder: Path, linger: float, timeout: float = 300, config: str = "") -> AsyncIterator[Served]:
     (folder / "endpoints.yaml").write_text(ENDPOINTS)
     port, health, metrics = free_ports(3)
     command = [sys.executable, "-m", "epp.cli", "serve", "--endpoints", str(folder / "endpoints.yaml")]
     command += ["--grpc-port", str(port), "--grpc-health-port", str(health), "--metrics-port", str(metrics)]
-    command += ["--drain-timeout", "300", "--drain-linger", str(linger)]
+    command += ["--drain-timeout", str(timeout), "--drain-linger", str(linger)]
+    command += ["--config-text", config] if config else []
     async with (
         Processes(folder, stop_seconds=60) as processes,
         Gateway(port) as gateway,
@@ -116,6 +138,19 @@ async def test_it_ends_with_the_last_stream(tmp_path: Path) -> None:
             assert not ended.done()
             assert await call.rest() == []
             assert await ended == [0]
+
+
+async def test_what_waits_in_flow_control_is_refused_before_it_is_cut_off(tmp_path: Path) -> None:
+    async with served(tmp_path, linger=0, timeout=2, config=ONE_AT_A_TIME) as one:
+        holds = await one.routed(DUPLEX)
+        waits = one.gateway.stream()
+        await waits.write(request_headers(config=DUPLEX))
+        await waits.write(request_body(BODY, end=True))
+        await one.waiting(1)
+        async with draining(one) as ended:
+            assert await waits.said() == "refused 503 service_unavailable_error rejected-shutting-down"
+            assert await ended == [0]
+        assert await holds.code() is not grpc.StatusCode.OK
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

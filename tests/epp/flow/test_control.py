@@ -469,6 +469,20 @@ def test_new_settings_keep_what_waits_in_the_order_of_its_coming() -> None:
     assert world.fates["b"] == ["429 rejected-ttl-expired"], "8 s from its coming"
 
 
+def test_at_the_end_of_the_process_what_waits_is_refused_and_what_need_not_wait_goes() -> None:
+    world = World(pods=2)
+    a, b = ((pod.address,) for pod in PODS[:2])
+    world.ask("first", group=a)
+    world.ask("waits", group=a)
+    world.flow.shut()
+    assert world.fates["waits"] == ["503 rejected-shutting-down"]
+    world.ask("late", group=a)
+    assert world.fates["late"] == ["503 rejected-shutting-down"]
+    world.ask("free", group=b)
+    assert world.fates["free"] == ["let go"]
+    assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", "EvictedOther", "EvictedOther", "Dispatched"]
+
+
 def test_without_flow_control_all_go() -> None:
     world = World()
     for name in ("first", "a", "b"):
