@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
+from epp import protocol
 from epp.errors import EppError, InternalError, NoEndpoint, OwnAnswer, Rejected
 from epp.flow.control import FlowControl
 from epp.flow.guards import Guards
@@ -66,12 +67,16 @@ class RoutedRequest:
         """Headers to set on the request towards the endpoint, beside the destination."""
         return self.decision.headers
 
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+    def answered(
+        self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
+    ) -> Mapping[str, str]:
         """The answer's headers were seen; returns headers to add to it.
 
         `served` (`ip:port`, empty if the gateway does not say) moves the account when a retry landed elsewhere.
+        `prefill_fallback`: why the prompt was not computed elsewhere, where a sidecar says so.
         """
         self.response.status = status
+        self.response.prefill_failed = prefill_fallback in protocol.PREFILLER_FAULTS
         self.response.served = served
         if served and served != self.decision.endpoint.address:
             elsewhere = self.decision.served_by(served) or self._pool.endpoint_at(served)

@@ -36,10 +36,12 @@ class ConformanceRequest(RoutedRequest):
 
     __slots__ = ()
 
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+    def answered(
+        self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
+    ) -> Mapping[str, str]:
         selected = self.destination.partition(",")[0]  # before a retry that was served elsewhere changes it
         return {
-            **super().answered(status, served, content_type),
+            **super().answered(status, served, content_type, prefill_fallback),
             protocol.TEST_SELECTED: selected,
             protocol.TEST_POOL: f"{self._pool.namespace}/{self._pool.name}",
             protocol.TEST_SEEN: "true",

@@ -178,6 +178,15 @@ def answer(message: pb.Incoming, *, body_follows: bool = True) -> tuple[int, str
     return status, _served(context) if len(context) <= LONGEST_KNOWN_METADATA else _served_of(context), content_type
 
 
+def answer_header(message: pb.Incoming, name: str) -> str:
+    """The first of an answer's headers of this name (lower case), or empty."""
+    for entry in message.response_headers.headers.headers:
+        found, value = _known_headers.get(entry) or _header(entry)
+        if found == name:
+            return value
+    return ""
+
+
 LONGEST_KNOWN_METADATA = 512
 
 

@@ -181,7 +181,7 @@ class Reports:
             if isinstance(action, Answered):
                 if "," in routed.destination and not self._lists_work:
                     self._look_at_list(action)
-                return routed.answered(action.status, action.served, action.content_type)
+                return routed.answered(action.status, action.served, action.content_type, action.prefill_fallback)
             routed.answer_chunk(action.chunk, end=action.end)
             return NO_HEADERS
         except Exception as bug:

@@ -53,6 +53,8 @@ class Answered(msgspec.Struct, frozen=True):
     served: str
     """`ip:port`, or empty."""
     content_type: str
+    prefill_fallback: str = ""
+    """What a sidecar says of a prompt that was to be computed elsewhere."""
 
 
 class AnswerChunk(msgspec.Struct, frozen=True):
@@ -174,7 +176,7 @@ class Stream:
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_many",
         "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler",
-        "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
+        "_split", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -212,6 +214,8 @@ class Stream:
         self._many = False  # a piece of the answer came, and was not the last
         self._name: NameBack | None = None
         self._sampler = sampler
+        self._split = False
+        """Its prompt is to be computed elsewhere."""
         self._watch: Sampler | None = None
         """Until the answer that is to be watched is shown."""
 
@@ -247,6 +251,7 @@ class Stream:
         if self._phase != ROUTING or self.finished:
             return []
         self._phase = REPLIED
+        self._split = protocol.PREFILLER in headers
         if renamed is not None and self.sees_answer:
             self._name = NameBack(*renamed)
         own, self._body, forged = self._body, b"", self._forged
@@ -411,7 +416,9 @@ class Stream:
 
     def _answer_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == REPLIED:
-            answered = Answered(*messages.answer(message, body_follows=self.sees_answer or self._watch is not None))
+            found = messages.answer(message, body_follows=self.sees_answer or self._watch is not None)
+            fallback = messages.answer_header(message, protocol.PREFILL_FALLBACK) if self._split else ""
+            answered = Answered(*found, fallback)
             if self._watch is not None:
                 if 200 <= answered.status < 300 and not message.response_headers.end_of_stream:
                     self._answer_mode = STREAMED

@@ -201,6 +201,8 @@ class Response(msgspec.Struct, eq=False):
     usage: Usage | None = None
     complete: bool = False
     """The answer's end was seen."""
+    prefill_failed: bool = False
+    """Who was to compute the prompt elsewhere did not, so it was computed where it is decoded."""
     lost: bool = False
     """Nothing is known of the answer: the replica that sent the request fell silent."""
 

@@ -32,6 +32,8 @@ from epp.scheduling.decision import BestPicker, Chain, Decision, OnError, Profil
 from epp.scheduling.shadow import ShadowPolicy
 
 NO_SIGNALS: Final[Mapping[type[Any], Mapping[Endpoint, Any]]] = {}
+_NOT_PREFILLED: Final = 502
+"""Status of a prefill that came to nothing."""
 Hooks = list[tuple[str, Callable[..., Any]]]
 _Produce = tuple[str, type[Any], Callable[[Request, Sequence[Endpoint]], Mapping[Endpoint, Any]]]
 
@@ -246,10 +248,14 @@ class Scheduler:
             self._tell(self._on_finished, decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
-        """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them."""
+        """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them; but
+        a sidecar may say that who was to prefill did not.
+        """
         parts, decision.parts = decision.parts, []
         for part, endpoint in parts:
-            self._tell(self._on_finished, part, endpoint, Response(status=response.status, lost=response.lost))
+            failed = response.prefill_failed and part.stage == "prefill"
+            status = _NOT_PREFILLED if failed else response.status
+            self._tell(self._on_finished, part, endpoint, Response(status=status, lost=response.lost))
 
     def snapshot(self) -> Iterator[tuple[str, Any]]:
         """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""

@@ -47,7 +47,9 @@ class Routed(RoutedRequest):
     headers = property(lambda self: NO_HEADERS)
     renamed = property(lambda self: None)
 
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+    def answered(
+        self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
+    ) -> Mapping[str, str]:
         return NO_HEADERS
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:

@@ -89,6 +89,8 @@ async def test_what_the_prefiller_fails_at_is_done_where_it_is_decoded(chain: La
     answer = await chain.chat("computed where it is decoded " * 50)
     assert (answer.status, answer.headers["x-prefill-fallback"]) == (200, "status")
     await chain.idle()
+    (found,) = [each for each in await chain.endpoints() if each["name"] == "default/pod-a"]
+    assert found["plugins"]["failure-share-producer"]["failure_share"] > 0
     async with chain.http.delete(f"{chain.pod('pod-a').url}/admin/faults") as cleared:
         assert cleared.status == 200
     answer = await chain.chat("and apart again " * 50)

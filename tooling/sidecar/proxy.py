@@ -30,8 +30,6 @@ from epp.documents.addresses import address_of
 log = logging.getLogger("warmpath")
 
 Connector = Literal["nixlv2", "shared-storage"]
-FALLBACK: Final = "x-prefill-fallback"
-"""On the answer: why the prompt was computed beside after all."""
 _PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _HOP: Final = frozenset(
     {
@@ -145,7 +143,7 @@ class Sidecar:
             fetching = await self._prefilled(request.path, self._prefiller(named), headers, body)
         except _NoPrefill as error:
             self._tell(error)
-            return await self._pass_on(request, headers, body, {FALLBACK: error.reason})
+            return await self._pass_on(request, headers, body, {protocol.PREFILL_FALLBACK: error.reason})
         self.counts["prefilled"] += 1
         return await self._pass_on(request, headers, fetching)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from epp.errors import InternalError
-from epp.extproc.stream import Memory
+from epp.extproc.stream import Answered, Memory
 from epp.parsing.request import RawRequest
 from tests.support.ext_proc.messages import (
     LEAN,
@@ -235,3 +235,15 @@ def test_a_piece_without_the_name_is_left_to_the_gateway() -> None:
 def test_an_answer_that_is_not_shown_is_not_touched() -> None:
     play = renaming(LEAN)
     assert said(play.send(answer_headers())) == ["answer headers"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "seen"), [({"x-prefiller-host-port": "10.0.0.9:8000"}, "timeout"), ({"x-other": "1"}, "")]
+)
+def test_what_a_sidecar_says_is_read_where_a_prefiller_was_named(sent: dict[str, str], seen: str) -> None:
+    script = Script("prefill elsewhere", [], headers=sent)
+    gateway = Play(script)
+    gateway.send(request_headers())
+    gateway.send(request_body(b"{}", end=True))
+    gateway.send(answer_headers({":status": "200", "content-type": "text/plain", "x-prefill-fallback": "timeout"}))
+    assert gateway.seen == [Answered(200, "", "text/plain", seen)]

@@ -349,6 +349,18 @@ def test_a_failure_is_on_both() -> None:
     assert all(shares[each].share > 0.3 for each in pool.endpoints)
 
 
+def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone() -> None:
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    for number in range(3):
+        decision = pool.choose(f"{number} " + LONG)
+        pool.scheduler.answered(decision, Response(status=200, prefill_failed=True))
+        pool.scheduler.finished(decision, Response(status=200, prefill_failed=True))
+    p, d = pool.endpoints
+    shares = pool.in_flight(FailureShare)
+    assert (shares[p].share > 0.3, d in shares) == (True, False)
+    assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", 200)]
+
+
 def test_a_session_stays_with_who_decodes() -> None:
     pool = by_strategy("session", *two_and_two())
     homes = {pool.choose(f"{turn} " + LONG, headers={"x-session-id": "s"}).endpoint.name for turn in range(6)}

@@ -48,7 +48,9 @@ class Picked(RoutedRequest):
     def destination(self) -> str:
         return self._destination
 
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+    def answered(
+        self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
+    ) -> Mapping[str, str]:
         return NO_HEADERS
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:

@@ -49,9 +49,11 @@ class Scope(RoutedRequest):
     def renamed(self) -> tuple[str, str] | None:
         return self._deliver[2]
 
-    def answered(self, status: int, served: str, content_type: str = "") -> Mapping[str, str]:
+    def answered(
+        self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
+    ) -> Mapping[str, str]:
         self._deliver[4]()
-        self.seen.append(Answered(status, served, content_type))
+        self.seen.append(Answered(status, served, content_type, prefill_fallback))
         return self._deliver[3]
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:

@@ -13,10 +13,11 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from tests.support.process.waiting import until
-from tooling.sidecar.proxy import FALLBACK, Connector, Sidecar, SidecarSettings
+from tooling.sidecar.proxy import Connector, Sidecar, SidecarSettings
 from tooling.simulator.server import SimulatedPod
 
 PREFILLER = "x-prefiller-host-port"
+FALLBACK = "x-prefill-fallback"
 ASK = {"model": "sim", "prompt": "word " * 400, "max_tokens": 5}
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "word " * 400}], "max_tokens": 5, "stream": True}
 
