@@ -433,6 +433,11 @@ class Metrics:
             for labels, histogram in series.waits.items():
                 yield (pool, *labels), histogram
 
+    def _flow_ends(self) -> Rows:
+        for pool, (series, _) in self._flows.items():
+            for (_, priority, outcome), histogram in series.waits.items():
+                yield (outcome, priority, pool), sum(histogram.counts)
+
     def _limit_refusals(self) -> Rows:
         for pool, series in self._limits.items():
             for labels, count in series.refusals.items():
@@ -497,6 +502,7 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_ttft_prediction_ratio": lambda m: [((), m._ttft_ratio)],
     "warmpath_tpot_prediction_ratio": lambda m: [((), m._tpot_ratio)],
     "warmpath_flow_wait_seconds": Metrics._flow_waits,
+    "llm_d_epp_flow_control_requests_total": Metrics._flow_ends,
     "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
     "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),
     "warmpath_pool_saturation": Metrics._saturations,
@@ -561,11 +567,12 @@ class _Exported(Collector):
         for family in FAMILIES:
             rows = list(self._metrics.rows(family.name))
             yield from _exported(family, family.name, family.labels, rows)
-            for name, labels, first in family.aliases:
+            for name, labels, first, fixed in family.aliases:
                 columns = [family.labels.index(ours) for _, ours in labels]
                 chosen = rows if not first else _firsts(rows, family.labels.index(first))
-                renamed = [(tuple(row[column] for column in columns), value) for row, value in chosen]
-                yield from _exported(family, name, tuple(theirs for theirs, _ in labels), renamed)
+                values = tuple(value for _, value in fixed)
+                renamed = [(tuple(row[column] for column in columns) + values, value) for row, value in chosen]
+                yield from _exported(family, name, tuple(theirs for theirs, _ in (*labels, *fixed)), renamed)
 
 
 def _firsts(rows: Rows, column: int) -> Rows:

@@ -41,12 +41,13 @@ class Alias(NamedTuple):
     """An existing name for a family. `labels` are (its label, ours); rows that become equal are added up.
 
     `first`: of rows that differ in our label of this name alone only the first is shown, since they are figures of the
-    same requests.
+    same requests. `fixed` are (its label, the one value it has here).
     """
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
     first: str = ""
+    fixed: tuple[tuple[str, str], ...] = ()
 
 
 class Family(NamedTuple):
@@ -76,9 +77,10 @@ def _answers(name: str, help: str, bounds: tuple[float, ...], gie: str, llmd: st
     return Family(name, "histogram", help, ("model", "source"), bounds, aliases)
 
 
-def _of_flow(name: str, *labels: str) -> tuple[Alias, ...]:
+def _of_flow(name: str, *labels: str, fixed: tuple[tuple[str, str], ...] = ()) -> tuple[Alias, ...]:
     own = tuple(("inference_pool" if label == "pool" else label, label) for label in labels)
-    return tuple(Alias(f"{family}_flow_control_{name}", own) for family in ("inference_extension", "llm_d_epp"))
+    families = ("inference_extension", "llm_d_epp")
+    return tuple(Alias(f"{family}_flow_control_{name}", own, fixed=fixed) for family in families)
 
 
 def _average(what: str, help: str) -> tuple[Family, Family]:
@@ -277,7 +279,15 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         "How full the pool is, as flow control saw it last: 0 idle, 1 and above full",
         ("pool",),
-        aliases=_of_flow("pool_saturation", "pool"),
+        # In llm-d `effective` is what lets requests go, beside a value for each role; here it is one value.
+        aliases=_of_flow("pool_saturation", "pool", fixed=(("stage", "effective"),)),
+    ),
+    Family(
+        "llm_d_epp_flow_control_requests_total",
+        "counter",
+        "Requests that flow control let go (Dispatched), or what else became of them: those that "
+        "`warmpath_flow_wait_seconds` counts, without the flows",
+        ("outcome", "priority", "inference_pool"),
     ),
     Family(
         "warmpath_limit_refused_total",
@@ -464,5 +474,6 @@ def metrics_table() -> str:
 
 
 def _describe(alias: Alias) -> str:
-    labels = ",".join(theirs for theirs, _ in alias.labels)
+    fixed = (f'{name}="{value}"' for name, value in alias.fixed)
+    labels = ",".join([*(theirs for theirs, _ in alias.labels), *fixed])
     return f"`{alias.name}{{{labels}}}`" if labels else f"`{alias.name}`"

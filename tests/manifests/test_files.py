@@ -23,7 +23,7 @@ STANDALONE = MANIFESTS / "overlays" / "standalone"
 DASHBOARD = MANIFESTS / "components" / "monitoring" / "warmpath.json"
 SUFFIXES = ("_bucket", "_sum", "_count")
 PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
-WORDS = {"sum", "rate", "by", "le", "max", "avg", "histogram_quantile", "label_values", "__rate_interval"}
+WORDS = {"sum", "rate", "by", "le", "max", "avg", "histogram_quantile", "label_values", "__rate_interval", "topk"}
 
 
 def documents(path: Path) -> list[Any]:
@@ -65,6 +65,8 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(expression: str) -> 
 def test_the_dashboard_shows_what_people_need() -> None:
     asked = " ".join(expressions())
     for name in ("warmpath_degraded_total", "warmpath_decision_seconds", "warmpath_refused_total"):
+        assert name in asked
+    for name in ("warmpath_pool_saturation", "warmpath_flow_waiting", "warmpath_flow_wait_seconds"):
         assert name in asked
 
 
