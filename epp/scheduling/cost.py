@@ -528,10 +528,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 account = self._open(endpoint, now)
             room = rooms[endpoint]
             if endpoint.load is not account.load:
-                before = account.load
-                account.compare(endpoint.load, room, now)
-                if before is not None and self.learn_speeds:
-                    self._learn(account, before, endpoint.load, now)
+                self._scraped(account, room, now)
             if account.due <= now:
                 account.expire(now)
             if (match := matches[endpoint]) is not last:  # most endpoints hold the same
@@ -572,6 +569,13 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if request.slo is not None and self.slo != "ignore" and not request.stage:
             return self._judged(request, request.slo, endpoints, rows)
         return rows
+
+    def _scraped(self, account: _Account, room: CacheRoom, now: float) -> None:
+        """Its endpoint has a new load."""
+        before, load = account.load, account.endpoint.load
+        account.compare(load, room, now)
+        if before is not None and self.learn_speeds:
+            self._learn(account, before, load, now)
 
     def adapter_of(self, request: Request) -> str:
         """The LoRA adapter it asks for; "" where it is not known to be one."""
