@@ -202,6 +202,7 @@ async def test_a_client_that_leaves_takes_the_request_along(where: str) -> None:
             await until(lambda: len(engine.asked) == 1)
             task.cancel()
             await until(lambda: engine.left == 1)
+    assert engine.left == 1, "once"
 
 
 async def test_what_is_too_much_is_refused() -> None:
