@@ -566,9 +566,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             self._add_transfers(request, endpoints, request.peer, rows)
         if failures := request.signals.get(FailureShare):
             self._add_failures(failures, endpoints, rows)
-        if request.slo is not None and self.slo != "ignore" and not request.stage:
-            return self._judged(request, request.slo, endpoints, rows)
-        return rows
+        return rows if request.slo is None else self._judged(request, request.slo, endpoints, rows)
 
     def _scraped(self, account: _Account, room: CacheRoom, now: float) -> None:
         """Its endpoint has a new load."""
@@ -690,6 +688,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self, request: Request, slo: Slo, endpoints: Sequence[Endpoint], rows: Sequence[tuple[float, ...]]
     ) -> Sequence[tuple[float, ...]]:
         """The bills with what SLOs make of them: those that keep all come before those that miss any."""
+        if self.slo == "ignore" or request.stage:
+            return rows
         seen, failures = self.looked(request, endpoints), request.signals.get(FailureShare, {})
         judged = []
         for row, endpoint in zip(rows, endpoints, strict=True):
