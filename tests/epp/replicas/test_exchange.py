@@ -39,7 +39,7 @@ async def test_failures_seen_by_one_replica_keep_the_others_away() -> None:
     assert (await b.ask()).endpoint.name != broken
 
 
-async def test_a_replica_that_joins_knows_what_the_others_know() -> None:
+async def test_a_replica_that_joins_knows_within_a_second_what_the_others_know() -> None:
     network, (a, b) = together(2)
     done, running = await a.ask(), await a.ask(b"x" * 4096)
     a.answer(done)
@@ -49,12 +49,15 @@ async def test_a_replica_that_joins_knows_what_the_others_know() -> None:
     for member in (a, b):
         member.exchange.found(list(network.replicas))
     assert not late.exchange.joined
-    network.run(2.0)
+    network.run(1.0)
     assert late.exchange.joined
     assert late.degraded == []
     assert late.holds(a.chain(done)) == a.holds(a.chain(done)) != []
     assert late.holds(a.chain(running)) == a.holds(a.chain(running)) != []
     assert late.exchange.open == a.exchange.open == 1
+    again = await late.ask()
+    assert again.endpoint.name == done.endpoint.name
+    late.answer(again)
     a.answer(running)
     network.deliver()
     assert late.exchange.open == 0
