@@ -40,7 +40,15 @@ DECISION_HEADS = ("request", "at (UTC)", "pool", "model", "tokens", "endpoint", 
 def page(pools: Sequence[dict[str, Any]], records: Iterable[Record], reasons: Sequence[str]) -> str:
     """`pools` as `views.pools_view` gives them; `reasons`: why we are not ready, nothing when we are."""
     return _TEMPLATE.render(
-        pools=[{**pool, "rows": _endpoints(pool), "shadows": [*map(_shadow, pool["shadows"])]} for pool in pools],
+        pools=[
+            {
+                **pool,
+                "rows": _endpoints(pool),
+                "shadows": [*map(_shadow, pool["shadows"])],
+                "said": [f"{name}: {said}" for name, figures in pool["plugins"].items() if (said := _figures(figures))],
+            }
+            for pool in pools
+        ],
         decisions=[_decision(record) for record in records],
         reasons=reasons,
         paths=PATHS,
@@ -108,7 +116,11 @@ def _events(figures: dict[str, Any] | None) -> str | None:
 
 def _deliver(plugins: dict[str, dict[str, float]]) -> str | None:
     """What plugins say of an endpoint, each figure once."""
-    return ", ".join(f"{name} {value:.3g}" for figures in plugins.values() for name, value in figures.items()) or None
+    return ", ".join(filter(None, map(_figures, plugins.values()))) or None
+
+
+def _figures(figures: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
 
 
 def _percent(share: float | None) -> str:

@@ -24,11 +24,14 @@ class PoolView(Protocol):
 
 
 async def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, Any]:
-    """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1."""
+    """A pool and its endpoints. `share` is of the decisions among the endpoints there are now, 0..1; `plugins` is what
+    each plugin says of itself.
+    """
     endpoints = pool.endpoints
     decisions = sum(metrics.endpoint(endpoint).decisions for endpoint in endpoints)
     figures = metrics.endpoint_statistics(pool)
     events = metrics.kv_events(pool.name)
+    plugins = metrics.statistics(pool)
     shown = []
     pace = Pace()
     for number, e in enumerate(endpoints, 1):
@@ -38,6 +41,7 @@ async def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, A
     return {
         "name": pool.name,
         "namespace": pool.namespace,
+        "plugins": plugins,
         "endpoints": shown,
         "shadows": [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()],
     }

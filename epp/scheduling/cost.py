@@ -35,10 +35,11 @@ Everything is our own account, exact and instant; the engines' metrics only say 
 was found in virtual time against published policies (docs/policies.md); the constants are priors for an 8B model on one
 H100. `factor` is what is learned of the endpoint's speed (`epp.scheduling.speeds`), from first tokens where they are
 seen and from what the engine counts between scrapes: its steps, the prompt tokens it computed and the tokens it
-generated, foreign ones among them. So the constants may be wrong by three times: only the ratios between endpoints,
-`memory` and what comes meanwhile depend on them. Where first tokens are not seen (the lean wiring) `pending` ends by
-the modelled clock, and of an engine that does not count these (others than vLLM) `factor` is 1 there unless `speeds`
-says otherwise. In `work / residence` `factor` counts too: `residence` is by the clock.
+generated, foreign ones among them. From these `base`, `c` and `d` are fitted to the pool too, all by one ratio to
+`lin` (`epp.scheduling.constants`). So the constants may be wrong by three times. Where first tokens are not seen (the
+lean wiring) `pending` ends by the modelled clock, and of an engine that does not count these (others than vLLM)
+`factor` is 1 there unless `speeds` says otherwise. In `work / residence` `factor` counts too: `residence` is by the
+clock.
 """
 
 from collections import OrderedDict, deque
@@ -111,7 +112,9 @@ _AT_LEAST_0: Final = (
     "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
     "step_seconds_per_context_token", "failure_seconds", "transfer_seconds", "adapter_load_seconds",
 )  # fmt: skip
-_ERRORS: Final = 200
+_FASTER: Final = 0.8
+"""Times what a pool's seconds were, from which what waits there is thought to have begun earlier than by them."""
+_ERRORS: Final = 100
 """Predictions kept that were compared with what came."""
 _NOTHING: Final = PrefixMatch(0, 0, 0)
 _LAST: Final = 0.1
@@ -314,6 +317,13 @@ class _Account:
             self.context -= sent.tokens
         self._next()
 
+    def hasten(self) -> None:
+        """Serve what waits anew, from when its first was sent: by the speed known until now that began too late."""
+        head = next(iter(self.queue), None)
+        if head is not None:
+            self.served_at = min(self.served_at, head.sent)
+            self._next()
+
     def compare(self, load: Load, room: CacheRoom, now: float) -> None:
         """A new scrape: what it counts beyond the most we had in flight since the last one is not ours."""
         self.load = load
@@ -370,7 +380,7 @@ class _Costs:
     def terms(self, match: PrefixMatch) -> Terms:
         one = self._scorer
         work, _, _ = one._work_and_load(self._tokens, match)
-        calm = one.step_seconds * one._per_chunk
+        calm = one._base * one._per_chunk
         return Terms(work, one.work_weight - 1, one.stall_weight, calm, 1 / one._residence, self._scale)
 
     def of(self, account: _Account, terms: Terms) -> tuple[float, bool]:
@@ -501,6 +511,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._work = _MEAN_TOKENS * self.prefill_seconds_per_token
         """Mean of the seconds of computing a request's prompt, at factor 1; and of the tokens computed."""
         self._computed = float(_MEAN_TOKENS)
+        self._squares = self._work**2
+        """Mean of the squares of the work: over its mean, the work in which a moment of prefill falls."""
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._tpot_errors: deque[float] = deque(maxlen=_ERRORS)
         """Of predicted against measured TTFT and TPOT, where tokens were seen; shares of what was measured."""
@@ -510,14 +522,28 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._order: Order | None = None
         """Of a large pool: its accounts, as they were in order when speeds had the version `_ordered`."""
         self._ordered = 0
+        self._ratio, self._pool = 0.0, 1.0
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Take over what was learned of the pool."""
+        ratio, pool = self._speeds.ratio, self._speeds.pool
+        if ratio != self._ratio:  # what `factor` times these is this pool's
+            self._ratio = ratio
+            self._base, self._c = ratio * self.step_seconds, ratio * self.step_seconds_per_decode
+            self._d = ratio * self.step_seconds_per_context_token
+        if pool < _FASTER * self._pool:
+            for account in self.accounts.values():
+                account.hasten()
+        if pool != self._pool:
+            self._pool = pool if pool < _FASTER * self._pool else max(pool, self._pool)
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
         """One row per endpoint, in the order of `terms`."""
         now, n = self.clock(), request.tokens
         matches, rooms = request.signal(PrefixMatch), request.signal(CacheRoom)
-        again, s, base = self.work_weight - 1, self.stall_weight, self.step_seconds
+        again, s, base, c, d = self.work_weight - 1, self.stall_weight, self._base, self._c, self._d
         lin, att = self.prefill_seconds_per_token, self.attention_seconds_per_token_pair
-        c, d = self.step_seconds_per_decode, self.step_seconds_per_context_token
         per_chunk, accounts = self._per_chunk, self.accounts
         calm, leaving, scale = base * per_chunk, 1 / self._residence, self._scale(now)
         rows: list[tuple[float, ...]] = []
@@ -670,9 +696,9 @@ class ExpectedTtft(Cost, Detector, Admitter):
         ttft += self.adapter_load_seconds * need.loads + need.turns * self._residence
         if over > 0 and room is not None and room.capacity:
             ttft += over / room.capacity * self._residence
-        c, d, prefill = self.step_seconds_per_decode, self.step_seconds_per_context_token, promises.prefill(now)
+        c, d, prefill = self._c, self._d, promises.prefill(now)
         left = 1 - busy_share(factor * prefill)
-        before = factor * (self.step_seconds + c * requests + d * context)
+        before = factor * (self._base + c * requests + d * context)
         each = before + factor * (c + d * n)
         after = each / (1 - busy_share(factor * (prefill + work / WINDOW)))
         return LatencyPrediction(ttft, each / left, before / left, after, promises.tightest, account.requests)
@@ -764,10 +790,12 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if steps <= 0 or first < 0 or decoded < 0 or computed < 0:
             return  # restarted, or not counted there
         context = account.context / account.decodes if account.decodes else self._tokens
-        work = computed * self._work / self._computed
-        work += self.step_seconds * steps
-        work += (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
-        self._speeds.observe(account.speed, work, load.at - before.at, now, whole_steps=True)
+        prefill = computed * self._work / self._computed
+        step = self.step_seconds * steps
+        step += (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
+        prompt = self._squares / self._work if self._work else 0.0
+        self._speeds.counted(account.speed, prefill, step, load.at - before.at, now, prompt=prompt)
+        self._adopt()
 
     def _failing(self, known: FailureShare, cost: float) -> float:
         """What is to be added to the cost of an endpoint that failed lately."""
@@ -797,7 +825,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         decodes = weight * account.foreign_decodes
         more = weight * account.foreign_waiting * self._work * account.speed.factor
         more += self.stall_weight * decodes * work * (1 + work / self._residence)
-        step = self.step_seconds_per_decode + self.step_seconds_per_context_token * self._tokens
+        step = self._c + self._d * self._tokens
         busier = decodes * step * self._per_chunk
         return more * (1 + rate + busier) + sum_ * busier, weight * account.foreign_used
 
@@ -915,6 +943,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             return
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
+        self._squares += _WEIGHT * (work * work - self._squares)
         self._computed += _WEIGHT * (max(1, computed) - self._computed)
         self._tokens += _WEIGHT * (n - self._tokens)
         step = self._step(account)
@@ -949,15 +978,15 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
-            self._speeds.observe(account.speed, work + overhead, elapsed, now)
+            self._speeds.observe(account.speed, work, overhead / self._ratio, elapsed, now)
+            self._adopt()
             if account.order is not None:
                 account.order.put(account)
         account.watched = True
 
     def _step(self, account: _Account) -> float:
         """Modelled seconds of a step beside its prefill."""
-        decodes = self.step_seconds_per_decode * account.decodes
-        return self.step_seconds + decodes + self.step_seconds_per_context_token * account.context
+        return self._base + self._c * account.decodes + self._d * account.context
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         where = self._sent.get(request)
@@ -979,9 +1008,11 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def snapshot(self) -> Iterator[Any]:
         """What was learned: mean seconds in flight, means of tokens, of work and of the tokens it computes, [endpoint,
-        observations of speed] ...; then for each endpoint its name, slots for adapters, and those idle in them.
+        observations of speed] ..., and those of the pool's constants; then for each endpoint its name, slots for
+        adapters, and those idle in them.
         """
-        yield self._residence, self._tokens, self._work, self._computed, self._speeds.learned()
+        stretches = list(self._speeds.constants.stretches)
+        yield self._residence, self._tokens, self._work, self._computed, self._speeds.learned(), stretches
         yield from [*self.adapters.remembered()]
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
@@ -989,16 +1020,18 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if (endpoint := endpoints.get(piece[0])) is not None:
                 self.adapters.restore(endpoint, int(piece[1]), piece[2])
             return
-        residence, tokens, work, computed, speeds = piece
+        residence, tokens, work, computed, speeds, stretches = piece
         if not (residence >= _SHORTEST and tokens >= 0 and work >= 0 and computed > 0):
             raise ValueError(f"{residence} s in flight, {tokens} tokens, {computed} of them computed in {work} s")
         now = self.clock()
         self._residence, self._tokens = float(residence), float(tokens)
         self._work, self._computed = float(work), float(computed)
-        for name, logs in speeds:
+        self._speeds.constants.restore(stretches)
+        for name, seen in speeds:
             if (endpoint := endpoints.get(name)) is not None:
                 account = self.accounts.get(endpoint) or self._open(endpoint, now)
-                self._speeds.restore(account.speed, logs, now)
+                self._speeds.restore(account.speed, seen, now)
+        self._adopt()
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.accounts.pop(endpoint, None)
@@ -1009,21 +1042,38 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self.adapters.see(endpoint)
 
     def statistics(self) -> Mapping[str, float]:
-        accounts = self.accounts.values()
+        """Constants of the bill as this pool's own, and their standard errors as shares, where they were fitted."""
+        accounts, factor, fitted = self.accounts.values(), self._speeds.pool, self._speeds.constants
+        errors = {
+            "ttft_error": median(self._errors) if self._errors else None,
+            "tpot_error": median(self._tpot_errors) if self._tpot_errors else None,
+            "prefill_error": fitted.prefill_error,
+            "step_error": fitted.steps_error,
+        }
         return {
             "pending_seconds": sum(account.pending for account in accounts) / NS,
             "decodes": sum(account.decodes for account in accounts),
             "foreign_requests": sum(account.foreign_waiting + account.foreign_decodes for account in accounts),
             "residence_seconds": self._residence,
-            "pool_speed": 1 / self._speeds.pool,
+            "pool_speed": 1 / factor,
             "speed_observations": self._speeds.observations,
-            **({"ttft_error": median(self._errors)} if self._errors else {}),
-            **({"tpot_error": median(self._tpot_errors)} if self._tpot_errors else {}),
+            "prefill_seconds_per_token": factor * self.prefill_seconds_per_token,
+            "attention_seconds_per_token_pair": factor * self.attention_seconds_per_token_pair,
+            "step_seconds": factor * self._base,
+            "step_seconds_per_decode": factor * self._c,
+            "step_seconds_per_context_token": factor * self._d,
+            **{name: error for name, error in errors.items() if error is not None},
         }
 
     def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
-        """`speed`: 1 as modelled, 0.5 half as fast; `speed_observations`: how many of the last it rests on."""
+        """`speed`: 1 as modelled, 0.5 half as fast; `speed_observations`: how many of the last it rests on;
+        `speed_error`: its standard error as a share, where they are enough.
+        """
         return {
-            endpoint: {"speed": 1 / account.speed.factor, "speed_observations": len(account.speed.logs)}
+            endpoint: {
+                "speed": 1 / account.speed.factor,
+                "speed_observations": len(account.speed.logs),
+                **({"speed_error": error} if (error := account.speed.error) is not None else {}),
+            }
             for endpoint, account in self.accounts.items()
         }

@@ -1,4 +1,5 @@
-"""How fast each endpoint is: one factor to the modelled seconds, learned from the service we watched ourselves.
+"""How fast each endpoint is: one factor to the modelled seconds, learned from the service we watched ourselves and
+from what engines count; and for the pool what a step takes against prefill (`constants`).
 
 What is compared are stretches: seconds in which an endpoint had something of ours to prefill against the seconds the
 model gives for what came out. One request alone says little (engines batch, and end a step before they begin a
@@ -11,11 +12,12 @@ endpoint that sends its first tokens too early gains a little by it, never the w
 from collections import deque
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import exp, log
-from statistics import median
+from math import exp, log, sqrt
+from statistics import median, stdev
 from typing import Final
 
 from epp.plugin import Endpoint
+from epp.scheduling.constants import FEW, Constants, Stretch, stretch_of
 
 _KEPT: Final = 24
 """Observations kept for an endpoint: what is older than so many is forgotten. Half of them turn the median."""
@@ -23,6 +25,9 @@ _LEAST: Final = 4
 """Observations before which an endpoint has the pool's value."""
 _TOGETHER: Final = 0.1
 """A first token that comes sooner after the one before, as a share of its modelled seconds, is of the same step."""
+_PROMPTS: Final = 3.0
+"""Long prompts that a stretch has room for which an engine counted: it counts a prompt's tokens when all are computed.
+"""
 _PRIOR: Final = 2.0
 """Observations that the pool's value counts for in an endpoint's."""
 _HALF_LIFE: Final = 300.0
@@ -35,23 +40,49 @@ _MODEL_MOST: Final = 20.0
 """Times an observation may be faster or slower than modelled; what is beyond counts as this."""
 _REFRESH: Final = 5.0
 """Seconds after which values are made anew, beside each endpoint's own at its observations."""
+_SOON: Final = 1.0
+"""The same, while the pool's constants are made of few stretches."""
+
+
+_OF_MEDIAN: Final = 1.25
+"""Standard error of a median, against that of a mean."""
+_MOVED: Final = 0.02
+"""Change of the constants, as a share, from which all that was seen is compared anew."""
+_NOTHING: Final = Stretch(0.0, 0.0, 0.0)
 
 
 class Speed:
     """One endpoint's. `factor` times modelled seconds are its seconds."""
 
-    __slots__ = ("at", "factor", "logs", "median", "modelled", "observed", "pinned")
+    __slots__ = ("at", "factor", "logs", "median", "pinned", "seen", "stretch", "whole")
 
     def __init__(self, pinned: float | None) -> None:
         self.factor = 1.0 if pinned is None else 1 / pinned
         self.pinned = pinned is not None
-        self.logs: deque[float] = deque(maxlen=_KEPT)
-        """Observations: logarithms of observed to modelled seconds."""
+        self.seen: deque[Stretch] = deque(maxlen=_KEPT)
+        """Observations."""
+        self.logs: list[float] = []
+        """Of each the logarithm of observed to modelled seconds."""
         self.median = 0.0
         self.at = 0.0
         """Time of the last observation."""
-        self.modelled = self.observed = 0.0
-        """Seconds of the stretch that is not complete yet."""
+        self.stretch = self.whole = _NOTHING
+        """The one that is not complete yet; and that of whole scrapes, for the pool's constants."""
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the factor, as a share; None while it is not its own."""
+        if self.pinned or len(self.logs) < _LEAST:
+            return None
+        return _OF_MEDIAN * stdev(self.logs) / sqrt(len(self.logs))
+
+    def measure(self, ratio: float) -> None:
+        """Compare what was seen with the model, in which a step takes `ratio` times what is configured."""
+        self.logs = [
+            log(min(max(each.seconds / (each.prefill + ratio * each.steps), 1 / _MODEL_MOST), _MODEL_MOST))
+            for each in self.seen
+        ]
+        self.median = median(self.logs)
 
 
 class Speeds:
@@ -64,6 +95,9 @@ class Speeds:
         self.observations = 0
         self.pool = 1.0
         """The pool's factor."""
+        self.constants = Constants()
+        self.ratio = 1.0
+        """Times that a step's configured seconds are to be taken, in modelled seconds."""
         self.version = 0
         """Counts when the factors of many endpoints changed at once."""
         self._stretch = stretch
@@ -79,36 +113,54 @@ class Speeds:
             speed.factor = self.pool
         return speed
 
-    def learned(self) -> list[tuple[str, list[float]]]:
+    def learned(self) -> list[tuple[str, list[Stretch]]]:
         """Of each endpoint its observations, for `restore`."""
-        return [(endpoint.name, list(speed.logs)) for endpoint, speed in self._all.items() if speed.logs]
+        return [(endpoint.name, list(speed.seen)) for endpoint, speed in self._all.items() if speed.seen]
 
-    def restore(self, speed: Speed, logs: Sequence[float], now: float) -> None:
+    def restore(self, speed: Speed, seen: Sequence[Sequence[float]], now: float) -> None:
         """Take over what was observed elsewhere of an endpoint of which nothing was observed here."""
-        if not speed.logs and not speed.pinned and logs:
-            speed.logs.extend(float(each) for each in logs)
-            speed.median, speed.at = median(speed.logs), now
+        if not speed.seen and not speed.pinned and seen:
+            speed.seen.extend(map(stretch_of, seen))
+            speed.measure(self.ratio)
+            speed.at = now
             self._refresh(now)
 
     def close(self, endpoint: Endpoint) -> None:
         """The endpoint is gone for good."""
         self._all.pop(endpoint, None)
 
-    def observe(self, speed: Speed, modelled: float, observed: float, now: float, *, whole_steps: bool = False) -> None:
-        """`observed` seconds of service that take `modelled` seconds at factor 1. `whole_steps`: it
-        divides no step, so a stretch may end before it.
+    def observe(self, speed: Speed, prefill: float, steps: float, seconds: float, now: float) -> None:
+        """`seconds` of service, in which as much prefill and as many steps were done as take `prefill` and `steps`
+        seconds by the configuration.
         """
-        apart = whole_steps or observed > _TOGETHER * speed.factor * modelled
-        if speed.modelled >= self._stretch and apart:
+        apart = seconds > _TOGETHER * speed.factor * (prefill + self.ratio * steps)
+        self._observe(speed, Stretch(prefill, steps, seconds), now, apart=apart)
+
+    def counted(
+        self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, prompt: float = 0.0
+    ) -> None:
+        """The same, as an engine counted it: that divides no step, so a stretch may end before it.
+
+        `prompt`: modelled seconds of a long prompt's prefill.
+        """
+        one = Stretch(prefill, steps, seconds)
+        self._observe(speed, one, now, apart=True, least=_PROMPTS * prompt)
+        if not speed.pinned:
+            apart = speed.factor / self.pool
+            speed.whole = self.constants.observe(speed.whole, one, apart, speed.factor * prompt)
+
+    def _observe(self, speed: Speed, one: Stretch, now: float, *, apart: bool, least: float = 0.0) -> None:
+        before = speed.stretch
+        if apart and before.prefill + self.ratio * before.steps >= max(self._stretch, least):
             self._conclude(speed, now)
-        speed.modelled += modelled
-        speed.observed += observed
+            before = _NOTHING
+        speed.stretch = before.and_then(one)
 
     def _conclude(self, speed: Speed, now: float) -> None:
-        ratio = speed.observed / speed.modelled
-        speed.logs.append(log(min(max(ratio, 1 / _MODEL_MOST), _MODEL_MOST)))
-        speed.modelled = speed.observed = 0.0
-        speed.median, speed.at = median(speed.logs), now
+        speed.seen.append(speed.stretch)
+        speed.stretch = _NOTHING
+        speed.measure(self.ratio)
+        speed.at = now
         self.observations += 1
         if now >= self._next:
             self._refresh(now)
@@ -117,9 +169,15 @@ class Speeds:
 
     def _refresh(self, now: float) -> None:
         """The pool's value, which is the median of its endpoints', and everybody's."""
+        self.constants.fit()
+        if abs(self.constants.ratio / self.ratio - 1) > _MOVED:
+            self.ratio = self.constants.ratio
+            for speed in self._all.values():
+                if speed.seen:
+                    speed.measure(self.ratio)
         known = [speed.median for speed in self._all.values() if len(speed.logs) >= _LEAST]
         if known:
-            self._next = now + _REFRESH
+            self._next = now + (_SOON if 0 < len(self.constants.stretches) <= FEW else _REFRESH)
         else:  # until one has enough of its own, those of all together say more than the configuration
             together = [each for speed in self._all.values() for each in speed.logs]
             known = together if len(together) >= _LEAST else []

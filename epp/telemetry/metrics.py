@@ -339,6 +339,15 @@ class Metrics:
                     found[endpoint][plugin] = self._numbers(plugin, values)
         return found
 
+    def statistics(self, pool: _Pool) -> dict[str, dict[str, float]]:
+        """What plugins report of themselves: plugin -> figure -> value."""
+        return {
+            plugin: self._numbers(plugin, figures)
+            for name, source in self._sources
+            if name == pool.name
+            for plugin, figures in source().items()
+        }
+
     def kv_events(self, pool: str) -> dict[str, tuple[str, float | None, float]]:
         """Name of an endpoint -> state of its KV events, lag in seconds, trust; empty where no plugin subscribes to
         them.

@@ -1,10 +1,11 @@
 """Ours against round-robin on shared documents of 8k and 64k tokens, seven pods of 70B: the table of docs/replay.md.
 
-`--priors`: what it costs to learn speeds from priors that are wrong, the table of docs/policies.md. Virtual time: the
-figures do not depend on the machine. Prints Markdown.
+`--priors`: what it costs to learn speeds from priors that are wrong; `--lean`: what it costs to see no answers. Both
+are tables of docs/policies.md. Virtual time: the figures do not depend on the machine. Prints Markdown.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import click
@@ -12,7 +13,7 @@ import click
 from tooling.replay.figures import Figures, Slo, regret, spread
 from tooling.replay.policies import Policy, policy
 from tooling.replay.replay import Conditions
-from tooling.replay.runs import Plan, Rate, Results, Source, compare
+from tooling.replay.runs import Plan, Rate, Results, Source, compare, saturation
 from tooling.replay.table import by_policy
 from tooling.simulator.engine import H100_8B
 from tooling.simulator.presets import pods
@@ -71,6 +72,14 @@ WRONG: Final = {"a third": 1 / 3, "right": 1.0, "three times": 3.0}
 LOAD: Final = 0.7
 REQUESTS: Final = 2000
 KNOWN: Final = "known"
+WORKLOADS_LEAN: Final = {
+    "independent": 2000, "chats": 3000, "documents-8k": 1500, "documents-64k": 600, "agents": 1000, "tools": 1500,
+    "batches": 1200, "reasoning": 600, "bursts": 1500,
+}  # fmt: skip
+"""Workload -> its requests."""
+TRACE_REQUESTS: Final = 1000
+WRONG_LEAN: Final = {"a third": 1 / 3, "0.7 times": 0.7, "right": 1.0, "1.3 times": 1.3, "three times": 3.0}
+LOAD_LEAN: Final = 0.8
 
 
 def prior(name: str, times: float, *, learn: bool, speeds: str = "{}") -> Policy:
@@ -113,19 +122,63 @@ def learnt(workload: str, pool: Pool, seeds: int, share: float, workers: int) ->
     return lines
 
 
+def lean(name: str, requests: int, pool: Pool, seeds: int, share: float, workers: int, watched: float) -> str:
+    """A Markdown row: how much longer the mean TTFT is where answers are not shown, by how wrong the priors are, than
+    where all are and the priors are right.
+    """
+    source, kinds = Source(name, max(1, round(requests * share))), tuple(pods(pool.pods))
+    rate = LOAD_LEAN * saturation(source.trace(0), kinds, 0, lambda what, ended, total: None)
+
+    def played(conditions: Conditions, wrong: dict[str, float]) -> dict[str, list[Figures]]:
+        policies = tuple(prior(each, times, learn=True) for each, times in wrong.items())
+        plan = Plan(source, kinds, policies, conditions, Rate("rate", rate), Slo(), tuple(range(seeds)), workers)
+        return by_policy(compare(plan, lambda what, ended, total: None))
+
+    shown = played(Conditions(), {KNOWN: 1.0})[KNOWN]
+    hidden = played(Conditions(sees_answer=False, watched=watched), WRONG_LEAN)
+    cells = [f"{Path(name).name}", pool.name, f"{spread([run.ttft_mean for run in shown]).mean:.3f}"]
+    for each in WRONG_LEAN:
+        lost = regret(hidden[each], shown)
+        cells.append(f"{100 * lost.mean:+.1f} ± {100 * lost.deviation:.1f}")
+    return f"| {' | '.join(cells)} |"
+
+
 @click.command()
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--share", default=1.0, show_default=True, help="Of the requests, for a quick look.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--priors", is_flag=True, help="Learned speeds against known ones, with priors three times wrong.")
-def main(seeds: int, share: float, workers: int, priors: bool) -> None:
+@click.option("--lean", "hidden", is_flag=True, help="No answers shown against all shown, with priors that are wrong.")
+@click.option(
+    "--watch-answers", default=0.02, show_default=True, help="With --lean: the share that is shown after all."
+)
+@click.option("--trace", help="With --lean: a Mooncake trace to play too.")
+@click.option("--workload", multiple=True, help="With --lean: these alone.")
+def main(
+    seeds: int,
+    share: float,
+    workers: int,
+    priors: bool,
+    hidden: bool,
+    watch_answers: float,
+    trace: str | None,
+    workload: tuple[str, ...],
+) -> None:
     """Print the table."""
+    if hidden:
+        print(f"| workload | pool | all shown, s | {' | '.join(WRONG_LEAN)} |")
+        print(f"|{'---|' * (3 + len(WRONG_LEAN))}")
+        for name, requests in (*WORKLOADS_LEAN.items(), *([(trace, TRACE_REQUESTS)] if trace else ())):
+            if not workload or name in workload:
+                for pool in POOLS:
+                    print(lean(name, requests, pool, seeds, share, workers, watch_answers), flush=True)
+        return
     if priors:
         print("| pool | workload | priors say | mean TTFT with known speeds, s | learned | regret |")
         print("|---|---|---|---|---|---|")
         for pool in POOLS:
-            for workload in WORKLOADS:
-                for line in learnt(workload, pool, seeds, share, workers):
+            for name in WORKLOADS:
+                for line in learnt(name, pool, seeds, share, workers):
                     print(line, flush=True)
         return
     print("| workload, load | figure | prefix-aware | round-robin | change |")

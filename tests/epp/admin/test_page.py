@@ -25,6 +25,7 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
     shown = {
         "name": HOSTILE,
         "namespace": HOSTILE,
+        "plugins": {HOSTILE: {HOSTILE: 1.0}},
         "endpoints": [
             {
                 "name": HOSTILE,
@@ -51,7 +52,7 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
         assert "<" not in link
 
 
-def test_kv_events_are_reported_in_words() -> None:
+def test_figures_of_plugins_and_kv_events_are_reported_in_words() -> None:
     entry: dict[str, object] = {"name": "a", "address": "a", "load": None, "load_age_seconds": None, "in_flight": 0}
     entry |= {"share": None, "predicted_hit_rate": None, "plugins": {}}
     states = [
@@ -59,7 +60,10 @@ def test_kv_events_are_reported_in_words() -> None:
         {"state": "lost", "lag_seconds": None, "trust": 1.0},
     ]
     endpoints = [{**entry, "kv_events": state} for state in (*states, None)]
-    text = page([{"name": "p", "namespace": "n", "endpoints": endpoints, "shadows": []}], [], [])
+    said = {"expected-ttft": {"prefill_seconds_per_token": 4.9e-5, "prefill_error": 0.03}, "quiet": {}}
+    text = page([{"name": "p", "namespace": "n", "plugins": said, "endpoints": endpoints, "shadows": []}], [], [])
+    assert "<p>expected-ttft: prefill_seconds_per_token 4.9e-05, prefill_error 0.03</p>" in text
+    assert "quiet" not in text
     assert "<td>live, 21 ms behind, trust 95 %</td>" in text
     assert "<td>lost, trust 100 %</td>" in text
 

@@ -25,6 +25,7 @@ def test_an_endpoint_nothing_is_known_of_says_so() -> None:
     assert shown == {
         "name": "p",
         "namespace": "default",
+        "plugins": {},
         "endpoints": [
             {
                 "name": "default/pod-1",
@@ -51,6 +52,13 @@ def test_what_plugins_say_of_an_endpoint_is_shown() -> None:
     metrics.add_endpoint_source(lambda: {"expected-ttft": {pods[1]: {"speed": 0.5}, endpoint(3): {"speed": 1}}}, "p")
     first, second = view(APool("p", pods), metrics, now=10.0)["endpoints"]
     assert (first["plugins"], second["plugins"]) == ({}, {"expected-ttft": {"speed": 0.5}})
+
+
+def test_what_plugins_say_of_a_pool_is_shown_of_that_pool() -> None:
+    metrics = Metrics()
+    metrics.add_source(lambda: {"expected-ttft": {"step_seconds": 0.01}}, "p")
+    metrics.add_source(lambda: {"expected-ttft": {"step_seconds": 0.02}}, "q")
+    assert view(APool("p", ()), metrics, now=10.0)["plugins"] == {"expected-ttft": {"step_seconds": 0.01}}
 
 
 def test_how_an_endpoints_kv_events_stand_is_shown() -> None:

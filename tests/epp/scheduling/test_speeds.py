@@ -20,7 +20,7 @@ def pods(count: int) -> list[Endpoint]:
 def watch(speeds: Speeds, speed: Speed, times: float, count: int = 30, start: float = 0.0) -> float:
     """`count` observations of an endpoint `times` slower than modelled, one a second; returns when the last was."""
     for i in range(count + 1):  # one is concluded when the next begins
-        speeds.observe(speed, 1.0, times, start + i)
+        speeds.observe(speed, 1.0, 0.0, times, start + i)
     return start + count
 
 
@@ -84,7 +84,7 @@ def test_first_tokens_of_one_step_are_one_observation() -> None:
     (speed,) = map(speeds.open, pods(1))
     for step in range(40):  # eight prompts a step, whose tokens come together
         for observed in (8.0, 0, 0, 0, 0, 0, 0, 0):
-            speeds.observe(speed, 1.0, observed, step)
+            speeds.observe(speed, 1.0, 0.0, observed, step)
     assert [exp(value) for value in speed.logs] == pytest.approx([1.0] * len(speed.logs))
 
 
@@ -94,6 +94,21 @@ def test_pins_are_not_learned_and_the_first_counts() -> None:
     watch(speeds, first, 1.0)
     watch(speeds, second, 1.0)
     assert (first.factor, second.factor) == (2.0, 4.0)
+
+
+def test_what_was_seen_is_compared_anew_when_the_constants_become_known() -> None:
+    """Prefill takes as long as configured, a step three times as long."""
+    speeds = Speeds({}, stretch=1.0)
+    first, other = map(speeds.open, pods(2))
+    for n in range(40):
+        prefill, steps = (0.9, 0.1) if n % 2 else (0.1, 0.9)
+        for speed, times in ((first, 1.0), (other, 2.0)):
+            speeds.counted(speed, prefill, steps, times * (prefill + 3 * steps), float(n))
+    assert speeds.ratio == pytest.approx(3.0, rel=0.05)
+    assert first.factor == pytest.approx(1.0, rel=0.1)
+    assert other.factor == pytest.approx(2.0, rel=0.15)
+    assert first.error is not None
+    assert first.error < 0.05, "with the configured constants it would look three times slower at times"
 
 
 def test_what_is_closed_is_forgotten() -> None:
