@@ -143,7 +143,7 @@ def test_near_saturation_slos_are_kept_at_least_ten_points_more_often_than_witho
 ) -> None:
     kept = {name: run.goodput for name, run in attainment.items()}
     assert kept["prefix-aware"] > max(kept["without-slos"], kept["llm-d-predicted-latency"]) + 0.1
-    assert kept["shedding-slos"] > kept["prefix-aware"] + 0.05
+    assert kept["shedding-slos"] > kept["prefix-aware"]
     assert attainment["prefix-aware"].tokens_per_second > 0.9 * attainment["without-slos"].tokens_per_second
 
 
