@@ -138,10 +138,10 @@ class Chain:
 
     async def reconfigure(self, file: Path, text: str) -> None:
         """Replace `file`, which the replicas follow, and return when all of them use it."""
-        before = [await self.config(replica) for replica in self.replicas]
-        file.write_text(text, encoding="utf-8")
         try:
             async with asyncio.timeout(READY_SECONDS):
+                before = [await self.config(replica) for replica in self.replicas]
+                file.write_text(text, encoding="utf-8")
                 for replica, old in zip(self.replicas, before, strict=True):
                     while await self.config(replica) == old:
                         await asyncio.sleep(0.05)
@@ -149,9 +149,12 @@ class Chain:
             raise ChainError(f"{file.name} was not taken over; see the log of {self.replicas[0].name}") from None
 
     async def config(self, replica: Replica) -> str:
-        """A replica's active configuration as text."""
-        async with self.http.get(f"{replica.admin}/config") as answer:
-            return await answer.text()
+        """A replica's active configuration as text, once it has the time to say it."""
+        while True:
+            async with self.http.get(f"{replica.admin}/config") as answer:
+                if answer.status == 200:
+                    return await answer.text()
+            await asyncio.sleep(0.05)
 
     async def forget(self) -> None:
         """Empty the prefix cache of every pod, and those that the engine has beside."""

@@ -199,7 +199,7 @@ class Vllm:
         servers, http_ports = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
-            LaptopPod(name, port, f"node-{name}" if tiers else "")
+            LaptopPod(name, port, node=f"node-{name}" if tiers else "")
             for name, port in zip(names, free[2 * count :], strict=True)
         ]
         services: list[Program] = []

@@ -64,7 +64,8 @@ def test_processes_change_nothing() -> None:
 
 
 def test_a_rate_is_what_it_says() -> None:
-    results, _ = run(plan(Source("independent", 200), kinds="2*h100-8b", rate=Rate("rate", 5.0)))
+    steady = Source("independent", 200, arrivals="steady")
+    results, _ = run(plan(steady, kinds="2*h100-8b", rate=Rate("rate", 5.0)))
     assert results.rate == 5.0
     assert results.runs[0].requests == 200
     assert results.runs[0].seconds == pytest.approx(40, rel=0.1)
