@@ -98,6 +98,7 @@ def test_with_tiers_each_pod_is_a_node_with_a_server(python: Path) -> None:
     assert names == ["redis", "coordinator", "lmcache-pod-a", "lmcache-pod-b"]
     ports = ports_in(layout)
     assert len(set(ports)) == len(ports)
+    assert [(pod.node, pod.role) for pod in layout.pods] == [("node-pod-a", ""), ("node-pod-b", "")]
     redis, coordinator, *nodes = layout.services
     for pod, node in zip(layout.pods, nodes, strict=True):
         server = value(node.command, "--port")
