@@ -227,15 +227,19 @@ class _Sampling(msgspec.Struct):
 _SAMPLING = msgspec.json.Decoder(_Sampling)
 
 
-class _Ids(Body):
-    """A prompt of token ids. The model may be left out, where a server has one only."""
+class _ForOneModel(Body):
+    """The model may be left out, where a server has one only."""
+
+    def model_name(self) -> str:
+        return "" if self.model in (ABSENT, Raw(b"null")) else super().model_name()
+
+
+class _Ids(_ForOneModel):
+    """A prompt of token ids."""
 
     api: ClassVar[Api] = "generate"
 
     sampling_params: Raw = ABSENT
-
-    def model_name(self) -> str:
-        return "" if self.model in (ABSENT, Raw(b"null")) else super().model_name()
 
     def output_limit(self) -> Raw:
         try:
@@ -269,7 +273,7 @@ class NativeGenerate(_Ids):
         return bytes(require(self.input_ids, "input_ids", b"[", "an array of token ids"))
 
 
-class Pooling(Body):
+class Pooling(_ForOneModel):
     """vLLM's `/rerank`, `/score`, `/classify` and `/pooling`: texts in one field or in two, the query first."""
 
     api: ClassVar[Api] = "pooling"
@@ -285,9 +289,6 @@ class Pooling(Body):
     items: Raw = ABSENT
     text_2: Raw = ABSENT
     data_2: Raw = ABSENT
-
-    def model_name(self) -> str:
-        return "" if self.model in (ABSENT, Raw(b"null")) else super().model_name()
 
     def prompt(self) -> bytes:
         return joined(
