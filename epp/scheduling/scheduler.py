@@ -455,6 +455,9 @@ def _divide(decision: Decision, picked: Picked) -> None:
         parts.append((part, picked.prefill))
         beside["prefill"] = (picked.prefill.name,)
         headers[protocol.PREFILLER] = picked.prefill.address
+        if picked.prefill in decision.endpoints[1:]:  # a retry there would be prefilled and decoded in one place
+            others = [endpoint for endpoint in decision.endpoints if endpoint is not picked.prefill]
+            decision.endpoints = [*others, picked.prefill]
         decision.request = replace(request, stage="decode")
     if picked.encode:
         part = replace(request, stage="encode", stream=False, tokens=0, max_tokens=0, kept={})

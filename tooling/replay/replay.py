@@ -369,7 +369,8 @@ class Replay:
     def _reach(
         self, number: int, ask: TraceRequest, pod: VirtualPod, decisions: list[Decision | None], home: int
     ) -> None:
-        """The request is at a pod."""
+        """The request is at a pod, as a whole."""
+        self.served[number].prefill = -1
         if not pod.alive:
             for replica, decision in zip(self.replicas, decisions, strict=False):
                 if decision is not None:

@@ -140,7 +140,11 @@ class Sidecar:
             return await self._pass_on(request, headers, body)
         headers.setdefault(protocol.REQUEST_ID, str(uuid4()))
         try:
-            fetching = await self._prefilled(request.path, self._prefiller(named), headers, body)
+            prefiller = self._prefiller(named)
+            if prefiller == _reached(request):  # a gateway's retry
+                self.counts["local"] += 1
+                return await self._pass_on(request, headers, body)
+            fetching = await self._prefilled(request.path, prefiller, headers, body)
         except _NoPrefill as error:
             self._tell(error)
             return await self._pass_on(request, headers, body, {protocol.PREFILL_FALLBACK: error.reason})
@@ -251,6 +255,12 @@ def _passed(headers: Mapping[str, str]) -> CIMultiDict[str]:
         if name.lower() not in _HOP and name.lower() not in _OURS:
             kept.add(name, value)
     return kept
+
+
+def _reached(request: web.Request) -> str:
+    """`http://ip:port` that the request came to; empty once its connection is gone."""
+    here = None if request.transport is None else request.transport.get_extra_info("sockname")
+    return "" if here is None else f"http://{address_of(*here[:2])}"
 
 
 def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> bytes:

@@ -310,6 +310,17 @@ def test_a_retry_moves_the_decode_alone() -> None:
     assert ("decode", first.name, 0) in pool.diary.ends
 
 
+def test_a_retry_goes_to_the_prefiller_last() -> None:
+    both = [pod(name, "both") for name in "abc"]
+    pool = always(*both)
+    pool.scheduler = pool.pipeline.scheduler(wall_clock=Clock(), on_error=_raise, fallbacks=2, others=[pool.diary])
+    for _ in range(6):
+        decision = pool.choose()
+        ((_, prefill),) = decision.parts
+        assert len(decision.endpoints) == 3
+        assert decision.endpoints[2] is prefill
+
+
 def test_accounts_return_to_nothing() -> None:
     p1, p2, d1, d2 = two_and_two()
     pool = always(p1, p2, d1, d2)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from epp.scheduling.cost import ExpectedTtft
@@ -81,6 +81,7 @@ def test_every_request_ends_once_and_no_account_stays_open(
 
 
 @settings(max_examples=30)
+@example([Failure(0, 1.0, 2.0)], "both both both", "always-apart", False, 1, 0.02)
 @given(
     failures=FAILURES,
     roles=st.sampled_from(["prefill decode decode", "prefill prefill decode", "both prefill decode", "both both both"]),

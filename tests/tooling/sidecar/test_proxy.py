@@ -135,6 +135,16 @@ async def test_without_a_prefiller_named_it_only_passes_on() -> None:
         assert made.prefills.asked == []
 
 
+async def test_a_retry_that_reaches_the_prefiller_is_served_there_as_a_whole() -> None:
+    async with pair() as made:
+        made.prefiller = f"127.0.0.1:{made.sidecar.port}"
+        response, _ = await made.ask()
+        assert response.status == 200
+        assert FALLBACK not in response.headers
+        assert [body for _, _, body in made.beside.asked] == [ASK]
+        assert made.sidecar.counts == {"local": 1}
+
+
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
