@@ -21,6 +21,7 @@ _HEAVIEST: Final = 65536.0
 """Bytes beyond which a prompt weighs no more, so that one book does not drown fifty chats."""
 _PRIOR: Final = 1024.0
 """Weight of `DEFAULT_RATIO`, in bytes, at the start."""
+_SEVERAL: Final = 2
 
 
 class TokenRatio:
@@ -90,6 +91,7 @@ class _Window:
         self.load = load
         self.bytes = 0
         self.models: set[str] = set()
+        """At most two: where there are several it says nothing, and clients choose their names."""
         self.open = 0
         """Requests in flight now."""
         self.peak = 0
@@ -126,7 +128,8 @@ class LearnTokens(Plugin):
             return
         size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)
         window.bytes += size
-        window.models.add(request.model)
+        if len(window.models) < _SEVERAL:
+            window.models.add(request.model)
         window.open += 1
         window.peak = max(window.peak, window.open)
 

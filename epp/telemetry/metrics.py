@@ -26,6 +26,7 @@ from epp.telemetry.metrics_table import (
     OVERHEAD,
     RATIO,
     SHARE,
+    STATUSES,
     WATCHED,
     Family,
 )
@@ -215,7 +216,8 @@ class Metrics:
             self._running[model] = running
         at_model = self._models.answered(model) if 200 <= status < 300 else self._models.of(model)
         at_model.size.observe(size)
-        status = status if 0 <= status <= 599 else 0
+        if status not in STATUSES:
+            status = status // 100 * 100 if 100 <= status <= 599 else 0
         at_model.statuses[status] = at_model.statuses.get(status, 0) + 1
         at_model.duration.observe(seconds)
         at_endpoint = self.endpoint(endpoint)

@@ -4,10 +4,15 @@ One canonical set, `warmpath_*`. Beside it the names that dashboards of GIE (`in
 (`llm_d_epp_*`, router v0.10) already read: copies made while a scrape is answered, so they cost a request nothing.
 """
 
+from http import HTTPStatus
 from typing import Literal, NamedTuple
 
 MAX_MODELS = 100
 """Distinct values of the label `model`, which clients choose; all others count as `other`."""
+
+STATUSES = frozenset({0, 499, 529, *map(int, HTTPStatus)})
+"""Values of the label `status`: those that have a meaning, 499 (its client left) and 529 (overloaded) of gateways and
+engines among them. Any other counts as the first of its hundred, as clients take it (RFC 9110, section 15)."""
 
 MAX_OBJECTIVES = 100
 """InferenceObjectives with labels of their own; those that come later count as `other`."""

@@ -82,6 +82,14 @@ def test_a_status_that_is_none_makes_no_label(status: int) -> None:
     assert value(metrics, "warmpath_requests_total", model="other", status="0") == 1
 
 
+@pytest.mark.parametrize(("status", "label"), [(499, "499"), (529, "529"), (418, "418"), (498, "400"), (599, "500")])
+def test_a_status_without_a_meaning_counts_as_the_first_of_its_hundred(status: int, label: str) -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(pod, "m", status, 1.0)
+    assert value(metrics, "warmpath_requests_total", model="other", status=label) == 1
+
+
 def test_errors_are_those_of_endpoints_and_our_own() -> None:
     metrics, pod = Metrics(), endpoint(1)
     metrics.add_pool(APool("p", (pod,)))
