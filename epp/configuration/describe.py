@@ -123,11 +123,11 @@ def _line(place: str, role: str, plugin: Plugin, pipeline: Pipeline) -> tuple[st
     if entry.type != entry.name:
         text += f" ({entry.type})"
     if names := parameters_of(type(plugin)):
-        text += " " + ", ".join(f"{name}={_shown(getattr(plugin, field.name))}" for name, field in names.items())
+        text += " " + ", ".join(f"{name}={shown(getattr(plugin, field.name))}" for name, field in names.items())
     return place, text + (f"  [added: {entry.added}]" if entry.added else "")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as YAML would have it, on one line."""
     if is_dataclass(value) and not isinstance(value, type):
         value = {name: getattr(value, field.name) for name, field in parameters_of(type(value)).items()}
@@ -136,7 +136,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, timedelta):
         return f"{value.total_seconds():g}s"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ", ".join(map(_shown, value)) + "]"
+        return "[" + ", ".join(map(shown, value)) + "]"
     return "null" if value is None else str(value) if value != "" else "''"

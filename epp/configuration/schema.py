@@ -51,18 +51,23 @@ class PluginSpec:
     """One plugin: `type` names its class, `name` (its type) is how the rest of the file refers to it."""
 
     type: str
+    """A type of plugins.md, an entry point's name, or `module.Class`."""
     name: str = ""
+    """Where nothing is said, its type."""
     parameters: dict[str, Any] | None = None
+    """What the plugin has, by plugins.md; an unknown one is refused."""
 
 
 @dataclass(frozen=True)
 class PluginRef:
     plugin_ref: str
+    """A name of `plugins`."""
 
 
 @dataclass(frozen=True)
 class ProfilePlugin:
     plugin_ref: str
+    """A name of `plugins`: a filter, a scorer or a picker."""
     weight: float | None = None
     """Of a scorer; 1.0 where nothing is said."""
 
@@ -70,73 +75,109 @@ class ProfilePlugin:
 @dataclass(frozen=True)
 class SchedulingProfile:
     name: str
+    """The profile handler runs it under this name."""
     plugins: list[ProfilePlugin] = field(default_factory=list)
+    """Filters run in this order, then scorers, then the picker; without a picker, `max-score-picker`."""
 
 
 @dataclass(frozen=True)
 class DataSource:
     plugin_ref: str
+    """A name of `plugins`."""
     extractors: list[PluginRef] = field(default_factory=list)
+    """Likewise."""
 
 
 @dataclass(frozen=True)
 class Discovery:
     plugin_ref: str | None = None
+    """Before llm-d.ai/v1: a plugin of type `file-discovery`."""
     endpoints: PluginRef | None = None
+    """In llm-d.ai/v1: a plugin of type `file-discovery`."""
 
 
 @dataclass(frozen=True)
 class CrossReplica:
     syncer_plugin_ref: str | None = None
+    """Refused: replicas find each other by flags of `serve`."""
     sync_interval: timedelta | None = None
+    """Refused."""
     publish_timeout: timedelta | None = None
+    """Refused."""
 
 
 @dataclass(frozen=True)
 class DataLayer:
     inject_defaults: bool | None = None
+    """Without effect: endpoints' metrics are always read."""
     sources: list[DataSource] = field(default_factory=list)
+    """Without effect: endpoints' metrics are always read, and who needs KV events listens itself."""
     discovery: Discovery | None = None
+    """Endpoints from a file, where `--endpoints` names none."""
     peer_discovery: PluginRef | None = None
+    """Refused: replicas find each other by flags of `serve`."""
     cross_replica: CrossReplica | None = None
+    """Refused."""
     cross_replica_syncer_plugin_ref: str | None = None
+    """Refused."""
     cross_replica_sync_interval: timedelta | None = None
+    """Refused."""
     cross_replica_publish_timeout: timedelta | None = None
+    """Refused."""
 
 
 @dataclass(frozen=True)
 class PriorityBand:
     priority: int | None = None
+    """Which band; higher goes first, and below 0 may be refused rather than wait."""
     max_bytes: Quantity | None = None
+    """Bytes of bodies that wait in it."""
     max_requests: Quantity | None = None
+    """Requests that wait in it."""
     default_request_ttl: timedelta | None = None
+    """How long they wait where they do not say it themselves."""
     fairness_policy_ref: str | None = None
+    """Which flow goes next: a fairness policy of `plugins`."""
     ordering_policy_ref: str | None = None
+    """Which request of a flow goes next: an ordering policy of `plugins`."""
 
 
 @dataclass(frozen=True)
 class SaturationDetector:
     plugin_ref: str | None = None
+    """A detector of `plugins`: how full the pool is."""
 
 
 @dataclass(frozen=True)
 class FlowControl:
     max_bytes: Quantity | None = None
+    """Bytes of bodies that wait, in all bands."""
     max_requests: Quantity | None = None
+    """Requests that wait, in all bands."""
     default_request_ttl: timedelta | None = None
+    """How long they wait where neither they nor their band say it."""
     no_endpoint_request_ttl: timedelta | None = None
+    """The same while the pool has no endpoint."""
     default_priority_band: PriorityBand | None = None
+    """Of priorities that `priorityBands` does not name."""
     default_negative_priority_band: PriorityBand | None = None
+    """Of those below 0 among them."""
     priority_bands: list[PriorityBand] | None = None
+    """Bands by priority."""
     usage_limit_policy_plugin_ref: str | None = None
+    """How much of the pool each priority may fill."""
     band_selection_policy_plugin_ref: str | None = None
+    """Which band goes next."""
     saturation_detector: SaturationDetector | None = None
+    """As the section of this name above; one of the two."""
     enable_eviction: bool | None = None
+    """Refused where true: requests in flight are not evicted."""
 
 
 @dataclass(frozen=True)
 class RequestHandler:
     parsers: list[PluginRef] = field(default_factory=list)
+    """Which APIs are read; all where nothing is said."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +199,9 @@ class TenantSpec:
     """Ours: where a request says whose it is, see `epp.flow.tenants.TenantSource`."""
 
     header: str
+    """The request header that names the tenant, or holds a JWT."""
     claim: str = ""
+    """Where it holds a JWT: the claim that names the tenant, as `org.team`."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +209,17 @@ class TenantLimitsSpec:
     """Ours: what a tenant may use, 0 for any number; see `epp.flow.limits.TenantLimits`."""
 
     requests_per_minute: Quantity | None = None
+    """Requests a minute."""
     tokens_per_minute: Quantity | None = None
+    """Tokens of prompts and answers a minute."""
     concurrent_requests: Quantity | None = None
+    """Requests at once."""
     max_prompt_tokens: Quantity | None = None
+    """Tokens of one prompt."""
     max_output_tokens: Quantity | None = None
+    """Tokens of one answer."""
     models: list[str] | None = None
+    """Models that may be asked for; none named: all."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +227,9 @@ class LimitsSpec(TenantLimitsSpec):
     """Ours: of each tenant, and of some by name, who have what they do not say from the others."""
 
     tenant: TenantSpec | None = None
+    """Where a request says whose it is; without it all requests are one tenant's."""
     tenants: dict[str, TenantLimitsSpec] = field(default_factory=dict)
+    """Limits of some tenants, by name."""
 
 
 @dataclass(frozen=True)
@@ -188,17 +239,29 @@ class EndpointPickerConfig:
     """
 
     api_version: Any = None
+    """`llm-d.ai/v1`, `llm-d.ai/v1alpha1` or `inference.networking.x-k8s.io/v1alpha1`."""
     kind: Any = None
+    """`EndpointPickerConfig`."""
     plugins: list[PluginSpec] = field(default_factory=list)
+    """Every plugin with its parameters."""
     feature_gates: list[str] = field(default_factory=list)
+    """`flowControl` turns flow control on; llm-d's others are taken without effect."""
     scheduling_profiles: list[SchedulingProfile] = field(default_factory=list)
+    """Which filters, scorers and picker work together."""
     saturation_detector: SaturationDetector | None = None
+    """How full the pool is, for admission and flow control."""
     data_layer: DataLayer | None = None
+    """llm-d's data sources; endpoints from a file."""
     flow_control: FlowControl | None = None
+    """How requests wait, with the gate `flowControl`."""
     request_handler: RequestHandler | None = None
+    """Which APIs are read."""
     parser: PluginRef | None = None
+    """One parser, as before llm-d.ai/v1."""
     shadow: ShadowSpec | None = None
+    """Ours: a profile that picks beside the one that counts."""
     limits: LimitsSpec | None = None
+    """Ours: what tenants may ask."""
 
     @property
     def flow_control_on(self) -> bool:

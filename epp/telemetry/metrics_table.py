@@ -1,4 +1,4 @@
-"""The table of metrics: every name, its labels and what it means. `docs/metrics.md` is made from it.
+"""The table of metrics: every name, its labels and what it means. `docs/reference/metrics.md` is made of it.
 
 One canonical set, `warmpath_*`. Beside it the names that dashboards of GIE (`inference_*`, v1.5) and llm-d
 (`llm_d_epp_*`, router v0.10) already read: copies made while a scrape is answered, so they cost a request nothing.
@@ -469,7 +469,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def metrics_table() -> str:
-    """The table as Markdown, for `docs/metrics.md`."""
+    """The table as Markdown, for `docs/reference/metrics.md`."""
     lines = ["| name | kind | labels | meaning | same figures as |", "|---|---|---|---|---|"]
     for family in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in family.labels)
