@@ -1,4 +1,4 @@
-"""`warmpath`: up · serve · check · render · replay · conformance. Flags to settings, nothing else."""
+"""`warmpath`: up · serve · check · replay · conformance. Flags to settings, nothing else."""
 
 import asyncio
 import os
@@ -378,19 +378,6 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
         click.echo(printable_lines(str(error)), err=True)
         sys.exit(1)
     click.echo(describe(pipeline))
-
-
-@warmpath.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def render(file: Path) -> None:
-    """Print the manifests of a whole stack from five values: model, replicas, strategy, l1Size, l2Backend."""
-    from tooling.render.stack import render_file
-
-    try:
-        click.echo(render_file(file))
-    except ConfigError as error:
-        click.echo(printable_lines(str(error)), err=True)
-        sys.exit(1)
 
 
 @warmpath.command()

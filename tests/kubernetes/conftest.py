@@ -40,6 +40,21 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         plane.stop()
 
 
+@pytest.fixture(scope="session")
+def restricted(plane: ControlPlane) -> str:
+    """A namespace that takes no pod but of the Pod Security Standard `restricted`."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "manifests", "labels": labels}})
+    return "manifests"
+
+
+@pytest.fixture(scope="session")
+def served(plane: ControlPlane) -> set[tuple[str, str]]:
+    """(apiVersion, kind) of everything the API server knows."""
+    lines = plane.kubectl("api-resources", "--no-headers").splitlines()
+    return {(line.split()[-3], line.split()[-1]) for line in lines}
+
+
 @pytest.fixture
 def cluster(plane: ControlPlane, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A fresh namespace; our credentials are the administrator's."""

@@ -1,19 +1,21 @@
 """Each overlay, alone and with each component: kustomize renders it and a real API server admits it."""
 
+import json
 import os
 from pathlib import Path
+from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
-from epp.configuration.loader import strategy_text
+from epp.configuration.loader import load_text, strategy_text
+from epp.prefix.precise import PrecisePrefixCache
 from tests.support.kubernetes.control_plane import ApiFailed, ControlPlane
-from tooling.render.stack import render, values_of
 from tooling.simulator.publisher import kv_events_from
 
-ROOT = Path(__file__).parents[2]
-MANIFESTS = ROOT / "manifests"
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 
 GATEWAY = {"Gateway", "HTTPRoute"}
 LEAN = {*GATEWAY, "EnvoyExtensionPolicy", "BackendTrafficPolicy", "EnvoyProxy"}
@@ -60,14 +62,6 @@ ADDED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def restricted(plane: ControlPlane) -> str:
-    """A namespace that takes no pod but of the Pod Security Standard `restricted`."""
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "manifests", "labels": labels}})
-    return "manifests"
-
-
 def build(plane: ControlPlane, folder: Path, overlay: str, components: tuple[str, ...] = ()) -> str:
     """The overlay with components in the namespace of `restricted`, as a user's own kustomization has them."""
     content = {
@@ -83,13 +77,6 @@ def build(plane: ControlPlane, folder: Path, overlay: str, components: tuple[str
 
 def documents(text: str) -> list[Any]:
     return list(yaml.safe_load_all(text))
-
-
-@pytest.fixture(scope="module")
-def served(plane: ControlPlane) -> set[tuple[str, str]]:
-    """(apiVersion, kind) of everything the API server knows."""
-    lines = plane.kubectl("api-resources", "--no-headers").splitlines()
-    return {(line.split()[-3], line.split()[-1]) for line in lines}
 
 
 def admit(plane: ControlPlane, text: str, known: set[tuple[str, str]]) -> set[str]:
@@ -206,16 +193,58 @@ def test_kv_events_are_published_listened_to_and_let_through(plane: ControlPlane
         assert ports <= {port["port"] for rule in rules for port in rule["ports"]}
 
 
-def test_a_rendered_stack_that_is_kv_aware_is_the_overlay_with_that_component(
-    plane: ControlPlane, tmp_path: Path
+@pytest.fixture
+def tiered(plane: ControlPlane, tmp_path: Path) -> dict[tuple[str, str], Any]:
+    """The overlay `tiered-kv`, by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in documents(build(plane, tmp_path, "tiered-kv"))}
+
+
+def pods_of(made: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    running = ("Deployment", "DaemonSet")
+    return {name: each["spec"]["template"]["spec"] for (kind, name), each in made.items() if kind in running}
+
+
+def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory(tiered: dict[tuple[str, str], Any]) -> None:
+    """LMCache's server finds what a pod shares by its name there; a volume of the pod's own would hide it."""
+    sharing = {name: pod for name, pod in pods_of(tiered).items() if pod.get("hostIPC")}
+    assert sharing.keys() == {"llm", "lmcache"}
+    for pod in sharing.values():
+        mounts = [mount["mountPath"] for each in pod["containers"] for mount in each["volumeMounts"]]
+        assert mounts
+        assert not any(path.startswith("/dev") for path in mounts)
+
+
+def test_blocks_have_one_name_everywhere(tiered: dict[tuple[str, str], Any]) -> None:
+    pods = pods_of(tiered).values()
+    flags = [flag.partition("=") for pod in pods for each in pod["containers"] for flag in each.get("args", ())]
+    assert {value for flag, _, value in flags if flag in ("--block-size", "--chunk-size")} == {"64"}
+    hashes = {value for flag, _, value in flags if flag in ("--prefix-caching-hash-algo", "--hash-algorithm")}
+    assert hashes == {"sha256_cbor"}
+    [connector] = [value for flag, _, value in flags if flag == "--kv-transfer-config"]
+    extra = json.loads(connector)["kv_connector_extra_config"]
+    assert extra["lmcache.mp.hash_algorithm"] == "sha256_cbor"
+    assert extra["lmcache.mp.host"] == f"tcp://{tiered['Service', 'lmcache']['metadata']['name']}"
+    assert extra["lmcache.mp.port"] == tiered["Service", "lmcache"]["spec"]["ports"][0]["port"]
+
+
+def test_the_picker_asks_the_coordinator_where_it_is(tiered: dict[tuple[str, str], Any]) -> None:
+    text = tiered["ConfigMap", "warmpath"]["data"]["config.yaml"]
+    pipeline = load_text(text, clock=lambda: 0.0, random=Random(), where="")
+    [precise] = [each for each in pipeline.plugins if isinstance(each, PrecisePrefixCache)]
+    url = urlsplit(precise.lmcache.coordinator)
+    assert [url.port] == [each["port"] for each in tiered["Service", url.hostname or ""]["spec"]["ports"]]
+
+
+def test_redis_and_who_loads_from_it_have_a_password_that_is_in_no_manifest(
+    tiered: dict[tuple[str, str], Any],
 ) -> None:
-    made = documents(build(plane, tmp_path, "vllm-gpu", ("kv-events",)))
-    for each in made:
-        each["metadata"].pop("namespace", None)
-        for subject in each.get("subjects", ()):
-            subject["namespace"] = "default"
-    rendered = documents(render(values_of("{model: Qwen/Qwen3-8B, strategy: kv-aware}")))
-    assert rendered == made
+    assert not [name for kind, name in tiered if kind == "Secret"]
+    for name, variable in (("lmcache-redis", "PASSWORD"), ("lmcache", "LMCACHE_RESP_PASSWORD")):
+        (container,) = pods_of(tiered)[name]["containers"]
+        (source,) = [each["valueFrom"] for each in container["env"] if each["name"] == variable]
+        assert source == {"secretKeyRef": {"name": "lmcache-redis", "key": "password"}}
+        assert not [each for each in container["args"] if variable in each or "protected-mode" in each]
+    assert "requirepass" in str(tiered["Deployment", "lmcache-redis"])
 
 
 def test_accounts_may_do_what_they_need_and_nothing_else(plane: ControlPlane, restricted: str, tmp_path: Path) -> None:
@@ -246,11 +275,3 @@ def test_every_subject_is_in_the_namespace_of_the_overlay(plane: ControlPlane, t
     subjects = [subject for each in found for subject in each.get("subjects", ())]
     assert {each["namespace"] for each in subjects} == {"manifests"}
     assert len(subjects) == 3
-
-
-def test_what_render_starts_from_is_up_to_date(plane: ControlPlane) -> None:
-    for overlay, stack in (("vllm-gpu", "stack.yaml"), ("tiered-kv", "tiered-stack.yaml")):
-        made = plane.kubectl("kustomize", str(MANIFESTS / "overlays" / overlay))
-        assert (ROOT / "tooling" / "render" / stack).read_text(encoding="utf-8") == made, (
-            "expected as `hack/manifests` makes it"
-        )

@@ -8,8 +8,7 @@ import yaml
 
 from tests.support.process.serve_args import settings_of
 
-ROOT = Path(__file__).parents[2]
-MANIFESTS = ROOT / "manifests"
+MANIFESTS = Path(__file__).parents[2] / "manifests"
 ARGS = "/spec/template/spec/containers/0/args/"
 
 
@@ -68,14 +67,3 @@ def test_the_arguments_of_an_overlay_are_taken(overlay: str, tmp_path: Path, mon
     assert settings.idle_flags == ()
     assert settings.peers_service == ("inference", "warmpath-replicas")
     assert bool(settings.pool_name) != bool(settings.endpoint_selector)
-
-
-def test_the_arguments_of_the_rendered_stack_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings_of(picker_args_of_stack(), tmp_path, monkeypatch).pool_name == ("llm",)
-
-
-def picker_args_of_stack() -> list[str]:
-    for document in yaml.safe_load_all((ROOT / "tooling" / "render" / "stack.yaml").read_text(encoding="utf-8")):
-        if document["kind"] == "Deployment" and document["metadata"]["name"] == "warmpath":
-            return list(document["spec"]["template"]["spec"]["containers"][0]["args"])
-    raise AssertionError("no picker in the stack")

@@ -15,7 +15,6 @@ from epp.configuration.loader import strategy_text
 from epp.telemetry.metrics_table import FAMILIES
 from gateway.load import load
 from gateway.sidecar import sidecar
-from tooling.render.stack import render, values_of
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -159,21 +158,6 @@ def test_a_picker_of_several_that_is_silent_is_left_within_two_seconds() -> None
     assert (check["active"]["unhealthyThreshold"], check["panicThreshold"]) == (1, 1)
 
 
-def test_what_is_in_its_node_s_ipc_namespace_has_its_node_s_shared_memory() -> None:
-    """LMCache's server finds what a pod shares by its name there; a volume of the pod's own would hide it."""
-    pods = {
-        each["metadata"]["name"]: each["spec"]["template"]["spec"]
-        for each in documents(ROOT / "tooling" / "render" / "tiered-stack.yaml")
-        if each["kind"] in ("Deployment", "DaemonSet")
-    }
-    sharing = {name: pod for name, pod in pods.items() if pod.get("hostIPC")}
-    assert sharing.keys() == {"llm", "lmcache"}
-    for pod in sharing.values():
-        mounts = [mount["mountPath"] for each in pod["containers"] for mount in each["volumeMounts"]]
-        assert mounts
-        assert not any(path.startswith("/dev") for path in mounts)
-
-
 def test_the_image_is_made_of_files_that_exist() -> None:
     lines = (ROOT / "Containerfile").read_text().splitlines()
     copied = [line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line]
@@ -203,9 +187,3 @@ def test_every_overlay_and_component_is_written_down_and_every_link_leads_somewh
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
     assert links
     assert [link for link in links if not (page.parent / link).exists()] == []
-
-
-def test_the_values_that_are_shown_render() -> None:
-    text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("model:")]
-    assert "replicas: 4" in render(values_of(shown))

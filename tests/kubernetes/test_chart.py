@@ -1,0 +1,240 @@
+"""The chart makes the overlays' objects, one by one, and refuses values that it does not know."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from epp.configuration.loader import strategies, strategy_text
+from tests.kubernetes.test_manifests import OVERLAYS, admit, build, documents
+from tests.support.kubernetes.control_plane import ControlPlane
+from tests.support.kubernetes.helm import CHART, HelmFailed, commands, helm, rendered
+
+DOCS = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+SHOWN = [block for block in re.findall(r"```yaml\n(.*?)```", DOCS, re.DOTALL) if block.startswith("model:")]
+NAMESPACE = "manifests"
+NONE = {"servers": {"type": "none"}}
+SIMULATED = {"servers": {"type": "simulator"}, "model": "sim", "replicas": 3}
+SMALL = {"picker": {"resources": {"requests": {"cpu": "100m", "memory": "128Mi"}}}}
+KIND = {**SIMULATED, **SMALL, "gateway": {"createClass": True, "serviceType": "ClusterIP"}}
+SIDECAR = {"type": "standalone", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}
+VALUES: dict[str, dict[str, Any]] = {
+    "agentgateway": {**NONE, "gateway": {"type": "agentgateway"}},
+    "envoy-ai-gateway": {**NONE, "gateway": {"type": "envoy-ai-gateway"}},
+    "envoy-gateway": NONE,
+    "gke": {**NONE, "gateway": {"type": "gke"}},
+    "istio": {**NONE, "gateway": {"type": "istio"}},
+    "kind": KIND,
+    "kind-kv-events": {**KIND, "strategy": "kv-aware"},
+    "kind-standalone": {**SIMULATED, **SMALL, "gateway": SIDECAR},
+    "standalone": {**NONE, "gateway": {"type": "standalone"}},
+    "tiered-kv": {"strategy": "kv-aware", "tiers": {"l1GiB": 40, "l2GiB": 100}},
+    "vllm-gpu": {},
+}
+"""Of the chart, that ask for each overlay."""
+ADDED: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {},
+    ("kv-events",): {"strategy": "kv-aware"},
+    ("ha", "monitoring"): {"picker": {"replicas": 3}, "monitoring": True},
+}
+"""That ask for components too. `autoscaling` and `tls` are no values."""
+SAME = [
+    (overlay, added)
+    for overlay in VALUES
+    for added in ADDED
+    if "kv-events" not in added or (overlay == "vllm-gpu")  # where there are model servers that publish nothing yet
+]
+HASHED = re.compile(r"\benvoy-[0-9a-z]{10}\b")
+CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
+
+
+def test_each_overlay_has_its_values() -> None:
+    assert VALUES.keys() == OVERLAYS.keys()
+
+
+@pytest.mark.parametrize(("overlay", "added"), SAME, ids=["+".join((overlay, *added)) for overlay, added in SAME])
+def test_the_chart_makes_the_objects_of_the_overlay(
+    plane: ControlPlane, tmp_path: Path, overlay: str, added: tuple[str, ...]
+) -> None:
+    expected = by_name(documents(build(plane, tmp_path, overlay, added)))
+    made = by_name(rendered(merged(VALUES[overlay], ADDED[added]), namespace=NAMESPACE))
+    assert made.keys() == expected.keys()
+    for each, content in made.items():
+        assert content == expected[each], each
+
+
+def merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    found = dict(values)
+    for name, value in more.items():
+        found[name] = merged(values.get(name, {}), value) if isinstance(value, dict) else value
+    return found
+
+
+def by_name(found: Iterable[Any]) -> dict[tuple[str, str], Any]:
+    """Objects by kind and name, without what has to differ.
+
+    Helm knows the namespace without it being written down. It lets no two releases have one object, so what belongs to
+    no namespace is called after the release's. What is named for its content is by another hash.
+    """
+    objects = {}
+    for each in json.loads(HASHED.sub("envoy-HASH", json.dumps(list(found)))):
+        each["metadata"].pop("namespace", None)
+        if each["kind"] in CLUSTER_WIDE:
+            for at in (each["metadata"], *([each["roleRef"]] if "roleRef" in each else [])):
+                at["name"] = at["name"].removesuffix(f"-{NAMESPACE}")
+        objects[each["kind"], each["metadata"]["name"]] = each
+    return objects
+
+
+def test_two_releases_in_two_namespaces_have_no_object_in_common() -> None:
+    def cluster_wide(namespace: str) -> set[tuple[str, str]]:
+        made = rendered(merged(SIMULATED, ADDED["ha", "monitoring"]), namespace=namespace)
+        return {(each["kind"], each["metadata"]["name"]) for each in made if each["kind"] in CLUSTER_WIDE}
+
+    assert len(cluster_wide("one")) == 4
+    assert not cluster_wide("one") & cluster_wide("two")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        *(pytest.param({"strategy": each}, id=each) for each in strategies()),
+        pytest.param({"tiers": {"l1GiB": 1024}}, id="l1"),
+        pytest.param({"tiers": {"l1GiB": 8, "l2GiB": 1}}, id="l1 and l2"),
+        pytest.param({"gateway": {"type": "standalone"}, "picker": {"replicas": 2}}, id="standalone replicas"),
+        *(pytest.param(yaml.safe_load(each), id="docs") for each in SHOWN),
+    ],
+)
+def test_other_values_are_admitted(
+    plane: ControlPlane, served: set[tuple[str, str]], restricted: str, values: dict[str, Any]
+) -> None:
+    text = yaml.safe_dump_all(made_in(restricted, values))
+    assert admit(plane, text, served) <= OVERLAYS["vllm-gpu"]
+
+
+def made_in(namespace: str, values: Mapping[str, Any]) -> list[Any]:
+    made = rendered(values, namespace=namespace)
+    for each in made:
+        each["metadata"]["namespace"] = namespace
+    return made
+
+
+def test_values_are_shown() -> None:
+    assert len(SHOWN) == 1
+    assert by_name(rendered(yaml.safe_load(SHOWN[0])))["Deployment", "llm"]["spec"]["replicas"] == 4
+
+
+@pytest.mark.parametrize("strategy", strategies())
+def test_a_strategy_is_in_the_configuration(strategy: str) -> None:
+    made = by_name(rendered({"strategy": strategy}))
+    assert made["ConfigMap", "warmpath"]["data"] == {"config.yaml": strategy_text(strategy)}
+
+
+def test_a_configuration_of_ones_own_comes_from_a_file() -> None:
+    file = CHART / "files" / "session.yaml"
+    made = rendered({"strategy": "kv-aware"}, f"--set-file=picker.config={file}")
+    assert by_name(made)["ConfigMap", "warmpath"]["data"] == {"config.yaml": file.read_text(encoding="utf-8")}
+    assert "--kv-events-config=" in str(by_name(made)["Deployment", "llm"])
+
+
+def test_an_l1_is_as_large_as_said_and_an_l2_may_be_left_out() -> None:
+    made = by_name(rendered({"tiers": {"l1GiB": 1024}}))
+    assert not [name for _, name in made if "redis" in name]
+    (server,) = made["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
+    assert "--l1-size-gb=1024" in server["args"]
+    assert not [each for each in server["args"] if "l2-adapter" in each]
+    assert server["command"] == ["lmcache", "server"]
+    assert "LMCACHE_RESP_PASSWORD" not in [each["name"] for each in server["env"]]
+    assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "1032Gi"
+
+
+def test_an_l2_is_as_large_for_redis_as_for_who_writes_to_it() -> None:
+    made = by_name(rendered({"tiers": {"l1GiB": 1, "l2GiB": 7}}))
+    (redis,) = made["Deployment", "lmcache-redis"]["spec"]["template"]["spec"]["containers"]
+    assert redis["args"][redis["args"].index("--maxmemory") + 1] == "7gb"
+    assert redis["resources"]["limits"]["memory"] == "8Gi"
+    (server,) = made["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
+    (adapter,) = [each.partition("=")[2] for each in server["args"] if each.startswith("--l2-adapter=")]
+    assert json.loads(adapter)["max_capacity_gb"] == 7
+
+
+def test_images_and_arguments_are_those_that_are_said() -> None:
+    digest = "@sha256:" + "0" * 64
+    images = {"warmpath": "my.example:5000/w:1" + digest, "vllm": "v" + digest, "envoy": "e:2"}
+    servers, picker = ["--tensor-parallel-size=2"], ["--flow-control"]
+    values = {"images": images, "servers": {"args": servers}, "picker": {"args": picker}}
+    made = by_name(rendered(values))
+    containers = {
+        name: made["Deployment", name]["spec"]["template"]["spec"]["containers"][0] for name in ("warmpath", "llm")
+    }
+    assert (containers["warmpath"]["image"], containers["llm"]["image"]) == (images["warmpath"], images["vllm"])
+    assert (containers["warmpath"]["args"][-1:], containers["llm"]["args"][-1:]) == (picker, servers)
+    proxy = made["EnvoyProxy", "inference"]["spec"]["provider"]["kubernetes"]["envoyDeployment"]["container"]
+    assert proxy["image"] == "e:2"
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ("{modle: m}", "at '': additional properties 'modle' not allowed"),
+        ("{model: 3}", "at '/model': got number, want string"),
+        ("{model: null}", "at '': missing property 'model'"),
+        ("{model: 'a b'}", 'model: expected a name such as Qwen/Qwen3-8B, got "a b"'),
+        ("{model: --port}", 'model: expected a name such as Qwen/Qwen3-8B, got "--port"'),
+        ("{replicas: -1}", "at '/replicas': minimum: got -1, want 0"),
+        ("{replicas: many}", "at '/replicas': got string, want integer"),
+        ("{strategy: prefixaware}", "at '/strategy': value must be one of 'prefix-aware', 'kv-aware', 'session'"),
+        ("{gateway: istio}", "at '/gateway': got string, want object"),
+        ("{gateway: {type: envoy}}", "at '/gateway/type': value must be one of 'envoy-gateway', 'envoy-ai-gateway'"),
+        ("{gateway: {type: gke, proxyRanges: [all]}}", "gateway.proxyRanges: expected ranges such as 10.129.0.0/23"),
+        ("{gateway: {type: istio, createClass: true}}", "gateway.createClass: only the class of envoy-gateway is made"),
+        ("{gateway: {type: istio, serviceType: ClusterIP}}", "gateway.serviceType: only envoy-gateway is told"),
+        ("{gateway: {type: standalone, className: eg}}", "gateway.className: standalone has no Gateway"),
+        ("{tiers: {l1GiB: 40Gi}}", "at '/tiers/l1GiB': got string, want integer"),
+        ("{tiers: {l2GiB: 1}}", "tiers.l2GiB: L2 is reached through L1; expected tiers.l1GiB too"),
+        ("{tiers: {l1GiB: 1}, servers: {type: simulator}}", "tiers.l1GiB: LMCache stands behind vLLM"),
+        ("{servers: {args: --x}}", "at '/servers/args': got string, want array"),
+        ("{images: {vlm: v}}", "at '/images': additional properties 'vlm' not allowed"),
+        ("{images: {redis: 'a b'}}", "images.redis: expected an image such as registry.example/redis@sha256:"),
+        ("{images: {redis: 'r@sha256:12'}}", "images.redis: expected an image such as"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_a_sentence(values: str, error: str) -> None:
+    with pytest.raises(HelmFailed) as refused:
+        rendered(yaml.safe_load(values))
+    assert error in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"servers": {"type": "none"}}, ["rollout status --timeout=30m deployment/warmpath\n", "127.0.0.1:8080/v1"]),
+        (
+            {"picker": {"replicas": 2}},
+            ["create secret generic warmpath-replicas", "deployment/warmpath deployment/llm"],
+        ),
+        ({"tiers": {"l1GiB": 1, "l2GiB": 1}}, ["create secret generic lmcache-redis", '"model": "Qwen/Qwen3-8B"']),
+    ],
+)
+def test_the_notes_tell_the_next_steps(plane: ControlPlane, values: dict[str, Any], expected: list[str]) -> None:
+    """Of `standalone`, whose kinds this API server knows; those for Envoy Gateway run in tests/e2e."""
+    dry = ("install", "warmpath", str(CHART), "--dry-run=client", "--namespace", "other")
+    said = helm(*dry, values={**values, "gateway": {"type": "standalone"}}, kubeconfig=plane.kubeconfig())
+    steps = commands(said)
+    assert [each for each in expected if each not in steps] == []
+    assert steps.count("kubectl") == steps.count("kubectl -n other")
+    assert ("secret" in steps) == any("secret" in each for each in expected)
+
+
+def test_definitions_come_with_it() -> None:
+    made = rendered({}, "--include-crds")
+    names = {each["metadata"]["name"] for each in made if each["kind"] == "CustomResourceDefinition"}
+    assert names == {
+        "inferencepools.inference.networking.k8s.io",
+        "inferenceobjectives.llm-d.ai",
+        "inferencemodelrewrites.llm-d.ai",
+    }

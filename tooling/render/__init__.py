@@ -1,1 +1,0 @@
-"""`warmpath render`: a few values to the manifests of a whole stack."""
