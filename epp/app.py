@@ -248,6 +248,7 @@ class ServedPool:
             observer,
             shared.clock,
             honour_subset=not settings.disable_endpoint_subset_filter,
+            explains=settings.trust_client_headers,
             models=None if self.models is None else self.models.answer,
         )
         self.scraper = Scraper(

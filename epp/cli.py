@@ -82,7 +82,8 @@ _trust_client_headers = click.option(
     "--trust-client-headers/--no-trust-client-headers",
     default=False,
     show_default=True,
-    help="Honour the headers of a request that name its objective, fairness id, SLO or how long it may wait.",
+    help="Honour the headers of a request that name its objective, fairness id, SLO or how long it may wait, or ask "
+    "why it goes where it does.",
 )
 
 

@@ -26,6 +26,8 @@ REQUEST_TTL: Final = "x-llm-d-inference-ttl"
 SLO_TTFT_MS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 """Milliseconds until the first token, and for each after it; 0 or empty: none is asked for."""
+EXPLAIN: Final = "x-warmpath-explain"
+"""Anything but empty, `0` or `false`: the answer is to say in a header where the request went and why."""
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 SESSION_TOKEN: Final = "x-session-token"
 SESSION_ID: Final = "x-session-id"
@@ -51,6 +53,7 @@ SYSTEM_OWNED: Final = frozenset(
         REQUEST_TTL,
         *SLO_TTFT_MS,
         *SLO_TPOT_MS,
+        EXPLAIN,
         *MODEL_REWRITE,
         PREFILLER,
         ENCODERS,
@@ -60,6 +63,8 @@ SYSTEM_OWNED: Final = frozenset(
 """Headers only the EPP or the gateway may set towards an endpoint: a client's own are removed before forwarding."""
 
 # --- EPP -> client ------------------------------------------------------------------------------------------------
+EXPLANATION: Final = "x-warmpath-decision"
+"""One line, see `epp.scheduling.decision.summary`, where the request asked for it and may."""
 DROP_REASON: Final = "x-llm-d-request-dropped-reason"
 DROP_SATURATED: Final = "rejected-saturated"
 DROP_SLO: Final = "rejected-slo"

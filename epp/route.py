@@ -13,12 +13,14 @@ from epp.parsing.parser import Parser, asks_for_models
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request, stages_of
 from epp.pool.store import Pool
-from epp.scheduling.decision import Decision
+from epp.scheduling.decision import Decision, summary
 from epp.scheduling.scheduler import Scheduler
 
 NEW_POOL_SECONDS: Final = 5.0
 """A request waits so long for a pool's first state. A replica is not ready until then, but a gateway that sees no
 healthy replica sends to any (Envoy's panic threshold), as while a loaded node replaces one replica by another."""
+_NOT_ASKED: Final = ("", "0", "false")
+"""Values of `protocol.EXPLAIN` that ask for nothing."""
 
 
 class RequestObserver(Protocol):
@@ -37,7 +39,9 @@ class RequestObserver(Protocol):
 class RoutedRequest:
     """A routed request. The ext_proc server reports here what is seen of the answer; leaving `route` ends it."""
 
-    __slots__ = ("_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "response")
+    __slots__ = (
+        "_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "explanation", "response",
+    )  # fmt: skip
 
     def __init__(
         self, decision: Decision, body: bytes | None, scheduler: Scheduler, pool: Pool, clock: Callable[[], float]
@@ -45,6 +49,8 @@ class RoutedRequest:
         self.decision = decision
         self.body = body
         """The body to forward if it differs from the one that came (model rewritten), else None."""
+        self.explanation = ""
+        """Why it goes where, for a header of the answer; empty where the client did not ask, or may not."""
         self.response = Response()
         self._scheduler = scheduler
         self._pool = pool
@@ -81,10 +87,13 @@ class RoutedRequest:
         if served and served != self.decision.endpoint.address:
             elsewhere = self.decision.served_by(served) or self._pool.endpoint_at(served)
             if elsewhere is not None:
+                if self.explanation:
+                    self.explanation += f"; served={elsewhere.address}"
                 self._scheduler.moved(self.decision, elsewhere, self.response)
         self._scheduler.answered(self.decision, self.response)
         self._content_type = content_type
-        return self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
+        headers = self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
+        return {**headers, protocol.EXPLANATION: self.explanation} if self.explanation else headers
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
         """A piece of the answer's body passed by (only where the gateway shows it). The first is the first token.
@@ -148,14 +157,18 @@ class Router:
         clock: Callable[[], float],
         *,
         honour_subset: bool = True,
+        explains: bool = False,
         models: Callable[[Sequence[Endpoint]], bytes | None] | None = None,
     ) -> None:
         """`honour_subset`: pick only from what the gateway allows, where it says so; the protocol's default.
+
+        `explains`: clients may ask to be told in a header why their request went where it did.
 
         `models`: the list of all models that endpoints serve, with which GET /v1/models is answered; None: where that
         is not known, the request is routed.
         """
         self.honour_subset = honour_subset
+        self.explains = explains
         self.models = models
         self.pool = pool
         self.parser = parser
@@ -247,6 +260,8 @@ class RequestScope:
         del self._raw  # it may be large and the answer long
         self._routed = self.routed(decision, body, scheduler, router.pool, router.clock)
         try:
+            if router.explains and decision.request.headers.get(protocol.EXPLAIN, "") not in _NOT_ASKED:
+                self._routed.explanation = summary(decision)
             router.observer.decided(decision, complete_at)
             scheduler.forwarded(decision)
         except BaseException:

@@ -11,7 +11,8 @@ What a broken plugin does to a request:
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import add
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 
@@ -23,6 +24,7 @@ from epp.plugin import (
     LatencyPrediction,
     Picker,
     Plugin,
+    PrefixMatch,
     Request,
     Scorer,
     Slo,
@@ -186,6 +188,56 @@ def _run_as_dict(run: ProfileRun, predictions: Mapping[Endpoint, LatencyPredicti
         **({"others": run.others} if run.others else {}),
         "picks": [endpoint.name for endpoint in run.picks],
     }
+
+
+_LONGEST: Final = 256
+"""Characters of a name or an id in a summary."""
+
+
+def summary(decision: Decision) -> str:
+    """Why the request goes where it goes, in one line of at most 2 KB of visible ASCII, for a header.
+
+    `key=value; …`: `id` (as `/decisions/ID` has it), `endpoint`, `tokens` (of the prompt, estimated), `cached` and,
+    where there are some, `l1` and `l2` (of these, what each tier holds), `ttft-ms` (predicted), `queue` (requests that
+    wait in the engine, as last scraped), `waited-ms` (in flow control), `prefill` (who computes the prompt), `cost-ms`
+    or `score`, and the same of the `next` best. Names and the id are percent-encoded. Where a retry went elsewhere,
+    `epp.route` adds `served`.
+    """
+    request, chosen = decision.request, decision.endpoint
+    parts = [("id", _plain(request.id)), ("endpoint", _plain(chosen.name)), ("tokens", str(request.tokens))]
+    held = request.signals.get(PrefixMatch, {}).get(chosen)
+    if held is not None:
+        parts.append(("cached", str(held.tokens)))
+        parts += [(tier, str(tokens)) for tier, tokens in (("l1", held.l1), ("l2", held.l2)) if tokens]
+    if decision.predicted is not None:
+        parts.append(("ttft-ms", _ms(decision.predicted.ttft)))
+    if chosen.load.at is not None:
+        parts.append(("queue", str(chosen.load.waiting)))
+    if decision.waited:
+        parts.append(("waited-ms", _ms(decision.waited)))
+    if prefill := decision.beside.get("prefill"):
+        parts.append(("prefill", _plain(prefill[0])))
+    run = next((run for run in decision.runs if not run.stage and chosen in run.endpoints), None)
+    if run is not None:
+        parts.append(_judged(run, run.endpoints.index(chosen)))
+        others = [i for i, endpoint in enumerate(run.endpoints) if endpoint is not chosen]
+        if others:
+            best = max(others, key=lambda i: run.totals[i])
+            parts.append(("next", f"{_plain(run.endpoints[best].name)} {'='.join(_judged(run, best))}"))
+    return "; ".join(f"{key}={value}" for key, value in parts)
+
+
+def _judged(run: ProfileRun, i: int) -> tuple[str, str]:
+    costs = [scored.bills[i] for scored in run.scored if scored.bills]
+    return ("cost-ms", _ms(sum(costs[0]))) if costs else ("score", f"{run.totals[i]:.3g}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f}"
+
+
+def _plain(text: str) -> str:
+    return quote(text, safe="/:@,+")[:_LONGEST]
 
 
 OnError = Callable[[str, Exception], None]

@@ -193,6 +193,8 @@ def _plugins() -> str:
             lines += [f"### {type_}", *_plugin(type_, cls)]
             within += _parameters(cls)[1]
     lines += ["## Values of parameters"]
+    for cls in within:  # grows
+        within += [each for each in _parameters(cls)[1] if each not in within]
     for cls in sorted(dict.fromkeys(within), key=lambda each: each.__name__):
         lines += [f"### {cls.__name__}", _prose(cls), _parameters(cls)[0]]
     lines += [

@@ -289,6 +289,27 @@ async def test_a_retry_that_was_served_elsewhere_moves_the_account() -> None:
     assert rig.diary.lines[-1] == f"finished {other.name} 200"
 
 
+@pytest.mark.parametrize("status", [200, 503])
+async def test_a_client_that_asks_and_may_is_told_where_its_request_went(status: int) -> None:
+    rig = Rig()
+    rig.router.explains = True
+    async with rig.router.route(chat(x_warmpath_explain="1", x_request_id="r 1")) as routed:
+        chosen = routed.decision.endpoint
+        [other] = [endpoint for endpoint in rig.pool.endpoints if endpoint is not chosen]
+        line = routed.answered(status, chosen.address)["x-warmpath-decision"]
+        assert line.startswith(f"id=r%201; endpoint={chosen.name}; tokens=")
+        moved = routed.answered(status, other.address)["x-warmpath-decision"]
+        assert moved == f"{line}; served={other.address}"
+
+
+@pytest.mark.parametrize(("explains", "said"), [(False, "1"), (True, "0"), (True, "false"), (True, "")])
+async def test_others_are_told_nothing(explains: bool, said: str) -> None:
+    rig = Rig()
+    rig.router.explains = explains
+    async with rig.router.route(chat(x_warmpath_explain=said)) as routed:
+        assert "x-warmpath-decision" not in routed.answered(200, A)
+
+
 @pytest.mark.parametrize("served", ["", "10.9.9.9:1", "nonsense"])
 async def test_an_unknown_server_moves_nothing(served: str) -> None:
     rig = Rig()

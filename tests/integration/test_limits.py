@@ -68,6 +68,12 @@ async def test_both_replicas_count_a_tenants_requests(chain: Laptop) -> None:
     assert counted == 2
 
 
+async def test_a_client_whose_headers_do_not_count_is_not_told_where_its_request_went(chain: Laptop) -> None:
+    answer = await chain.chat("hello", headers={**token("asks-why"), "x-warmpath-explain": "1"})
+    assert answer.status == 200
+    assert "x-warmpath-decision" not in answer.headers
+
+
 async def test_tokens_count_as_the_answer_reports_them(chain: Laptop) -> None:
     first = await chain.chat("hello", max_tokens=100, headers=token("tokens"))
     usage = (await first.json())["usage"]["total_tokens"]

@@ -219,6 +219,27 @@ async def test_a_client_cannot_say_where_its_request_goes(chain: Laptop) -> None
     assert elsewhere.encode() not in chain.raw.asked[-1]
 
 
+async def test_the_answer_says_where_the_request_went_and_why(chain: Laptop) -> None:
+    content = "why there " * 400
+    said = {}
+    for turn in range(2):
+        answer = await chain.chat(content, headers={"x-warmpath-explain": "1"})
+        assert answer.status == 200
+        said = dict(part.split("=", 1) for part in answer.headers["x-warmpath-decision"].split("; "))
+        assert (int(said["cached"]) > 500) == bool(turn)
+    assert {"id", "endpoint", "tokens", "cached", "ttft-ms", "queue", "cost-ms", "next"} == said.keys()
+    async with chain.http.get(f"{chain.chain.replicas[0].admin}/decisions/{said['id']}") as page:
+        decision = await page.json()
+    assert (decision["endpoint"], str(decision["tokens"])) == (said["endpoint"], said["tokens"])
+    assert "x-warmpath-decision" not in (await chain.chat(content)).headers
+
+
+async def test_an_endpoint_is_not_told_that_a_client_wants_to_know(chain: Laptop) -> None:
+    chain.raw.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+    assert await raw_answer(chain, b'{"model": "m", "messages": []}', **{"x-warmpath-explain": "1"}) == b"ok"
+    assert b"warmpath" not in chain.raw.asked[-1]
+
+
 # --- where requests go ----------------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,12 @@
 import json
 from collections.abc import Sequence
 
-from epp.plugin import Cost, Endpoint, Filter, Request
+from epp.plugin import Cost, Endpoint, Filter, LatencyPrediction, PrefixMatch, Request
+from epp.scheduling.decision import summary
 from epp.scheduling.inflight import InFlightLoad
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.scorers import ActiveRequestScorer
-from tests.support.scheduling.schedulers import ask, pods, scheduler
+from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 
 
 class Bill(Cost):
@@ -79,3 +80,34 @@ def test_one_endpoint_is_its_address_and_several_are_a_list() -> None:
     assert decision.destination == "a:8000"
     decision.endpoints = [b, a]
     assert (decision.endpoint, decision.destination) == (b, "b:8000,a:8000")
+
+
+def test_a_summary_says_who_why_and_who_else() -> None:
+    s = scheduler(Bill(), producers=[Held(a=(90, 6))])
+    decision = s.choose(ask("id-1", tokens=150), [pod("a", waiting=3, at=1.0), pod("b")])
+    decision.predictions = {decision.endpoint: LatencyPrediction(0.0208, 0.01)}
+    decision.waited, decision.beside = 0.5, {"prefill": ["p 1"]}
+    assert summary(decision) == (
+        "id=id-1; endpoint=a; tokens=150; cached=90; ttft-ms=20.8; queue=3; waited-ms=500.0; prefill=p%201; "
+        "cost-ms=250.0; next=b cost-ms=251.5"
+    )
+    decision.request.signals[PrefixMatch][decision.endpoint] = PrefixMatch(90, 6, 10, l1=40, l2=7)  # type: ignore[index]
+    assert "; cached=90; l1=40; l2=7; " in summary(decision)
+
+
+def test_a_summary_of_scores_or_of_nothing() -> None:
+    scored = scheduler(ActiveRequestScorer(), producers=[InFlightLoad()]).choose(ask(), [pod("a"), pod("b")])
+    assert summary(scored) == "id=r; endpoint=a; tokens=0; score=1; next=b score=1"
+    lone = scheduler().choose(ask(), [Endpoint("a", "a:8000", {})])
+    assert summary(lone) == "id=r; endpoint=a; tokens=0; score=0"
+
+
+def test_a_summary_is_short_and_visible_whatever_names_are() -> None:
+    odd = "\r\n\x00; é=" * 60
+    decision = scheduler(Bill()).choose(ask(odd), [pod(odd), pod("b" + odd)])
+    line = summary(decision)
+    assert len(line) < 2048
+    assert all(" " <= c <= "~" for c in line)
+    assert [part.partition("=")[0] for part in line.split("; ")] == [
+        "id", "endpoint", "tokens", "cost-ms", "next",
+    ]  # fmt: skip
