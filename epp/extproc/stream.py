@@ -408,6 +408,8 @@ class Stream:
             return []
         self.finished, self.tail = True, None
         self.release()
+        # Its frames hold this stream and its body, which would stay until somebody looks for cycles.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         self.refused = error
         self.too_late = self._phase == REPLIED or self._phase == ABANDONED
         return [] if self.too_late else [messages.refusal(error)]

@@ -1,6 +1,7 @@
 """What clients send goes as it came: nothing of it stays beyond a bound, whatever a client writes into it."""
 
 import asyncio
+import gc
 import json
 import tracemalloc
 from pathlib import Path
@@ -8,6 +9,7 @@ from random import Random
 
 from epp.admin.recorder import Decisions, Recorder
 from epp.configuration.loader import load_strategy
+from epp.extproc.stream import Stream
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
 from epp.pool.store import Pool
@@ -15,6 +17,8 @@ from epp.prefix.token_ratio import LearnTokens, TokenRatio
 from epp.route import Admission, Policy, Router
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
+from tests.support.ext_proc.messages import request_body, request_headers
+from tests.support.ext_proc.server import Gateway, ext_proc_server
 from tests.support.scheduling.schedulers import pod
 
 
@@ -64,3 +68,31 @@ def test_of_long_salts_ids_and_headers_nothing_stays(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert grown < 2_000_000  # of 30 MB of salts and 15 MB of headers, twice
+
+
+async def test_of_a_refused_request_nothing_waits_for_a_collector_of_cycles(tmp_path: Path) -> None:
+    """An error's frames hold the request and its body: 1,600 refused bodies of 16 MiB fit between two collections."""
+    metrics = Metrics()
+    route = router("prefix-aware", AuditLog(tmp_path / "audit", metrics), metrics).route
+
+    async def refused(gateway: Gateway) -> None:
+        for body in (b"[" * 100_000, b'{"model": 5}', b""):
+            call = gateway.stream()
+            await call.write(request_headers())
+            await call.write(request_body(body, end=True))
+            assert (await call.said()).startswith("refused 400")
+            await call.rest()
+
+    async with ext_proc_server(route) as served, Gateway(served.ports[0]) as gateway:
+        await refused(gateway)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            await refused(gateway)
+            gc.collect()
+            assert [each for each in gc.garbage if isinstance(each, Stream | RawRequest)] == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
