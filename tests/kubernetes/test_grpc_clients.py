@@ -1,4 +1,4 @@
-"""grpc-go as a client of the ext_proc server. In this lane, since Go builds it."""
+"""grpc-go and tonic as clients of the ext_proc server. In this lane, since Go and Rust build them."""
 
 import asyncio
 import base64
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kubernetes
 
 
 class Client:
-    """tests/support/grpc_go, which does one step a line."""
+    """tests/support/grpc_go or tonic, which does one step a line."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -58,10 +58,15 @@ class Client:
         assert await self.received() == f"request headers to {TO}"
 
 
+@pytest.fixture(params=["grpc-go-client", "tonic-client"])
+def program(request: pytest.FixtureRequest) -> str:
+    found: str | None = shutil.which(request.param)
+    assert found is not None, f"{request.param} is not there; `hack/test kubernetes` builds it"
+    return found
+
+
 @asynccontextmanager
-async def serving(route: Route) -> AsyncIterator[tuple[ExtProcServer, Client]]:
-    program = shutil.which("grpc-go-client")
-    assert program is not None, "grpc-go-client is not there; `hack/test kubernetes` builds it"
+async def serving(program: str, route: Route) -> AsyncIterator[tuple[ExtProcServer, Client]]:
     served = ExtProcServer(route, Metrics(), Settings(listen=LOOPBACK, health=LOOPBACK))
     await served.start()
     served.set_ready(True)
@@ -76,9 +81,9 @@ async def serving(route: Route) -> AsyncIterator[tuple[ExtProcServer, Client]]:
         await served.drain(0)
 
 
-async def test_a_request_and_its_answer_in_pieces() -> None:
+async def test_a_request_and_its_answer_in_pieces(program: str) -> None:
     route = Route(TO)
-    async with serving(route) as (_, client):
+    async with serving(program, route) as (_, client):
         await client.routed(b"{}")
         assert await client.received() == "request body echo '{}' end"
         client.send(answer_headers())
@@ -93,8 +98,8 @@ async def test_a_request_and_its_answer_in_pieces() -> None:
         assert (route.entered, route.left) == (1, 1)
 
 
-async def test_a_message_of_many_megabytes() -> None:
-    async with serving(Route(TO)) as (served, client):
+async def test_a_message_of_many_megabytes(program: str) -> None:
+    async with serving(program, Route(TO)) as (served, client):
         await client.routed(bytes(10 << 20))
         replies = [await client.received()]
         while not replies[-1].endswith(" end"):
@@ -106,17 +111,17 @@ async def test_a_message_of_many_megabytes() -> None:
         assert served.memory.held == 0
 
 
-async def test_a_call_that_is_cancelled_ends_the_request() -> None:
+async def test_a_call_that_is_cancelled_ends_the_request(program: str) -> None:
     route = Route(TO)
-    async with serving(route) as (_, client):
+    async with serving(program, route) as (_, client):
         await client.routed(b"{}")
         client.do("cancel")
         await route.until(lambda: route.left == 1)
         assert await client.said("check ") == "SERVING OK"
 
 
-async def test_health_is_checked_and_watched() -> None:
-    async with serving(Route(TO)) as (served, client):
+async def test_health_is_checked_and_watched(program: str) -> None:
+    async with serving(program, Route(TO)) as (served, client):
         assert await client.said("check inference-extension") == "SERVING OK"
         assert await client.said("watch ") == "SERVING OK"
         for ready, status in ((False, "NOT_SERVING OK"), (True, "SERVING OK")):
@@ -124,8 +129,8 @@ async def test_health_is_checked_and_watched() -> None:
             assert await client.said("watch ") == status
 
 
-async def test_a_drain_lets_the_request_end_and_takes_no_other() -> None:
-    async with serving(Route(TO)) as (served, client):
+async def test_a_drain_lets_the_request_end_and_takes_no_other(program: str) -> None:
+    async with serving(program, Route(TO)) as (served, client):
         assert await client.said("watch ") == "SERVING OK"
         await client.routed(b"{}")
         assert await client.received() == "request body echo '{}' end"
