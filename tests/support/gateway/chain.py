@@ -17,7 +17,7 @@ from tooling.laptop.engines import Engine, LaptopPod, Simulated
 from tooling.laptop.ports import is_free
 from tooling.laptop.watch import watch
 
-LIMIT = 30.0
+LIMIT = 60.0
 """Seconds that anything may take on a machine that has other things to do."""
 
 MANIFESTS = """
