@@ -36,10 +36,11 @@ from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest
-from epp.plugin import Plugin, Services
+from epp.plugin import Endpoint, Plugin, Services
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
 from epp.pool.models import ModelReader
+from epp.pool.roles import unknown_role
 from epp.pool.scrape import Scraper
 from epp.pool.slices import ServiceAddresses
 from epp.pool.static import StaticPools
@@ -259,6 +260,9 @@ class ServedPool:
         self.lifecycle.use((*self.pipeline.plugins, self._learner))
         self.port = port
         """The ext_proc port asked for; 0: any."""
+        pool.on_added.append(self._check_role)
+        for endpoint in pool.endpoints:
+            self._check_role(endpoint)
         pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
         pool.on_scraped.append(lambda endpoint: self.router.policy.scheduler.scraped(endpoint))
         pool.on_scraped.append(lambda endpoint: self._flow.changed() if self._flow else None)
@@ -269,6 +273,10 @@ class ServedPool:
         shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
         shared.metrics.add_endpoint_source(lambda: self.router.policy.scheduler.endpoint_statistics(), pool.name)
         shared.metrics.add_kv_events(pool.name, lambda: self.router.policy.scheduler.kv_events(pool.endpoints))
+
+    def _check_role(self, endpoint: Endpoint) -> None:
+        if wrong := unknown_role(endpoint):
+            self._shared.metrics.degraded("role-unknown", wrong)
 
     def _announced_by(self, replicas: ReplicaGroup | None) -> Plugin | None:
         """What tells other replicas of this pool's requests, and takes part in what they tell."""

@@ -19,6 +19,7 @@ ConfigError                  a file or a flag is wrong: path, value, expectation
  · ConfigErrors              all that is wrong with one file
 """
 
+import errno
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -186,6 +187,15 @@ class ConfigErrors(ConfigError):
         more = [f"and {len(errors) - _SHOWN} errors more"] if len(errors) > _SHOWN else []
         self.path, self.message = "", "\n".join([*map(str, self.errors[:_SHOWN]), *more])
         Exception.__init__(self, self.message)
+
+
+def cannot_listen(address: str, error: OSError) -> str:
+    """Why nobody can be served at `host:port`, and what to do."""
+    if error.errno == errno.EADDRINUSE:
+        return f"{address} is in use by another process; choose another port"
+    if error.errno == errno.EACCES:
+        return f"no permission to listen on {address}; choose a port above 1023"
+    return f"cannot listen on {address}: {error.strerror or error}"
 
 
 _KINDS: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

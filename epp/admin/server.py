@@ -1,7 +1,6 @@
 """The admin server, for people and their tools: metrics, readiness, endpoints, decisions, configuration, a page."""
 
 import asyncio
-import errno
 import logging
 import ssl
 import time
@@ -22,7 +21,7 @@ from epp.admin.listener import IDLE_S, Connection, Listener, most_connections
 from epp.admin.profile import LONGEST, Profiler
 from epp.admin.recorder import Decisions
 from epp.admin.turns import Busy, Turns
-from epp.errors import BadRequest, ConfigError, EppError, RequestTimeout
+from epp.errors import BadRequest, ConfigError, EppError, RequestTimeout, cannot_listen
 from epp.parsing.request import RawRequest
 from epp.telemetry import exposition
 from epp.telemetry.metrics import Metrics
@@ -153,7 +152,7 @@ class AdminServer:
         try:
             self._listener.bind(self.host, self.port)
         except OSError as error:
-            raise ConfigError("--metrics-port", _cannot_bind(self.host, self.port, error)) from error
+            raise ConfigError("--metrics-port", cannot_listen(f"{self.host}:{self.port}", error)) from error
         self.port = self._listener.port
         await self._runner.setup()
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
@@ -381,11 +380,3 @@ def _json(value: dict[str, Any], status: int = 200) -> web.Response:
 
 def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
     return _json({"error": {"message": message, "type": kind, "param": param, "code": None}}, status=status)
-
-
-def _cannot_bind(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"{host}:{port} is in use by another process; choose another port"
-    if error.errno == errno.EACCES:
-        return f"no permission to listen on {host}:{port}; choose a port above 1023"
-    return f"cannot listen on {host}:{port}: {error.strerror or error}"

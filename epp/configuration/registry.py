@@ -321,7 +321,10 @@ def find_class(type_: str, path: str, plugins_from: Sequence[str] | None = None)
     try:
         found = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
-        raise ConfigError(path, f"{short(module)} cannot be imported: {type(error).__name__}: {error}") from error
+        said = f"{short(module)} cannot be imported: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            said += "; expected it beside the configuration, installed, or in PYTHONPATH"
+        raise ConfigError(path, said) from error
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ConfigError(path, f"expected {short(where)} to be a class made from epp.plugin's, got {short(found)}")
     if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):

@@ -96,6 +96,23 @@ class Broken(Exception):
         self.code = code
 
 
+class NotHttp2(Broken):
+    """What came first is not how HTTP/2 with prior knowledge begins: a gateway is set up for something else."""
+
+    def __init__(self, data: bytes) -> None:
+        if data.startswith(b"\x16\x03"):
+            what = "it speaks TLS, and this port does not; expected --secure-serving=true here or no TLS at the gateway"
+        elif b"HTTP/1" in data[:_LONGEST_LINE]:
+            what = "it speaks HTTP/1.1; expected gRPC, which is HTTP/2 from the start (Envoy: http2_protocol_options)"
+        else:
+            what = "no HTTP/2 preface"
+        super().__init__(PROTOCOL_ERROR, what)
+
+
+_LONGEST_LINE: Final = 256
+"""Bytes of a request line that are looked at."""
+
+
 class _Bad(Exception):
     """The stream cannot go on."""
 
@@ -190,7 +207,7 @@ class Connection:
         try:
             if not self._prefaced:
                 if not PREFACE.startswith(data[: len(PREFACE)]):
-                    raise Broken(PROTOCOL_ERROR, "no HTTP/2 preface")
+                    raise NotHttp2(data)
                 if len(data) >= len(PREFACE):
                     self._prefaced, at = True, len(PREFACE)
             if self._prefaced:

@@ -26,7 +26,15 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from epp import protocol
-from epp.errors import ConfigError, DeadlineExceeded, EppError, InternalError, OwnAnswer, RequestTimeout
+from epp.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EppError,
+    InternalError,
+    OwnAnswer,
+    RequestTimeout,
+    cannot_listen,
+)
 from epp.extproc import http2, messages
 from epp.extproc.http2 import Data
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
@@ -269,7 +277,7 @@ class ExtProcServer:
         try:
             listener = await loop.create_server(connected, host.strip("[]"), int(port), ssl=tls, backlog=1024)
         except OSError as error:
-            raise ConfigError(flag, f"cannot listen on {address}: is the port in use?") from error
+            raise ConfigError(flag, cannot_listen(address, error)) from error
         self._listeners.append((listener, processes))
         return int(listener.sockets[0].getsockname()[1])
 
@@ -412,6 +420,8 @@ class GatewayConnection(asyncio.Protocol):
         if (broken := http.broken) is not None:
             if broken.code == http2.ENHANCE_YOUR_CALM:
                 self._server.reports.metrics.degraded("gateway-floods", str(broken))
+            elif isinstance(broken, http2.NotHttp2):
+                self._server.reports.metrics.degraded("gateway-not-http2", str(broken))
             log.debug("a connection was ended: %s", broken)
             self.end()
 

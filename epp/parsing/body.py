@@ -89,7 +89,7 @@ class Body(msgspec.Struct):
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode, or BadRequest with the place of the fault."""
     if not body:
-        raise BadRequest("the body is empty; expected a JSON object")
+        raise BadRequest("the body is empty, or the gateway does not show it; expected a JSON object")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

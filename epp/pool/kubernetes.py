@@ -16,6 +16,7 @@ from msgspec import inspect
 
 from epp import protocol
 from epp.documents.objects import InferencePool, Metadata, Pod, PoolSpec, Selector, TargetPort, created
+from epp.documents.strict import nearest
 from epp.errors import ConfigError
 from epp.pool.apiserver import PODS, ApiError, Kind
 from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod, preferred, state_of
@@ -88,6 +89,8 @@ class KubePools:
         self._group = asyncio.TaskGroup()
         self._troubles: dict[Watch[Any], str] = {}
         self._newcomers: set[str] = set()
+        self._missing: set[str] = set()
+        """Pools to be served that are not there, as was said."""
         self._wanted = wanted
         names = (wanted.name,) if isinstance(wanted, Selected) else wanted.names
         self._followed = [_Followed(Pool(name, namespace, random=random)) for name in names]
@@ -164,16 +167,28 @@ class KubePools:
         """The pool and its selector; None while we do not know it. A pool that was deleted is emptied."""
         if each.fixed is not None:
             return each.fixed
-        if self._pools is None or not self._pools.synced:
+        if self._pools is None or not (self._pools.synced or self._pools.absent):
             return None
         if (pool := self._pools.objects().get(each.pool.name)) is not None:
+            self._missing.discard(each.pool.name)
+            if not self._missing:
+                self._metrics.recovered("pool-missing")
             return pool, ",".join(f"{key}={value}" for key, value in sorted(pool.spec.selector.match_labels.items()))
         if each.pool.ready:
             log.warning("InferencePool %s/%s was deleted", each.pool.namespace, each.pool.name)
             each.state, each.seen = PoolState(each.pool.name, each.pool.namespace), ()
             each.pool.apply(each.state)
             each.pool.ready = False
+        elif each.pool.name not in self._missing:
+            self._missing.add(each.pool.name)
+            self._metrics.degraded("pool-missing", self._why_missing(each.pool), lasting=True)
         return None
+
+    def _why_missing(self, pool: Pool) -> str:
+        if self._pools is not None and self._pools.absent:
+            return f"this cluster has no InferencePools ({POOLS}); install their definition, as hack/crds does"
+        names = () if self._pools is None else self._pools.objects().keys()
+        return f"there is no InferencePool {pool.namespace}/{pool.name}{nearest(pool.name, names)}"
 
     async def _build(self, pool: InferencePool, pods: Watch[Pod]) -> tuple[PoolState, set[str]]:
         """The pool's state, and what is wrong with some of its objects; put together while requests go on."""

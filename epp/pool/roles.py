@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from epp import protocol
+from epp.documents.strict import nearest, short
 from epp.parsing.request import Stage
 from epp.pool.store import Endpoint
 
@@ -16,6 +17,8 @@ _STAGES: Final[Mapping[Stage, frozenset[str]]] = {
     "prefill": frozenset({"prefill", "encode-prefill", "prefill-decode", "encode-prefill-decode", "both"}),
     "encode": frozenset({"encode", "encode-prefill", "encode-prefill-decode"}),
 }
+ROLES: Final = tuple(sorted(frozenset[str]().union(*_STAGES.values())))
+"""All values that mean something."""
 _LEVELS: Final = ("kubernetes.io/hostname", "topology.kubernetes.io/rack", *protocol.TOPOLOGY_LABELS)
 """Labels that say where an endpoint is, from the nearest on."""
 FARTHEST: Final = len(_LEVELS)
@@ -35,6 +38,15 @@ def serves(endpoint: Endpoint, stage: Stage) -> bool:
     """Whether the endpoint's role has this stage."""
     role = endpoint.labels.get(protocol.ROLE_LABEL)
     return stage == "decode" if role is None else role in _STAGES[stage]
+
+
+def unknown_role(endpoint: Endpoint) -> str:
+    """A sentence about an endpoint whose role means nothing, so that it serves nobody; "": it has no such role."""
+    role = endpoint.labels.get(protocol.ROLE_LABEL)
+    if role is None or role in ROLES:
+        return ""
+    expected = f"expected {', '.join(ROLES)}, or no such label{nearest(role, ROLES)}"
+    return f"{endpoint.name} has the label {protocol.ROLE_LABEL}: {short(role)}, so it gets no request; {expected}"
 
 
 def roles_of(endpoints: Sequence[Endpoint]) -> Roles:

@@ -84,8 +84,8 @@ class Watch(Generic[T]):
     """The objects of a kind that match a label selector (empty: all), by name.
 
     `read` makes our object of an object's JSON; msgspec's errors if it cannot. `synced`: `objects` is what
-    the API server had at some time. `answered`: it said something, perhaps that it does not know this kind or that
-    we may not see it. While the API server is away everything stays as it was.
+    the API server had at some time. `answered`: it said something, perhaps that it does not know this kind
+    (`absent`) or that we may not see it. While the API server is away everything stays as it was.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Watch(Generic[T]):
         self.selector = selector
         self.synced = False
         self.answered = False
+        self.absent = False
         self.revision = 0
         """Grows with every change of `objects`."""
         self._source = source
@@ -159,6 +160,7 @@ class Watch(Generic[T]):
             raise ApiError(0, f"a list of {self.kind} without a resource version")
         self._replace(found)
         self.synced = self.answered = True
+        self.absent = False
         self._version = page.metadata.version
         self._listener.changed()
 
@@ -216,6 +218,7 @@ class Watch(Generic[T]):
         self._away = away
         if error.status == 404:  # the kind is not installed, so there is none of it
             self._version = ""
+            self.absent = True
             self._replace({})
             self._answered()
             self._report("", "")

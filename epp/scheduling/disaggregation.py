@@ -33,6 +33,8 @@ _PREFIX_BASED: Final = "prefix-based-pd-decider"
 _IMAGE: Final = b'"image"'
 """The type of an image in Anthropic's messages."""
 
+_ROLE: Final = "llm-d.ai/role"
+
 WhenNoPrefiller = Literal["decode", "refuse"]
 
 
@@ -123,7 +125,8 @@ class RoleProfileHandler(_Stages):
         if not roles.apart:
             return Picked(run(profile))
         if not roles.decode:
-            raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label llm-d.ai/role")
+            found = ", ".join(sorted({endpoint.labels[_ROLE] for endpoint in run.candidates})[:8])
+            raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
         if not request.tokens or not self._decider.wants(request, decode):

@@ -79,7 +79,7 @@ async def test_an_ipv6_address_is_reported_in_brackets(settings: Settings, which
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
         port = server.getsockname()[1]
         taken: Any = {which: (0, port) if which == "grpc_port" else port}
-        assert f"cannot listen on [::1]:{port}" in await refusal(replace(settings, host="::1", **taken))
+        assert f"[::1]:{port} is in use" in await refusal(replace(settings, host="::1", **taken))
 
 
 async def test_pools_with_one_port_need_flags(settings: Settings) -> None:

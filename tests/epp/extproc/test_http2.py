@@ -551,3 +551,18 @@ def test_any_bytes_are_taken_or_end_the_connection(changes: list[Callable[[bytea
 
 def test_broken_says_why() -> None:
     assert (Broken(1, "why").code, str(Broken(1, "why"))) == (1, "why")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01", "it speaks TLS, and this port does not"),
+        (b"POST /x HTTP/1.1\r\nhost: a\r\n", "it speaks HTTP/1.1"),
+        (b"\x00" * 24, "no HTTP/2 preface"),
+    ],
+)
+def test_what_is_no_http2_is_named(data: bytes, why: str) -> None:
+    made = Connection()
+    made.receive(data)
+    assert isinstance(made.broken, http2.NotHttp2)
+    assert str(made.broken).startswith(why)

@@ -14,7 +14,7 @@ def body(text: bytes) -> Body:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (b"", "the body is empty; expected a JSON object"),
+        (b"", "the body is empty, or the gateway does not show it; expected a JSON object"),
         (b"\x00", "invalid character (byte 0)"),
         (b'{"model": "a",}', "byte 14"),
         (b'{"model": "a"} x', "trailing characters (byte 16)"),

@@ -129,7 +129,21 @@ async def test_without_the_definitions_it_waits_for_them(fake: FakeApiServer) ->
         await until(lambda: found.ready)
         await fake.put(OLD_OBJECTIVE, "vip", objective(5))
         await until(lambda: found.objective("vip").priority == 5)
-    assert metrics.degradations == []
+    why = f"this cluster has no InferencePools ({POOL}); install their definition, as hack/crds does"
+    assert metrics.degradations == [("pool-missing", why)]
+    assert not metrics.going_on()
+
+
+async def test_a_pool_that_is_not_there_is_reported_once_with_the_nearest_name(fake: FakeApiServer) -> None:
+    await fake.put(POOL, "pool-a", pool(8000))
+    metrics = RecordedMetrics()
+    async with following(Named(("pool-b", "pool-a")), metrics) as pools:
+        await until(lambda: pools.pools[1].ready)
+        assert metrics.degradations == [("pool-missing", "there is no InferencePool ns/pool-b; did you mean 'pool-a'?")]
+        assert metrics.going_on() == {"pool-missing"}
+        await fake.put(POOL, "pool-b", pool(8000))
+        await until(lambda: pools.pools[0].ready)
+    assert not metrics.going_on()
 
 
 async def test_a_new_selector_keeps_the_old_endpoints_until_it_has_its_own(fake: FakeApiServer) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from epp.plugin import Endpoint
-from epp.pool.roles import RoleView, apart, roles_of, stages_of
+from epp.pool.roles import RoleView, apart, roles_of, stages_of, unknown_role
 
 
 def pod(name: str, role: str | None = None, **labels: str) -> Endpoint:
@@ -78,3 +78,17 @@ def test_labels_say_how_far(one: dict[str, str], other: dict[str, str], expected
 def test_a_node_is_a_host() -> None:
     a, b = Endpoint("a", "10.0.0.1:1", node="n"), Endpoint("b", "10.0.0.1:2", node="n")
     assert apart(a, b) == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "said"), [(None, ""), ("both", ""), ("decoder", "; did you mean 'decode'?"), ("", "")]
+)
+def test_a_role_that_means_nothing_is_said_with_what_would(role: str | None, said: str) -> None:
+    text = unknown_role(pod("a", role))
+    if role in (None, "both"):
+        assert text == ""
+    else:
+        assert text == (
+            f"a has the label llm-d.ai/role: {role!r}, so it gets no request; expected both, decode, encode, "
+            f"encode-prefill, encode-prefill-decode, prefill, prefill-decode, or no such label{said}"
+        )
