@@ -255,6 +255,7 @@ class ServedPool:
         self.scraper = Scraper(
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
+        self.scraper.engines = self.pipeline.engines
         self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
         self.lifecycle = Lifecycle(self._services(), shared.lasting, self._plugin_failed)
         self.lifecycle.use((*self.pipeline.plugins, self._learner))
@@ -307,6 +308,7 @@ class ServedPool:
         self.pipeline = pipeline
         self.router.parser.use(pipeline.parsers)
         self.router.policy = self._policy()
+        self.scraper.engines = pipeline.engines
         self.lifecycle.use((*pipeline.plugins, self._learner))
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
         _log_idle(pipeline)

@@ -168,7 +168,9 @@ def _on(why: str) -> Idle:
     return Idle(why, "true", boolean=True)
 
 
-_BY_ENGINE: Final = "an endpoint's label llm-d.ai/engine-type says what its metrics are called"
+_BY_ENGINE: Final = (
+    "an endpoint's label llm-d.ai/engine-type, or core-metrics-extractor, says what its metrics are called"
+)
 _AT_SCRAPE: Final = "metrics are put together when they are scraped"
 _SIZES: Final = "--max-body bounds a request"
 

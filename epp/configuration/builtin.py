@@ -8,8 +8,6 @@ source. A user's plugin needs no line here: `type: module.Class` or an entry poi
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from epp import protocol
-
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _HEADROOM: Final = "epp.scheduling.headroom"
@@ -25,6 +23,9 @@ class Idle(NamedTuple):
     usual: Any = None
     """The value that asks for nothing else than what happens here."""
 
+
+EXTRACTOR: Final = "core-metrics-extractor"
+"""Always on, declared or not."""
 
 CLASSES: Final = {
     "label-selector-filter": f"{_FILTERS}.LabelSelectorFilter",
@@ -80,6 +81,7 @@ CLASSES: Final = {
     "failure-share-producer": "epp.scheduling.failures.FailureShares",
     "failing-endpoint-filter": "epp.scheduling.failures.FailingEndpointFilter",
     "inflight-load-producer": "epp.scheduling.inflight.InFlightLoad",
+    EXTRACTOR: "epp.configuration.engines.CoreMetricsExtractor",
     "probabilistic-admitter": "epp.flow.saturation.ProbabilisticAdmitter",
     "predicted-latency-producer": f"{_HEADROOM}.PredictedLatency",
     "latency-slo-admitter": f"{_HEADROOM}.LatencySloAdmitter",
@@ -118,7 +120,6 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "sglanghttp-parser": {},
     "passthrough-parser": {},
     "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
-    "core-metrics-extractor": {"defaultEngine": ("vllm",), "engineLabelKey": protocol.ENGINE_LABELS},
     "token-producer": {
         "backend": ("estimate", "vllm"),
         "modelName": _TOKENS,
@@ -268,6 +269,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
+    EXTRACTOR: {"engineConfigs[].customMetrics": Idle("no plugin here reads attributes beyond the engine's load", [])},
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
@@ -278,6 +280,6 @@ NOTES: Final = {
 }
 """Type -> what `warmpath check` says of it, where it works in another way than llm-d's."""
 
-LISTENERS: Final = frozenset({"precise-prefix-cache-scorer"})
+LISTENERS: Final = frozenset({"precise-prefix-cache-scorer", EXTRACTOR})
 """Types, beside producers, that need llm-d's data layer to be configured for them; here they get their data themselves.
 """

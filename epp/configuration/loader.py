@@ -11,7 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from epp.configuration.builtin import ALIASES, BUILT_IN, IDLE, LISTENERS, MISSING
+from epp.configuration.builtin import ALIASES, BUILT_IN, EXTRACTOR, IDLE, LISTENERS, MISSING
+from epp.configuration.engines import CoreMetricsExtractor
 from epp.configuration.flow import flow_settings, policies, with_flow_control
 from epp.configuration.limits import limit_settings
 from epp.configuration.registry import PluginEntry, PluginRegistry
@@ -46,6 +47,7 @@ from epp.plugin import (
     Scorer,
     UsageLimitPolicy,
 )
+from epp.pool.engines import ALL_ENGINES, Engines
 from epp.scheduling.decision import Chain, OnError
 from epp.scheduling.scheduler import Scheduler
 from epp.scheduling.shadow import ShadowPolicy
@@ -108,6 +110,7 @@ class Pipeline:
     guards: tuple[Guard, ...] = ()
     """In the order of the configuration."""
     limits: LimitSettings | None = None
+    engines: Engines = ALL_ENGINES
 
     def scheduler(
         self,
@@ -246,6 +249,7 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
     if registry.incomplete or any(error.path.startswith(("shadow", "schedulingProfiles")) for error in problems.errors):
         return None  # whether the rest fits together cannot be said
     with problems.collect():
+        engines = _engines(registry)
         handler = _handler(profiles, registry)
         links = _links(registry)
         linked = [plugin for _, plugins in links for plugin in plugins.values()]
@@ -271,13 +275,29 @@ def _load(config: EndpointPickerConfig, registry: PluginRegistry, problems: Prob
         _idle(config, registry),
         tuple(entry.plugin for entry in registry.by_name.values() if isinstance(entry.plugin, Guard)),
         limits,
+        engines,
     )
+
+
+def _engines(registry: PluginRegistry) -> Engines:
+    engines = None
+    for entry in registry.by_name.values():
+        if isinstance(entry.plugin, CoreMetricsExtractor):
+            if engines is not None:
+                raise ConfigError(entry.path, f"{entry.name} is a second {entry.type}; expected one")
+            engines = entry.plugin.engines
+    return engines or ALL_ENGINES
 
 
 def _check_built_in(config: EndpointPickerConfig, registry: PluginRegistry, problems: Problems) -> None:
     """Parsers and data sources that sections name: a declared plugin, or the type itself."""
     for path, name in config.built_in:
-        if name in registry.built_in or ALIASES.get(name, name) in BUILT_IN or registry.reported(name):
+        if (
+            name == EXTRACTOR
+            or name in registry.built_in
+            or ALIASES.get(name, name) in BUILT_IN
+            or registry.reported(name)
+        ):
             continue
         entry = registry.by_name.get(name)
         if entry is not None and (entry.type in LISTENERS or isinstance(entry.plugin, Producer)):

@@ -77,12 +77,19 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def value_at(content: Any, path: str) -> Any:
-    """What mappings hold at a path such as `dataLayer.discovery`, in any case of letters; None: nothing."""
-    for key in path.split("."):
-        if not isinstance(content, Mapping):
-            return None
-        content = next((item for name, item in content.items() if name.lower() == key.lower()), None)
-    return content
+    """What mappings hold at a path such as `dataLayer.discovery`, in any case of letters; None: nothing.
+
+    Of a list, as in `engineConfigs[].name`, what its first item with something there holds.
+    """
+    key, _, rest = path.partition(".")
+    if not isinstance(content, Mapping):
+        return None
+    wanted = key.removesuffix("[]").lower()
+    found = next((item for name, item in content.items() if name.lower() == wanted), None)
+    if not rest:
+        return found
+    items = found if key.endswith("[]") and isinstance(found, list) else [found]
+    return next((value for item in items if (value := value_at(item, rest)) is not None), None)
 
 
 def short(value: object) -> str:

@@ -5,7 +5,7 @@ and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
@@ -33,10 +33,10 @@ _NEAR: Final = 2048
 
 
 class Figure(NamedTuple):
-    """Where an engine reports a figure: a metric, perhaps only where a label has a value, perhaps in a label."""
+    """Where an engine reports a figure: a metric, perhaps only where labels have values, perhaps in a label."""
 
     metric: bytes
-    where: tuple[bytes, bytes] | None = None
+    where: tuple[tuple[bytes, bytes], ...] = ()
     label: bytes = b""
     """The label that holds the figure; empty: the sample's value does."""
     part: bytes = b""
@@ -46,8 +46,8 @@ class Figure(NamedTuple):
 class Engine(NamedTuple):
     """How one engine names what we want to know. None = it does not report it."""
 
-    waiting: Figure
-    running: Figure
+    waiting: Figure | None
+    running: Figure | None
     kv_usage: Figure | None = None
     block_size: Figure | None = None
     blocks: Figure | None = None
@@ -67,7 +67,7 @@ class Engine(NamedTuple):
 
 
 def _triton(metric: bytes, label: bytes, value: bytes) -> Figure:
-    return Figure(b"nv_trt_llm_" + metric, where=(label, value))
+    return Figure(b"nv_trt_llm_" + metric, where=((label, value),))
 
 
 DEFAULT_ENGINE: Final = "vllm"
@@ -84,7 +84,7 @@ ENGINES: Final[Mapping[str, Engine]] = {
         prefix_hits=Figure(b"vllm:prefix_cache_hits_total"),
         prompt_tokens=Figure(b"vllm:prompt_tokens_total"),
         first_tokens=Figure(b"vllm:time_to_first_token_seconds", part=b"_count"),
-        computed_tokens=Figure(b"vllm:prompt_tokens_by_source_total", where=(b"source", b"local_compute")),
+        computed_tokens=Figure(b"vllm:prompt_tokens_by_source_total", where=((b"source", b"local_compute"),)),
         generated_tokens=Figure(b"vllm:generation_tokens_total"),
         steps=Figure(b"vllm:iteration_tokens_total", part=b"_count"),
         answers={
@@ -124,13 +124,23 @@ ENGINES: Final[Mapping[str, Engine]] = {
 }
 
 
-def engine_name(labels: Mapping[str, str]) -> str:
-    """The engine an endpoint's labels name, known or not; vllm if they name none."""
-    for label in protocol.ENGINE_LABELS:
-        if name := labels.get(label):
-            return name
-    return DEFAULT_ENGINE
+class Engines(NamedTuple):
+    """The engines there are, and how to know which one an endpoint runs."""
 
+    known: Mapping[str, Engine] = ENGINES
+    default: str = DEFAULT_ENGINE
+    """Of an endpoint whose labels name none."""
+    labels: Sequence[str] = protocol.ENGINE_LABELS
+
+    def name_of(self, labels: Mapping[str, str]) -> str:
+        """The engine an endpoint's labels name, known or not."""
+        for label in self.labels:
+            if name := labels.get(label):
+                return name
+        return self.default
+
+
+ALL_ENGINES: Final = Engines()
 
 Places = dict[bytes, int]
 """Metric -> where an endpoint's last page had it."""
@@ -251,7 +261,7 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
     most = _MOST_LABELS if in_labels or figure.part else _MOST_BYTES
     for text, value in samples(page, figure.metric, places, most, figure.part):
         labels = _labels(text) if in_labels else {}
-        if figure.where is not None and labels.get(figure.where[0]) != figure.where[1]:
+        if any(labels.get(label) != wanted for label, wanted in figure.where):
             continue
         number = _number(labels.get(figure.label, b"") if figure.label else value)
         if number is not None:

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Engine, Places, engine_name, parse
+from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, parse
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
 from epp.pool.store import Endpoint, Pool
 from epp.telemetry.metrics import Metrics
@@ -30,6 +30,8 @@ class Scraper:
         stale_after: float = 5.0,
         concurrency: int = 64,
     ) -> None:
+        self.engines = ALL_ENGINES
+        """To be set where others are known; from the next scrape on they count."""
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
@@ -51,13 +53,14 @@ class Scraper:
 
     async def _follow(self, endpoint: Endpoint) -> None:
         since = self._clock()
-        engine = self._engine(endpoint)
         visit = Visit(endpoint.address)
-        places: Places = {}
-        answers = EngineAnswers(endpoint, engine, self._metrics)
+        engines: Engines | None = None
         try:
             await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
             while True:
+                if engines is not self.engines:
+                    engines, engine, places = self.engines, self._engine(endpoint), Places()
+                    answers = EngineAnswers(endpoint, engine, self._metrics)
                 error = await self._scrape(endpoint, engine, visit, places, answers)
                 if not error:
                     self._stale.discard(endpoint)
@@ -85,18 +88,19 @@ class Scraper:
             return error.strerror or str(error)
         now = self._clock()
         if (load := parse(page, engine, now, places)) is None:
-            return f"a page of {len(page)} bytes without the metrics of engine {engine_name(endpoint.labels)}"
+            name = self.engines.name_of(endpoint.labels)
+            return f"a page of {len(page)} bytes without the metrics of engine {name}"
         self._pool.scraped(endpoint, load)
         answers.look(page, places, now)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:
-        name = engine_name(endpoint.labels)
-        if (engine := ENGINES.get(name)) is not None:
+        name = self.engines.name_of(endpoint.labels)
+        if (engine := self.engines.known.get(name)) is not None:
             return engine
-        known = ", ".join(ENGINES)
+        known = ", ".join(self.engines.known)
         self._metrics.degraded("engine-unknown", f"{endpoint.name}: got {name[:64]!r}; expected one of {known}")
-        return ENGINES[DEFAULT_ENGINE]
+        return self.engines.known[self.engines.default]
 
 
 class Visit:

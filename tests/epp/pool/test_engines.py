@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.pool.engines import ENGINES, Places, engine_name, parse, samples
+from epp.pool.engines import ALL_ENGINES, ENGINES, Places, parse, samples
 from epp.pool.store import Load
 from tests.support.engines.metrics_pages import vllm_page
 
@@ -151,10 +151,10 @@ def test_metrics_are_found_wherever_the_page_before_had_them(before: bytes) -> N
 
 
 def test_labels_name_the_engine() -> None:
-    assert engine_name({}) == "vllm"
-    assert engine_name({"inference.networking.k8s.io/engine-type": "sglang"}) == "sglang"
+    assert ALL_ENGINES.name_of({}) == "vllm"
+    assert ALL_ENGINES.name_of({"inference.networking.k8s.io/engine-type": "sglang"}) == "sglang"
     both = {"inference.networking.k8s.io/engine-type": "sglang", "llm-d.ai/engine-type": "triton"}
-    assert engine_name(both) == "triton"
+    assert ALL_ENGINES.name_of(both) == "triton"
 
 
 LORA = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09\n'
@@ -183,6 +183,7 @@ def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> Non
 @given(st.binary(max_size=500))
 def test_no_bytes_make_it_raise(page: bytes) -> None:
     for engine in ENGINES.values():
+        assert engine.waiting is not None
         for metric in (engine.waiting.metric, engine.lora or b"x"):
             found = parse(metric + page + b"\n" + page, engine, 7.0, {})
             assert found is None or found.at == 7.0

@@ -8,6 +8,7 @@ from time import monotonic
 
 import pytest
 
+from epp.pool.engines import Engine, Engines, Figure
 from epp.pool.scrape import Scraper
 from epp.pool.store import Endpoint, Pool
 from tests.support.engines.metrics_pages import vllm_page
@@ -220,6 +221,19 @@ async def test_an_unknown_engine_is_said_and_read_as_vllm() -> None:
         async with scraping(pool, metrics):
             await until(lambda: pool.endpoints[0].load.waiting == 2)
     assert metrics.reasons() == ["engine-unknown"]
+
+
+async def test_other_engines_count_from_the_next_scrape_on() -> None:
+    metrics = RecordedMetrics()
+    server = Server()
+    server.page += b"my_queue 40\n"
+    async with server.running():
+        pool = pool_of(server.address)
+        async with scraping(pool, metrics) as scraper:
+            await until(lambda: pool.endpoints[0].load.waiting == 2)
+            scraper.engines = Engines({"mine": Engine(Figure(b"my_queue"), None)}, "mine")
+            await until(lambda: pool.endpoints[0].load.waiting == 40)
+    assert metrics.degradations == []
 
 
 async def test_at_most_so_many_scrapes_run_at_once() -> None:
