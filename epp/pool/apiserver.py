@@ -165,7 +165,7 @@ class ApiServer:
             answer = await _bounded(response, _LARGEST_EVENT, "a review")
         try:
             return msgspec.json.decode(answer, type=shape)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ApiError(0, f"not the review a Kubernetes API server sends: {error}") from None
 
     @asynccontextmanager
@@ -278,7 +278,7 @@ def _failures() -> Iterator[None]:
 
 async def _reason(response: aiohttp.ClientResponse) -> str:
     """What the API server wrote, else HTTP's own words."""
-    with suppress(ApiError, msgspec.DecodeError, RecursionError):
+    with suppress(ApiError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = await _bounded(response, _LARGEST_REFUSAL, "a refusal")
         if message := msgspec.json.decode(answer, type=_Status).message:
             return message[:500]

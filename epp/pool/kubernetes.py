@@ -269,7 +269,7 @@ async def labelled(selector: str, namespace: str, source: Source) -> Labelled:
     """The InferencePools that have these labels now. ConfigError if there are none or they cannot be listed."""
     try:
         listed = msgspec.json.decode(await source.page(POOLS, namespace, selector, ""), type=_List)
-    except (ApiError, msgspec.MsgspecError, RecursionError) as error:
+    except (ApiError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError("", f"cannot list InferencePools in namespace {namespace!r}: {error}") from None
     if not listed.items:
         what = f"no InferencePool in namespace {namespace!r} has labels {selector!r}"

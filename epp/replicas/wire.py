@@ -191,7 +191,7 @@ def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:
     """What `frame` made, its topic being so long. Raises MalformedFrame."""
     try:
         return _envelopes.decode(memoryview(data)[topic_bytes:])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(str(error)) from None
 
 
@@ -199,7 +199,7 @@ def decode_decided(raw: msgspec.Raw) -> Decided:
     """What an `Open` holds. Raises MalformedFrame."""
     try:
         return _decisions.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(str(error)) from None
 
 

@@ -353,10 +353,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="hack/bench faults", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="", help="those whose names hold this")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="those whose names hold one of these")
     options = parser.parse_args()
     outcomes = []
-    for fault in (each for each in FAULTS if options.only in each.name):
+    for fault in (each for each in FAULTS if any(text in each.name for text in options.only)):
         with tempfile.TemporaryDirectory(prefix="warmpath-faults-") as folder:
             outcomes.append(asyncio.run(run(fault, Path(folder))))
         print(outcomes[-1], file=sys.stderr, flush=True)

@@ -130,9 +130,9 @@ def fuzz(name: str, target: Target, inputs: int, seconds: float, seed: int) -> R
     before, start = _rss_kb(), time.monotonic()
     while done < inputs and time.monotonic() - start < seconds:
         data = mutated(chance, target.seeds)
-        began = time.perf_counter()
+        began = time.process_time()  # others may have the processor
         error = _tried(target, data)
-        took = time.perf_counter() - began
+        took = time.process_time() - began
         done += 1
         slowest = max(slowest, took)
         if isinstance(error, target.promises):
@@ -370,8 +370,8 @@ FRAMES: Final = [
         "0000000000000000",
     )
 ]
-NOT_OURS: Final = (msgspec.MsgspecError, UnicodeDecodeError, ValueError)
-"""Of JSON that is none."""
+NOT_OURS: Final = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
+"""Of JSON that is none, where those who decode it catch them all."""
 EVENTS: Final = (
     batch(stored(IDS), stored(IDS, 4), removed(IDS, 2)),
     batch({"type": "AllBlocksCleared"}, ["BlockStored", names_of(IDS), None, IDS, 4, None, "GPU"]),

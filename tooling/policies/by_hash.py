@@ -68,7 +68,7 @@ class KubeAiPrefixHash(Scorer):
         if request.api == "chat":
             try:
                 messages = msgspec.json.decode(request.prompt, type=list[_Message])
-            except (msgspec.DecodeError, RecursionError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 messages = []
             for message in messages:
                 if message.role == "user" and isinstance(message.content, str):

@@ -88,5 +88,5 @@ def ids_in(page: bytes) -> Ids:
     """The ids in an answer. Raises BadAnswer. Takes milliseconds for a long one: call it in a thread."""
     try:
         return array("I", _ANSWER.decode(page).tokens)
-    except (msgspec.MsgspecError, OverflowError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise BadAnswer(f"no token ids: {type(error).__name__}") from None

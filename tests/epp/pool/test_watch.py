@@ -261,7 +261,14 @@ async def test_an_object_we_cannot_read_leaves_what_we_had(fake: FakeApiServer) 
     assert listener.refusals[1] == "pods ns/a: bad"
 
 
-NONSENSE = ("{", "[]", '{"type": "ADDED"}', '{"type": "ADDED", "object": []}', '{"a": ' + "[" * 9_000)
+NONSENSE = (
+    "{",
+    "[]",
+    '{"type": "ADDED"}',
+    '{"type": "ADDED", "object": []}',
+    '{"a": ' + "[" * 9_000,
+    '{"type": "\udcff"}',
+)
 
 
 @pytest.mark.parametrize("line", NONSENSE, ids=range(len(NONSENSE)))

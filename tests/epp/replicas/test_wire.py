@@ -1,3 +1,5 @@
+from contextlib import suppress
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -37,6 +39,17 @@ def test_noise_is_refused(noise: bytes) -> None:
     except wire.MalformedFrame:
         return
     assert all(isinstance(message, wire.AnyMessage) for message in envelope.messages)
+
+
+def test_text_that_is_none_is_noise_too() -> None:
+    """msgspec says it with an error that is none of its own."""
+    for message in (wire.encode(sent({})), wire.encode(wire.Leaving())):
+        whole = wire.frame(wire.LIVE, 42, 3, [message])
+        for at in range(len(whole)):
+            with suppress(wire.MalformedFrame):
+                wire.decode(whole[:at] + b"\xa4\xff\xff\xff\xff" + whole[at + 1 :], 1)
+    with pytest.raises(wire.MalformedFrame):
+        wire.decode_decided(msgspec.Raw(wire.encode(sent({})).replace(b"llama", b"ll\xffma")))
 
 
 def test_a_cut_frame_is_refused() -> None:

@@ -67,7 +67,7 @@ class FakeApiServer:
         await self._record("BOOKMARK", kind, {"kind": "Pod", "metadata": {"resourceVersion": str(self._version)}})
 
     async def raw(self, kind: str, line: str) -> None:
-        """Send any line to those who watch now."""
+        """Send any line to those who watch now; a surrogate of 0xDC80 to 0xDCFF is a byte that is no text."""
         self._version += 1
         await self._record(line, kind, {})
 
@@ -140,7 +140,7 @@ class FakeApiServer:
                     version = at
                     line = json.dumps({"type": event, "object": body}) if event.isupper() else event
                     if event == "BOOKMARK" or not body or _matches(body, wanted):
-                        await response.write(line.encode() + b"\n")
+                        await response.write(line.encode("utf-8", "surrogateescape") + b"\n")
             async with self._recorded:
                 if self._drops == drops and not any(at > version and of == kind for at, _, of, _ in self._history):
                     await self._recorded.wait()

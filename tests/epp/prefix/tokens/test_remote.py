@@ -142,6 +142,7 @@ async def test_a_kept_connection_that_was_closed_is_made_anew() -> None:
         ok(b"nonsense"),
         ok(b'{"tokens": ["a"]}'),
         ok(b'{"tokens": [99999999999]}'),
+        ok(b'{"x": ' + b"[" * 9_000),
         b"SSH-2.0\r\n\r\n",
     ],
 )
