@@ -5,6 +5,7 @@ pickers use, asks the same. A path is a nonResourceURL with the verb `get`, as a
 """
 
 import asyncio
+import base64
 import hashlib
 import time
 from collections import OrderedDict
@@ -33,6 +34,17 @@ class Reviewer(Protocol):
     async def authorized(self, user: User, path: str) -> bool: ...
 
 
+def _token(authorization: str) -> str:
+    """Empty: there is none."""
+    scheme, _, rest = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2].strip()
+        except ValueError:
+            return ""
+    return rest.strip() if scheme.lower() == "bearer" else ""
+
+
 class Verdict(NamedTuple):
     """200, or the status to answer with instead and why."""
 
@@ -52,10 +64,12 @@ class Access:
         self._asking = 0
 
     async def check(self, authorization: str, path: str) -> Verdict:
-        """May the bearer of this Authorization header (empty: there is none) get `path`?"""
-        scheme, _, token = authorization.partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not token:
+        """May the bearer of this Authorization header (empty: there is none) get `path`?
+
+        Browsers can only be asked for a name and a password: there the token is the password.
+        """
+        token = _token(authorization)
+        if not token:
             return Verdict(401, f"expected an Authorization header with a bearer token of who may get {path}")
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest(), path
         if (verdict := self._remembered(key)) is not None:

@@ -1,141 +1,263 @@
-"""The index page: plain HTML, no script, nothing loaded from elsewhere. The template escapes every value."""
+"""Pages for people, drawn here: HTML whose every value the templates escape, a style sheet and a script beside it.
 
-from collections.abc import Iterable, Sequence
+They can be read without the script, which only refreshes, sorts and filters. Nothing is loaded from elsewhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
+from epp.admin.bills import best, milliseconds, name, profile_view
+from epp.admin.drawing import HEIGHT
+from epp.admin.history import ENDPOINT_STEPS
+from epp.admin.overview import COLUMNS, Column, Value
 from epp.admin.recorder import Record, brief
 
-Cells = tuple[object, ...]
-"""Of a table's row, in the order of its heads; integers stand at the right."""
-
-PATHS = (
-    ("/metrics", "Prometheus metrics"),
-    ("/ready", "ready for traffic, or why not"),
-    ("/healthz", "the process answers"),
-    ("/endpoints", "endpoints with their load, as JSON"),
-    ("/decisions?limit=100", "the last decisions with all reasons, as JSON"),
-    ("/config", "the active pipeline"),
-)
-POOL_HEADS = (
-    "endpoint",
-    "address",
-    "ours",
-    "queue",
-    "running",
-    "KV use",
-    "hits predicted",
-    "share",
-    "KV events",
-    "plugins say",
-    "scraped",
-)
-DECISION_HEADS = ("request", "at (UTC)", "pool", "model", "tokens", "endpoint", "why", "status", "first token")
+HELD: Final = 200
+"""Decisions whose drawn rows are kept."""
+STATIC: Final[Mapping[str, str]] = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
-def page(pools: Sequence[dict[str, Any]], records: Iterable[Record], reasons: Sequence[str]) -> str:
-    """`pools` as `views.pools_view` gives them; `reasons`: why we are not ready, nothing when we are."""
-    return _TEMPLATE.render(
-        pools=[
-            {
-                **pool,
-                "rows": _endpoints(pool),
-                "shadows": [*map(_shadow, pool["shadows"])],
-                "said": [f"{name}: {said}" for name, figures in pool["plugins"].items() if (said := _figures(figures))],
-            }
-            for pool in pools
-        ],
-        decisions=[_decision(record) for record in records],
-        reasons=reasons,
-        paths=PATHS,
-        pool_heads=POOL_HEADS,
-        decision_heads=DECISION_HEADS,
-    )
+@lru_cache
+def static(file: str) -> bytes:
+    """Of `STATIC`."""
+    return files("epp.admin").joinpath("static", file).read_bytes()
 
 
-def _endpoints(pool: dict[str, Any]) -> list[Cells]:
-    rows: list[Cells] = []
-    for endpoint in pool["endpoints"]:
-        load = endpoint["load"] or {}
-        rows.append(
-            (
-                endpoint["name"],
-                endpoint["address"],
-                endpoint["in_flight"],
-                load.get("waiting"),
-                load.get("running"),
-                _percent(load.get("kv_usage")),
-                _percent(endpoint["predicted_hit_rate"]),
-                _percent(endpoint["share"]),
-                _events(endpoint["kv_events"]),
-                _deliver(endpoint["plugins"]),
-                _text(endpoint["load_age_seconds"], " s"),
-            )
-        )
-    return rows
+class Live(NamedTuple):
+    """Where a page's script asks for changes, and of what it has: `version` and `step` as of `Overview`."""
+
+    path: str
+    version: str = ""
+    step: int = 0
 
 
-def _shadow(shadow: dict[str, Any]) -> str:
+NOT_LIVE: Final = Live("")
+
+
+def overview(
+    glance: Mapping[str, Any],
+    tables: Sequence[Markup],
+    said: Sequence[Mapping[str, Any]],
+    decisions: Markup,
+    live: Live,
+) -> str:
+    """The first page. `glance`: as `Overview.glance`; `said`: of each pool what plugins and shadow profiles report."""
+    pools = [
+        {**pool, **about, "part": _PARTS.pool(pool), "table": table}
+        for pool, table, about in zip(glance["pools"], tables, said, strict=True)
+    ]
+    page = _TEMPLATES.get_template("overview.html")
+    return page.render(title="Pools", here="/", live=live, state=_PARTS.state(glance), pools=pools, decisions=decisions)
+
+
+def parts(glance: Mapping[str, Any], decisions: Markup) -> dict[str, str]:
+    """What of the first page is drawn anew each second, by its id."""
+    pools = {f"part{number}": str(_PARTS.pool(pool)) for number, pool in enumerate(glance["pools"])}
+    return {"state": str(_PARTS.state(glance)), **pools, "decisions": str(decisions)}
+
+
+def said(statistics: Mapping[str, Mapping[str, float]], shadows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """In words: what plugins report of a pool, and what its shadow profiles would have done."""
+    lines = (f"{name(plugin)}: {', '.join(_figures(figures))}" for plugin, figures in statistics.items() if figures)
+    return {"said": [*lines], "shadows": [*map(_shadow, shadows)]}
+
+
+def _figures(figures: Mapping[str, float]) -> Iterable[str]:
+    return (f"{name(figure)} {value:.3g}" for figure, value in figures.items())
+
+
+def _shadow(shadow: Mapping[str, Any]) -> str:
     failed = f", failed {shadow['failed']} times" if shadow["failed"] else ""
     if not shadow["compared"]:
-        return f"Shadow profile {shadow['profile']}: nothing compared yet{failed}."
+        return f"Shadow profile {name(shadow['profile'])}: nothing compared yet{failed}."
     return (
-        f"Shadow profile {shadow['profile']}: of {shadow['compared']} picks {_percent(shadow['agreed'])} the same; "
-        f"on average its picks would have cost {shadow['regret_ms']:+.1f} ms{failed}."
+        f"Shadow profile {name(shadow['profile'])}: of {shadow['compared']} picks {shadow['agreed'] * 100:.0f} % the "
+        f"same; on average its picks would have cost {shadow['regret_ms']:+.1f} ms{failed}."
     )
 
 
-def _decision(record: Record) -> Cells:
+# --- endpoints
+
+
+def endpoint_rows(some: Iterable[tuple[Mapping[str, str], Sequence[Value], Mapping[str, str]]]) -> Markup:
+    """Rows of the table: what an endpoint is, its values by `COLUMNS`, points of its charts."""
+    return Markup(_ROW.render(some=[(identity, _cells(row, charts)) for identity, row, charts in some]))
+
+
+def _cells(row: Sequence[Value], charts: Mapping[str, str]) -> Markup:
+    """Without a template, which would take three times as long for hundreds of endpoints."""
+    cells = []
+    for column, value in zip(COLUMNS, row, strict=True):
+        if column.chart:
+            cells.append(_SPARK.format(column.chart, column.about, charts[column.chart]))
+            continue
+        safe = "" if value is None else escape(value) if isinstance(value, str) else str(value)
+        share = _SHARE.format(safe or 0) if column.bar else ""
+        shown = "–" if value is None else f"{safe}{column.unit}"
+        cells.append(f'<td class="n" data-v="{safe}">{share}<span>{shown}</span></td>')
+    return Markup("".join(cells))
+
+
+_SPARK: Final = (
+    f'<td><svg class="spark {{}}" viewBox="0 0 {ENDPOINT_STEPS - 1} {HEIGHT}" preserveAspectRatio="none" role="img" '
+    'aria-label="{}"><polyline points="{}"/></svg></td>'
+)
+_SHARE: Final = (
+    '<svg class="share" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true"><rect width="{}" height="8"/>'
+    "</svg>"
+)
+
+
+def endpoint_table(number: int, scale: int, rows: Iterable[Markup], columns: Sequence[Column] = COLUMNS) -> Markup:
+    """Of a pool; `scale`: requests at the upper edge of their charts."""
+    template = _TEMPLATES.get_template("endpoints.html")
+    return Markup(template.render(number=number, scale=scale, rows=rows, columns=columns))
+
+
+# --- decisions
+
+
+class DecisionTable:
+    """Rows of decisions, each drawn once while it is under way and once when it has ended."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[Record, tuple[bool, Markup, Sequence[tuple[str, int]]]] = {}
+
+    def drawn(self, records: Iterable[Record]) -> Markup:
+        shown = [(record, self._row(record)) for record in records]
+        terms = {term: colour for _, (_, _, found) in shown for term, colour in found}
+        rows = [markup for _, (_, markup, _) in shown]
+        if len(self._drawn) > HELD:
+            self._drawn = dict(shown)
+        return Markup(_PARTS.decisions({"rows": rows, "terms": [*terms.items()]}))
+
+    def _row(self, record: Record) -> tuple[bool, Markup, Sequence[tuple[str, int]]]:
+        ended = record.response is not None
+        known = self._drawn.get(record)
+        if known is None or known[0] != ended:
+            shown = _decision(record)
+            terms = shown["profile"]["terms"] if shown["profile"] else []
+            known = self._drawn[record] = ended, Markup(_PARTS.decision(shown)), terms
+        return known
+
+
+def _decision(record: Record) -> dict[str, Any]:
     decision, response = record.decision, record.response
-    name = decision.request.id
-    link = Markup('<a href="/decisions/{}">{}</a>').format(quote(name, safe=""), name[:40])
-    return (
-        link,
-        datetime.fromtimestamp(decision.at, UTC).strftime("%H:%M:%S"),
-        f"{record.namespace}/{record.pool}",
-        record.model,
-        decision.request.tokens,
-        decision.endpoint.name,
-        brief(decision),
-        "under way" if response is None else response.status or "no answer",
-        None if record.ttft is None else f"{record.ttft * 1000:.0f} ms",
+    return {
+        "id": name(decision.request.id)[:40],
+        "link": _link(decision.request.id),
+        "at": _time(decision.at),
+        "pool": name(f"{record.namespace}/{record.pool}"),
+        "model": name(record.model),
+        "tokens": decision.request.tokens,
+        "status": "under way" if response is None else response.status or "no answer",
+        "ttft": None if record.ttft is None else milliseconds(record.ttft * 1000),
+        "profile": best(decision),
+        "why": brief(decision),
+        "stages": [f"{stage}: {', '.join(map(name, names))}" for stage, names in decision.beside.items()],
+    }
+
+
+def _link(request_id: str) -> str:
+    return f"/decisions/{quote(request_id, safe='')}"
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def decisions(drawn: Markup, limit: int, kept: int, live: str) -> str:
+    page = _TEMPLATES.get_template("decisions.html")
+    return page.render(title="Decisions", here="/decisions", live=Live(live), decisions=drawn, limit=limit, kept=kept)
+
+
+def decision(shown: Mapping[str, Any]) -> str:
+    """`shown`: as `Record.as_dict`."""
+    return _TEMPLATES.get_template("decision.html").render(
+        title="Decision",
+        here="",
+        live=NOT_LIVE,
+        heading=f"Request {name(shown['request_id'])}",
+        facts=[("pool", name(f"{shown['namespace']}/{shown['pool']}")), *_facts(shown), *_outcome(shown)],
+        profiles=_profiles(shown),
+        json=f"{_link(shown['request_id'])}?format=json",
     )
 
 
-def _events(figures: dict[str, Any] | None) -> str | None:
-    """State of an endpoint's KV events, how old the last batch was, and how far what it said has proved true."""
-    if figures is None:
-        return None
-    lag = None if figures["lag_seconds"] is None else f"{figures['lag_seconds'] * 1000:.0f} ms behind"
-    return ", ".join(filter(None, (figures["state"], lag, f"trust {_percent(figures['trust'])}")))
+def explain(form: Mapping[str, Any], said: Mapping[str, Any] | None = None, error: str = "") -> str:
+    """The form with what was asked, and the answer: `said` as `POST /explain` answers, or the error in words."""
+    found = None if said is None else said["decision"]
+    facts = []
+    if said is not None and found is not None:
+        waiting = [("wait in flow control before it", said["waiting"])] if said["waiting"] else []
+        facts = [("pool", name(said["pool"])), *_facts(found), *waiting]
+    return _TEMPLATES.get_template("explain.html").render(
+        title="Explain",
+        here="/explain",
+        live=NOT_LIVE,
+        error=error,
+        heading="" if found is None else f"It would go to {name(found['endpoint'])}",
+        facts=facts,
+        profiles=[] if found is None else _profiles(found),
+        **form,
+    )
 
 
-def _deliver(plugins: dict[str, dict[str, float]]) -> str | None:
-    """What plugins say of an endpoint, each figure once."""
-    return ", ".join(filter(None, map(_figures, plugins.values()))) or None
+def _profiles(shown: Mapping[str, Any]) -> list[dict[str, Any]]:
+    runs = [*shown["profiles"]]
+    if (shadow := shown.get("shadow")) is not None and "run" in shadow:
+        runs.append(shadow["run"])
+    views = [profile_view(run, shown["endpoint"] if not run.get("stage") else run["picks"][0]) for run in runs]
+    optional = (("predicted", "predicted"), ("totals", "total"))
+    return [{**view, **{key: any(row[of] for row in view["rows"]) for key, of in optional}} for view in views]
 
 
-def _figures(figures: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
+def _facts(shown: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    yield "model", name(shown["model"]) or "none"
+    yield "tokens", shown["tokens"]
+    yield "endpoint", f"{name(shown['endpoint'])} ({name(shown['address'])})"
+    if shown["fallbacks"]:
+        yield "then", ", ".join(map(name, shown["fallbacks"]))
+    for stage in ("prefill", "encode"):
+        if shown.get(stage):
+            yield stage, ", ".join(map(name, shown[stage]))
+    if shown.get("ways_ms"):
+        yield "ways", ", ".join(f"{name(way)} {milliseconds(ms)}" for way, ms in shown["ways_ms"].items())
+    if shown.get("priority"):
+        yield "priority", shown["priority"]
+    if shown.get("waited_ms"):
+        yield "waited in flow control", milliseconds(shown["waited_ms"])
+    if shown.get("predicted"):
+        predicted = shown["predicted"]
+        yield "predicted", f"TTFT {milliseconds(predicted['ttft_ms'])}, TPOT {milliseconds(predicted['tpot_ms'])}"
+    if shown.get("opaque"):
+        yield "not read", name(shown["opaque"])
 
 
-def _percent(share: float | None) -> str:
-    return _text(None if share is None else f"{share * 100:.0f} %")
-
-
-def _text(value: object, unit: str = "") -> str:
-    """A value for people; a dash where there is none. Long ones (a client chose the model's name) are cut."""
-    if isinstance(value, Markup):
-        return value
-    return "–" if value is None else f"{str(value)[:200]}{unit}"
+def _outcome(shown: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
+    yield "decided", f"at {_time(shown['at'])} UTC, in {shown['decision_ms']:.2f} ms"
+    if shown["predicted_cached_tokens"] is not None:
+        yield "predicted in its cache", f"{shown['predicted_cached_tokens']} tokens"
+    outcome = shown["outcome"]
+    if outcome is None:
+        yield "outcome", "under way"
+        return
+    times = ((label, outcome[key]) for label, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("all", "duration_ms")))
+    told = [f"{label} {milliseconds(ms)}" for label, ms in times if ms is not None]
+    yield "outcome", ", ".join((str(outcome["status"] or "no answer"), *told))
+    if outcome["usage"]:
+        yield "usage", ", ".join(f"{key} {value}" for key, value in outcome["usage"].items() if value >= 0)
 
 
 _TEMPLATES: Final = Environment(
-    loader=PackageLoader("epp.admin"), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    loader=PackageLoader("epp.admin"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
-_TEMPLATES.filters["text"] = _text
-_TEMPLATE: Final = _TEMPLATES.get_template("page.html")
+_ROW: Final = _TEMPLATES.get_template("row.html")
+_PARTS: Final[Any] = _TEMPLATES.get_template("parts.html").module

@@ -44,6 +44,8 @@ class Record(msgspec.Struct, eq=False):
     response: Response | None = None
     """None while the request is under way."""
     ended_at: float = 0.0
+    held: PrefixMatch | None = None
+    """`predicted` by tier."""
 
     @property
     def duration(self) -> float:
@@ -201,7 +203,16 @@ class Recorder:
         predicted = match.tokens + match.l1 + match.l2 if match is not None else None
         size = len(request.body)
         record = Record(
-            decision, endpoint, self._pool, self._namespace, request.model, complete_at, now, size, predicted
+            decision,
+            endpoint,
+            self._pool,
+            self._namespace,
+            request.model,
+            complete_at,
+            now,
+            size,
+            predicted,
+            held=match,
         )
         self._open[decision] = record
         if request.opaque:

@@ -14,12 +14,15 @@ import msgspec
 from aiohttp import web
 
 from epp import protocol
-from epp.admin import page, views
+from epp.admin import views
 from epp.admin.access import Access
+from epp.admin.history import History
 from epp.admin.hosts import Hosts
 from epp.admin.listener import IDLE_S, Connection, Listener, most_connections
+from epp.admin.overview import Overview
 from epp.admin.profile import LONGEST, Profiler
 from epp.admin.recorder import Decisions
+from epp.admin.screens import Explain, Screens, wants_page
 from epp.admin.turns import Busy, Turns
 from epp.errors import BadRequest, ConfigError, EppError, RequestTimeout, cannot_listen
 from epp.parsing.request import RawRequest
@@ -34,14 +37,14 @@ unlogged = logging.getLogger("warmpath.admin.http")
 unlogged.setLevel(logging.CRITICAL)
 
 SHOWN = 20
-"""Decisions on the page, and of `/decisions` without a limit."""
+"""Decisions of `/decisions` without a limit."""
 MOST = 1000
 """Largest `limit`: the answer is made on the event loop that also picks."""
 SECONDS = 5
 """Of a profile without a number."""
-OPEN = frozenset({"/ready", "/healthz"})
-"""For probes: what they say is no secret."""
-LIGHT = OPEN | {"/debug/profile", "/explain"}
+OPEN = frozenset({"/ready", "/healthz", "/static"})
+"""For probes, and what every page of every picker looks like: it is no secret."""
+LIGHT = OPEN | {"/", "/metrics", "/decisions", "/debug/profile", "/explain"}
 """What takes no turn: next to nothing is made on the event loop for them; or it takes one when there is something to
 make."""
 LARGEST_BODY = 4 << 20
@@ -65,13 +68,13 @@ KINDS = {401: "authentication_error", 403: "permission_error", 503: "service_una
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
 }
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Explain = Callable[[str, RawRequest], Awaitable[dict[str, Any]]]
-"""`(pool, request)`: what would be decided for it, JSON-ready; the pool's name is empty where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,6 @@ class AdminServer:
         self._ready = ready
         self._describe = describe
         self._clock = clock
-        self._replicas: Callable[[], dict[str, Any]] | None = None
         self._explain: Explain | None = None
         self._explaining = 0
         self._tls = settings.tls
@@ -129,11 +131,15 @@ class AdminServer:
         self._access = settings.access
         self._hosts = None if settings.access is not None else Hosts(settings.host, settings.names)
         self._turns = Turns(clock)
+        self._history = History(metrics, pools, decisions, clock)
+        self._overview = Overview(metrics, pools, self._history, ready, clock)
+        self._screens = Screens(metrics, pools, decisions, self._overview, self._turns)
         self._listener = Listener(most_connections())
         self._stack = AsyncExitStack()
         self._sending = 0
         app = web.Application(middlewares=[self._guarded()], client_max_size=LARGEST_BODY)
-        app.router.add_get("/", self._index)
+        app.router.add_get("/", self._screens.index)
+        app.router.add_get("/static/{file}", self._screens.static)
         app.router.add_get("/metrics", self._metrics_page)
         app.router.add_get("/ready", self._readiness)
         app.router.add_get("/healthz", self._alive)
@@ -141,6 +147,7 @@ class AdminServer:
         app.router.add_get("/decisions", self._last_decisions)
         app.router.add_get("/decisions/{request_id:.+}", self._decision)
         app.router.add_get("/config", self._config)
+        app.router.add_get("/explain", self._form)
         app.router.add_post("/explain", self._explained)
         app.router.add_post("/explain/{path:.*}", self._explained)
         if settings.profiles:
@@ -157,11 +164,12 @@ class AdminServer:
         await self._runner.setup()
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._stack.callback(tasks.create_task(self._listener.serve(self._connection, self._tls)).cancel)
+        self._stack.callback(tasks.create_task(self._history.run()).cancel)
         return self
 
     def show_replicas(self, replicas: Callable[[], dict[str, Any]]) -> None:
         """Show what this returns beside the endpoints: this replica and its peers."""
-        self._replicas = replicas
+        self._overview.replicas = replicas
 
     def explain_by(self, explain: Explain) -> None:
         """Answer what would be decided for a request with this."""
@@ -234,7 +242,7 @@ class AdminServer:
 
     async def _page(self, request: web.Request, handler: Handler) -> web.Response:
         path = _path(request)
-        if path is None or path in LIGHT or path == "/metrics":  # metrics take their turn themselves: one for many
+        if path is None or path in LIGHT:
             answer = await handler(request)
         else:
             async with self._turns.turn():
@@ -267,11 +275,6 @@ class AdminServer:
         answer.headers["Retry-After"] = str(RETRY_S)
         return answer
 
-    async def _index(self, request: web.Request) -> web.Response:
-        shown = await views.pools_view(self._pools, self._metrics, self._clock())
-        text = page.page(shown, self._decisions.newest(SHOWN), self._ready())
-        return web.Response(text=text, content_type="text/html")
-
     async def _metrics_page(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
         _, kind = exposition.encoder(accept)
@@ -287,12 +290,18 @@ class AdminServer:
 
     async def _endpoints(self, request: web.Request) -> web.Response:
         shown: dict[str, Any] = {"pools": await views.pools_view(self._pools, self._metrics, self._clock())}
-        if self._replicas is not None:
-            shown["replicas"] = self._replicas()
+        if self._overview.replicas is not None:
+            shown["replicas"] = self._overview.replicas()
         return _json(shown)
 
     async def _last_decisions(self, request: web.Request) -> web.Response:
         limit = _number("limit", request.query.get("limit", str(SHOWN)), MOST)
+        if wants_page(request):
+            return await self._screens.decisions(request, limit)
+        async with self._turns.turn():
+            return await self._decisions_as_json(limit)
+
+    async def _decisions_as_json(self, limit: int) -> web.Response:
         records = [*self._decisions.newest(limit)]
         shown: list[bytes] = []
         room = MOST_BYTES
@@ -309,22 +318,30 @@ class AdminServer:
         )
 
     async def _decision(self, request: web.Request) -> web.Response:
-        request_id = request.match_info["request_id"]
-        if (record := self._decisions.find(request_id)) is None:
-            known = f"no decision of request '{request_id[:100]}' among the last {len(self._decisions)}"
-            return _error(404, "not_found_error", known, "request_id")
-        return _json(record.as_dict())
+        request_id, page = request.match_info["request_id"], wants_page(request)
+        async with self._turns.turn():
+            if (record := self._decisions.find(request_id)) is None:
+                known = f"no decision of request '{request_id[:100]}' among the last {len(self._decisions)}"
+                return _error(404, "not_found_error", known, "request_id")
+            return self._screens.decision(record.as_dict()) if page else _json(record.as_dict())
+
+    async def _form(self, request: web.Request) -> web.Response:
+        return self._screens.form()
 
     async def _explained(self, request: web.Request) -> web.Response:
         """Of a request as a client sends it, to its path below `/explain`."""
         if self._explain is None:
             raise web.HTTPNotFound
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            raise web.HTTPForbidden(reason="a page of another site may not ask this")
         if self._explaining >= EXPLAINING:
             raise Busy
         self._explaining += 1
         try:
             async with asyncio.timeout(READ_S):
                 body = await request.read()
+            if request.content_type == "application/x-www-form-urlencoded" and wants_page(request):
+                return await self._screens.explained(request, self._explain)
             path = f"/{request.match_info['path']}" if request.match_info.get("path") else ""
             headers = {name.lower(): printable(value) for name, value in request.headers.items()}
             headers.pop("authorization", None)  # ours
@@ -360,7 +377,8 @@ async def _refusal(access: Access, request: web.Request) -> web.Response | None:
         return None
     answer = _error(verdict.status, KINDS[verdict.status], verdict.message)
     if verdict.status == 401:
-        answer.headers["WWW-Authenticate"] = 'Bearer realm="warmpath"'
+        scheme = "Basic" if wants_page(request) else "Bearer"  # which browsers ask people for
+        answer.headers["WWW-Authenticate"] = f'{scheme} realm="warmpath"'
     return answer
 
 

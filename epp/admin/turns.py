@@ -14,6 +14,9 @@ PAUSE: Final = 1.0
 """After a page none is made for so many times as long as it took."""
 LONGEST_PAUSE_S: Final = 2.0
 
+RECENT_S: Final = 0.9
+"""A page that everybody may share is made anew after so long: less than the second after which viewers ask again."""
+
 Page = tuple[bytes, str]
 """Body and content type."""
 
@@ -31,6 +34,7 @@ class Turns:
         self._free_at = 0.0
         self._waiting = 0
         self._next: dict[str, asyncio.Future[Page]] = {}
+        self._made: dict[str, tuple[float, Page]] = {}
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -77,3 +81,13 @@ class Turns:
             if not page.cancelled():
                 page.exception()  # retrieved, also where no other request waited
         return page.result()
+
+    async def recent(self, kind: str, make: Callable[[], Awaitable[Page]]) -> Page:
+        """The page of `make`, at most `RECENT_S` old, so that what it costs does not grow with its viewers. Kinds are
+        few: the last page of each is kept. Raises Busy.
+        """
+        made = self._made.get(kind)
+        if made is None or self._clock() - made[0] >= RECENT_S:
+            made = self._clock(), await self.shared(kind, make)
+            self._made[kind] = made
+        return made[1]

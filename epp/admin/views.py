@@ -43,8 +43,13 @@ async def pool_view(pool: PoolView, metrics: Metrics, now: float) -> dict[str, A
         "namespace": pool.namespace,
         "plugins": plugins,
         "endpoints": shown,
-        "shadows": [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()],
+        "shadows": shadows(metrics, pool),
     }
+
+
+def shadows(metrics: Metrics, pool: PoolView) -> list[dict[str, Any]]:
+    """What the pool's shadow profiles would have done."""
+    return [_shadow(profile, series) for profile, series in metrics.shadows(pool.name).items()]
 
 
 def _shadow(profile: str, series: ShadowSeries) -> dict[str, Any]:

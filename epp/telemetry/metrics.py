@@ -350,6 +350,20 @@ class Metrics:
             for plugin, figures in source().items()
         }
 
+    def flow(self, pool: str) -> FlowFigures | None:
+        """What waits in the pool's flow control; None: it has none."""
+        return self._flows[pool][1]() if pool in self._flows else None
+
+    @property
+    def refusals(self) -> int:
+        """Requests that got their answer from us."""
+        return sum(self._refused.values())
+
+    @property
+    def degraded_now(self) -> list[str]:
+        """Reasons of degradations that go on."""
+        return [reason for reason, on in self._lasting.items() if on]
+
     def kv_events(self, pool: str) -> dict[str, tuple[str, float | None, float]]:
         """Name of an endpoint -> state of its KV events, lag in seconds, trust; empty where no plugin subscribes to
         them.

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from rich.console import Console
 
+from epp.admin.asked import Asked, from_curl, from_text
 from epp.configuration.loader import DEFAULT_STRATEGY, load_file, load_strategy
 from epp.errors import ConfigError, EppError
 from epp.flow.guards import Guards
@@ -26,7 +27,6 @@ from epp.prefix.token_ratio import TokenRatio
 from epp.route import Admission, Policy, RequestObserver, Router
 from epp.testing import services
 from tooling.explain.report import report
-from tooling.explain.request import Asked, from_curl, from_text
 
 _SECONDS = 30.0
 
@@ -68,12 +68,19 @@ def main(options: ExplainOptions, *, as_json: bool) -> int:
 
 def _asked(options: ExplainOptions) -> Asked:
     if options.curl is not None:
-        return from_curl(options.curl, options.path, options.header)
+        return from_curl(options.curl, options.path, options.header, _content)
     try:
         text = sys.stdin.buffer.read() if options.file is None else options.file.read_bytes()
     except OSError as error:
         raise ConfigError(str(options.file), f"cannot be read: {error.strerror}") from None
     return from_text(text, options.path, options.header, options.model)
+
+
+def _content(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError("--curl", f"{file} cannot be read: {error.strerror}") from None
 
 
 async def _ask(options: ExplainOptions, asked: Asked) -> tuple[int, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Tokens are checked once in a while, a bounded number of them; nobody is let in unchecked."""
 
 import asyncio
+import base64
 from collections import Counter
 
 import pytest
@@ -128,3 +129,21 @@ async def test_who_waits_with_the_same_token_is_answered_without_asking() -> Non
         checked.reviewer.released.set()
     assert {task.result() for task in tasks} == {200}
     assert checked.reviewer.asked["reader"] == AT_ONCE  # those under way at once; whoever waited got their answer
+
+
+@pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (b"whoever:reader", 200),
+        (b":reader", 200),
+        (b"whoever: guest ", 403),
+        (b"reader", 401),
+        (b"reader:", 401),
+        (b"\xff:reader", 401),
+    ],
+)
+async def test_a_browsers_password_is_a_token(authorization: bytes, status: int) -> None:
+    checked = CheckedAccess()
+    header = f"Basic {base64.b64encode(authorization).decode()}"
+    assert (await checked.access.check(header, "/metrics")).status == status
+    assert (await checked.access.check("Basic not-base64!", "/metrics")).status == 401

@@ -1,6 +1,7 @@
 import asyncio
 import io
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -99,14 +100,14 @@ async def test_endpoints_and_decisions_are_shown() -> None:
         assert (missing["type"], missing["param"]) == ("not_found_error", "request_id")
 
 
-async def test_the_page_shows_them_and_loads_nothing() -> None:
+async def test_the_page_shows_them_and_loads_nothing_from_elsewhere() -> None:
     rig = Rig()
     async with rig.server:
         rig.request("r1")
         status, content_type, text = await rig.get("/")
         assert (status, content_type) == (200, "text/html")
         assert "default/pod-2" in text
-        assert "default: 1 of 2, 12.0 ms" in text
+        assert "<title>queue 2.0, work 10.0 ms</title>" in text
         assert SECRET not in text
         assert "://" not in text
         status, content_type, text = await rig.get("/config")
@@ -289,8 +290,9 @@ class Gatekeeper:
 
 async def test_every_page_but_those_of_probes_wants_a_token() -> None:
     rig, gatekeeper = Rig(guarded := Gatekeeper()), guarded
+    names = {"{request_id}": "r1", "{path}": "v1/completions", "{file}": "page.css"}
     pages = {
-        (route.method, route.resource.canonical.replace("{request_id}", "r1").replace("{path}", "v1/completions"))
+        (route.method, re.sub(r"{\w+}", lambda found: names[found[0]], route.resource.canonical))
         for route in rig.server._runner.app.router.routes()
         if route.resource is not None
     }
@@ -300,7 +302,7 @@ async def test_every_page_but_those_of_probes_wants_a_token() -> None:
     async with rig.server:
         rig.request("r1")
         for method, path in sorted(pages):
-            open_ = path in ("/ready", "/healthz")
+            open_ = path in ("/ready", "/healthz", "/static/page.css")
             assert (await rig.get(path, method))[0] == (200 if open_ else 401), (method, path)
         assert gatekeeper.asked == []
 
@@ -323,8 +325,12 @@ async def test_what_a_reader_is_reported() -> None:
         assert await status("/nothing", "nobody") == 404
         refused = json.loads((await rig.get("/metrics"))[2])["error"]
         assert (refused["type"], refused["param"]) == ("authentication_error", None)
-        async with aiohttp.request("GET", f"http://127.0.0.1:{rig.server.port}/metrics") as answer:
-            assert answer.headers["WWW-Authenticate"] == 'Bearer realm="warmpath"'
+        for accept, scheme in (("*/*", "Bearer"), ("text/html,*/*;q=0.8", "Basic")):
+            url = f"http://127.0.0.1:{rig.server.port}/decisions"
+            async with aiohttp.request("GET", url, headers={"Accept": accept}) as answer:
+                assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, f'{scheme} realm="warmpath"')
+        password = aiohttp.encode_basic_auth("whoever", "reader")
+        assert (await rig.get("/decisions", Authorization=password))[0] == 200
 
 
 # --- explanations ---------------------------------------------------------------------------------------------------

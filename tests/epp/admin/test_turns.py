@@ -105,3 +105,18 @@ async def test_a_reader_who_leaves_takes_nobody_along() -> None:
         second.cancel()
     go.set()
     assert await first == (b"page", "")
+
+
+async def test_a_page_is_shared_for_a_while_and_then_made_anew() -> None:
+    now, made = 0.0, 0
+
+    async def make() -> Page:
+        nonlocal made
+        made += 1
+        return b"%d" % made, "text/plain"
+
+    of = Turns(lambda: now)
+    assert [(await of.recent("a", make))[0] for _ in range(3)] == [b"1"] * 3
+    assert (await of.recent("b", make))[0] == b"2"
+    now = turns.RECENT_S
+    assert (await of.recent("a", make))[0] == b"3"

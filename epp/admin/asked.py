@@ -1,8 +1,9 @@
-"""What to ask about: a request from a file, from standard input, or as a curl command line."""
+"""What to explain: a prompt, the body of a request, or a curl command line. Nothing is read from files here."""
 
 import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,8 @@ _WITH_VALUE: Final = frozenset(
     ]
 )
 """curl's options that take a value and say nothing about where a request goes."""
+MOST_CURL: Final = 64 << 10
+"""Characters of a curl line that is pasted: to split one into words takes a microsecond for each."""
 _DATA: Final = frozenset(("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json"))
 
 
@@ -61,8 +64,21 @@ def from_text(text: bytes, path: str, headers: Sequence[str], model: str) -> Ask
     return Asked(path or _path_of(body), dict(map(_header, headers)), body)
 
 
-def from_curl(line: str, path: str, headers: Sequence[str]) -> Asked:
-    """What curl would send. Raises ConfigError."""
+def from_pasted(text: str, model: str) -> Asked:
+    """Whichever of these it is. Raises ConfigError."""
+    if re.match(r"\s*\$?\s*curl\s", text) is None:
+        return from_text(text.encode("utf-8", "replace"), "", (), model)
+    if len(text) > MOST_CURL:
+        raise ConfigError("--curl", f"got {len(text)} characters; expected at most {MOST_CURL}, or the body alone")
+    return from_curl(text.strip().removeprefix("$"), "", (), _no_files)
+
+
+def _no_files(name: str) -> bytes:
+    raise ConfigError("--curl", f"got @{name[:60]}, a file of yours; expected what is in it")
+
+
+def from_curl(line: str, path: str, headers: Sequence[str], read: Callable[[str], bytes]) -> Asked:
+    """What curl would send; `read` gives the content of a file that it names. Raises ConfigError."""
     try:
         words = shlex.split(line.replace("\\\n", " "))
     except ValueError as error:
@@ -73,7 +89,7 @@ def from_curl(line: str, path: str, headers: Sequence[str]) -> Asked:
     for word in rest:
         name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
         if name in _DATA:
-            body = _data(value if equals else _next(rest, name), raw=name == "--data-raw")
+            body = _data(value if equals else _next(rest, name), name == "--data-raw", read)
         elif name in ("-H", "--header"):
             found.append(value if equals else _next(rest, name))
         elif name == "--url":
@@ -84,11 +100,11 @@ def from_curl(line: str, path: str, headers: Sequence[str]) -> Asked:
             url = word
     if not body:
         raise ConfigError("--curl", "no body in it; expected -d, --data, --data-raw, --data-binary or --json")
-    return Asked(
-        path or urlsplit(url if "://" in url else f"http://{url}").path or _path_of(body),
-        dict(map(_header, found)),
-        body,
-    )
+    try:
+        path = path or urlsplit(url if "://" in url else f"http://{url}").path
+    except ValueError as error:
+        raise ConfigError("--curl", f"{url[:100]!r} is no URL: {error}") from None
+    return Asked(path or _path_of(body), dict(map(_header, found)), body)
 
 
 def _next(words: Any, name: str) -> str:
@@ -98,13 +114,8 @@ def _next(words: Any, name: str) -> str:
     return word
 
 
-def _data(value: str, *, raw: bool) -> bytes:
-    if raw or not value.startswith("@"):
-        return value.encode()
-    try:
-        return Path(value[1:]).read_bytes()
-    except OSError as error:
-        raise ConfigError("--curl", f"{value[1:]} cannot be read: {error.strerror}") from None
+def _data(value: str, raw: bool, read: Callable[[str], bytes]) -> bytes:
+    return value.encode("utf-8", "replace") if raw or not value.startswith("@") else read(value[1:])
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -125,4 +136,5 @@ def _path_of(body: bytes) -> str:
         fields = json.loads(body)
     except ValueError:
         return _CHAT  # the picker says what is wrong with it
-    return "/v1/completions" if "prompt" in fields and "messages" not in fields else _CHAT
+    completion = isinstance(fields, dict) and "prompt" in fields and "messages" not in fields
+    return "/v1/completions" if completion else _CHAT

@@ -1,12 +1,11 @@
 """A request from a file, a prompt or a curl line."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from epp.admin.asked import Asked, from_curl, from_pasted, from_text
 from epp.errors import ConfigError
-from tooling.explain.request import Asked, from_curl, from_text
 
 
 @pytest.mark.parametrize(
@@ -44,6 +43,10 @@ def test_what_is_no_request_is_refused(text: bytes, headers: list[str], error: s
 BODY = '{"model": "m", "messages": []}'
 
 
+def read(file: str) -> bytes:
+    raise ConfigError("--curl", f"{file} was read")
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -54,14 +57,12 @@ BODY = '{"model": "m", "messages": []}'
     ],
 )
 def test_a_curl_line_is_what_curl_would_send(line: str) -> None:
-    assert from_curl(line, "", []) == Asked("/v1/chat/completions", {"x-team": "a"}, BODY.encode())
+    assert from_curl(line, "", [], read) == Asked("/v1/chat/completions", {"x-team": "a"}, BODY.encode())
 
 
-def test_a_curl_line_may_name_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "body.json"
-    file.write_text(BODY)
-    assert from_curl(f"curl -d @{file} http://gw/v1/completions", "", ["x-a: b"]).headers == {"x-a": "b"}
-    assert from_curl(f"curl -d @{file} http://gw/v1/completions", "", []).body == BODY.encode()
+def test_a_curl_line_may_name_a_file_that_the_caller_reads() -> None:
+    asked = from_curl("curl -d @body.json http://gw/v1/completions", "", ["x-a: b"], {"body.json": b"{}"}.__getitem__)
+    assert asked == Asked("/v1/completions", {"x-a": "b"}, b"{}")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +71,33 @@ def test_a_curl_line_may_name_a_file(tmp_path: Path) -> None:
         ("curl http://gw/", "no body in it; expected -d"),
         ("curl -d", "-d is the last word; expected its value"),
         ("curl -d 'open", "no command line of a shell"),
-        ("curl -d @/nowhere http://gw/", "/nowhere cannot be read: No such file"),
+        ("curl -d @/nowhere http://gw/", "/nowhere was read"),
         ("curl -d {} -H nothing http://gw/", "got 'nothing'; expected NAME: VALUE"),
+        ("curl -d {} http://[::1/", "is no URL: Invalid IPv6"),
     ],
 )
 def test_a_curl_line_that_asks_nothing_is_refused(line: str, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
-        from_curl(line, "", [])
+        from_curl(line, "", [], read)
+
+
+@pytest.mark.parametrize("line", ["curl gw -d '{}'", "$ curl gw -d '{}'", "\n  curl \\\n gw -d '{}'"])
+def test_a_curl_line_is_known_by_its_first_word(line: str) -> None:
+    assert from_pasted(line, "") == Asked("/v1/chat/completions", {}, b"{}")
+
+
+def test_a_body_and_a_prompt_may_be_pasted_too() -> None:
+    assert from_pasted(BODY, "") == Asked("/v1/chat/completions", {}, BODY.encode())
+    assert json.loads(from_pasted("curling is a sport", "m").body)["messages"][0]["content"] == "curling is a sport"
+    assert from_pasted("a lone surrogate \ud800", "m").body.endswith(b'surrogate ?"}]}')
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "-"])
+def test_what_is_pasted_reads_no_file(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"got @{name}, a file of yours; expected what is in it"):
+        from_pasted(f"curl gw -d @{name}", "")
+
+
+def test_a_pasted_curl_line_has_a_bound() -> None:
+    with pytest.raises(ConfigError, match="expected at most 65536, or the body alone"):
+        from_pasted(f"curl gw -d '{'x' * 70_000}'", "")

@@ -1,0 +1,389 @@
+"""The pool at a glance: what the first page shows and asks for each second, as plain figures and drawn parts."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isnan
+from typing import Any, Final, NamedTuple
+
+from markupsafe import Markup
+
+from epp import protocol
+from epp.admin.bills import name
+from epp.admin.drawing import Part, bar, line, spark, stack, tiles
+from epp.admin.history import KV_STEPS, STEP_S, STEPS, UNKNOWN, EndpointHistory, History, PoolHistory
+from epp.admin.views import PoolView
+from epp.plugin import Endpoint
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.pace import Pace
+from epp.telemetry.series import EndpointSeries
+
+SLICE: Final = 100
+"""Endpoints whose figures are gathered at once: some 0.4 ms."""
+MOST_FLOWS: Final = 40
+"""Rows of what waits in flow control, those with the most requests."""
+LONG: Final = f"last {STEP_S * STEPS / 60:.0f} minutes"
+
+Value = int | float | str | None
+Member = tuple[Endpoint, EndpointSeries, EndpointHistory]
+
+
+class Column(NamedTuple):
+    """Of the table of endpoints. `unit` follows its numbers; `bar`: they are parts of a hundred and drawn too."""
+
+    head: str
+    about: str
+    unit: str = ""
+    bar: bool = False
+    chart: str = ""
+    """`requests` or `kv`: it shows the last ten minutes, and its value is the newest of them."""
+
+
+COLUMNS: Final = (
+    Column("ours", "requests sent to it that have not ended"),
+    Column("queue", "requests that wait in the engine"),
+    Column("running", "requests that the engine computes"),
+    Column("requests", f"running and waiting there, {LONG}", chart="requests"),
+    Column("KV use", "share of KV blocks in use", " %", bar=True),
+    Column("KV", f"KV use, {LONG}", chart="kv"),
+    Column("hits", "share of the tokens sent to it that it was predicted to hold", " %", bar=True),
+    Column("share", "of the decisions among these endpoints", " %"),
+    Column("speed", "1: as modelled, 0.5: half as fast"),
+    Column("trust", "how far what is predicted of its cache has proved true", " %"),
+    Column("events", "state of its KV events"),
+    Column("failures", "requests that failed by its fault"),
+    Column("age", "of the last scrape", " s"),
+)
+KvEvents = Mapping[str, tuple[str, float | None, float]]
+"""As `Metrics.kv_events`."""
+TOGETHER_S: Final = 0.3
+NOTHING: Final = (None, None, None)
+
+
+class Tile(NamedTuple):
+    """A figure with its last ten minutes."""
+
+    label: str
+    value: str
+    chart: Markup
+    keys: Sequence[tuple[str, int]] = ()
+    """What the colours of a stacked chart mean."""
+
+
+class Overview:
+    """Of `pools`. `replicas`: as `ReplicaGroup.as_dict`; None: this picker is alone. `clock`: seconds, monotonic."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        pools: Sequence[PoolView],
+        history: History,
+        ready: Callable[[], list[str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._pools = pools
+        self._history = history
+        self._ready = ready
+        self._clock = clock
+        self.replicas: Callable[[], dict[str, Any]] | None = None
+        self._version = 0
+        self._began = f"{clock():.3f}"
+        self._charts: dict[object, tuple[int, Markup]] = {}
+        self._learned: dict[int, tuple[int, dict[Endpoint, float]]] = {}
+        self._events: dict[int, tuple[float, KvEvents]] = {}
+        self._scales: dict[int, tuple[int, int]] = {}
+        self._known: dict[int, tuple[Sequence[Endpoint], Sequence[Member]]] = {}
+
+    @property
+    def version(self) -> str:
+        """Another one when endpoints came or went, and of another process."""
+        for pool in self._pools:
+            self._members(pool)
+        return f"{self._began}-{self._version}"
+
+    @property
+    def step(self) -> int:
+        """How many times the histories of endpoints have grown."""
+        return self._history.endpoint_steps
+
+    def glance(self) -> dict[str, Any]:
+        """What is drawn anew each second, but for the endpoints: small, however large the pools are."""
+        replicas = None if self.replicas is None else self.replicas()
+        return {
+            "reasons": [*map(name, self._ready())],
+            "degraded": self._metrics.degraded_now,
+            "tiles": self._process_tiles(),
+            "replicas": None if replicas is None else [*_replicas(replicas)],
+            "pools": [
+                self._pool(pool, history) for pool, history in zip(self._pools, self._history.pools, strict=True)
+            ],
+        }
+
+    async def rows(self, pace: Pace) -> list[list[tuple[Value, ...]]]:
+        """Of each pool, of each endpoint a value for each of `COLUMNS`."""
+        members = [self._members(pool) for pool in self._pools]  # some may leave between two slices
+        return [await self._rows(pool, mine, pace) for pool, mine in zip(self._pools, members, strict=True)]
+
+    def scale(self, pool: PoolView) -> int:
+        """Requests at the upper edge of the pool's charts of them: a power of two, which seldom changes."""
+        made = self._scales.get(id(pool))
+        if made is None or made[0] != self.step:
+            most = max((max(seen.requests) for _, _, seen in self._members(pool)), default=0)
+            made = self._scales[id(pool)] = self.step, max(8, 1 << (most - 1).bit_length())
+        return made[1]
+
+    def identity(self, endpoint: Endpoint) -> dict[str, str]:
+        """What of an endpoint does not change while it lives."""
+        role = endpoint.labels.get(protocol.ROLE_LABEL, "")
+        return {
+            "name": name(endpoint.name),
+            "address": name(endpoint.address),
+            "role": name(role),
+            "node": name(endpoint.node),
+        }
+
+    def charts(self, endpoint: Endpoint, scale: int) -> dict[str, str]:
+        """Points of its charts."""
+        seen = self._history.endpoint(endpoint)
+        return {"requests": spark(seen.requests, scale), "kv": _kv_spark(seen)}
+
+    async def _rows(self, pool: PoolView, members: Sequence[Member], pace: Pace) -> list[tuple[Value, ...]]:
+        now, rows = self._clock(), list[tuple[Value, ...]]()
+        all_decisions = sum([series.decisions for _, series, _ in members])
+        speeds, events = self._speeds(pool), self._kv_events(pool)
+        for number, (endpoint, series, seen) in enumerate(members, 1):  # each line counts: hundreds, each second
+            load, decisions, tokens, kv = endpoint.load, series.decisions, series.tokens, seen.kv[-1]
+            at = load.at
+            state, _, trust = events.get(endpoint.name, NOTHING) if events else NOTHING
+            rows.append(
+                (
+                    series.in_flight,
+                    None if at is None else load.waiting,
+                    None if at is None else load.running,
+                    seen.requests[-1],
+                    None if at is None else round(load.kv_usage * 100),
+                    None if kv == UNKNOWN else kv,
+                    round(series.predicted * 100 / tokens) if tokens else None,
+                    round(decisions * 100 / all_decisions) if all_decisions else None,
+                    speeds.get(endpoint),
+                    None if trust is None else round(trust * 100),
+                    state,
+                    series.failures,
+                    None if at is None else int((now - at) * 10) / 10,
+                )
+            )
+            if not number % SLICE:
+                await pace.rest()
+        return rows
+
+    def _members(self, pool: PoolView) -> Sequence[Member]:
+        """The endpoints with what is counted of them, looked up once while they are the same."""
+        known = self._known.get(id(pool))
+        if known is None or known[0] is not pool.endpoints:
+            self._version += 1
+            counted, seen = self._metrics.endpoint, self._history.endpoint
+            members = [(endpoint, counted(endpoint), seen(endpoint)) for endpoint in pool.endpoints]
+            known = self._known[id(pool)] = pool.endpoints, members
+        return known[1]
+
+    def _kv_events(self, pool: PoolView) -> KvEvents:
+        """The same for what is drawn together."""
+        made, now = self._events.get(id(pool)), self._clock()
+        if made is None or now - made[0] > TOGETHER_S:
+            made = self._events[id(pool)] = now, self._metrics.kv_events(pool.name)
+        return made[1]
+
+    def _speeds(self, pool: PoolView) -> dict[Endpoint, float]:
+        """What plugins have learned of each endpoint, as of the last step: it changes slowly."""
+        made = self._learned.get(id(pool))
+        if made is None or made[0] != self._history.steps:
+            found = {
+                endpoint: round(figures["speed"], 2)
+                for endpoint, plugins in self._metrics.endpoint_statistics(pool).items()
+                for figures in plugins.values()
+                if "speed" in figures
+            }
+            made = self._learned[id(pool)] = self._history.steps, found
+        return made[1]
+
+    # --- what is drawn
+
+    def _chart(self, key: object, make: Callable[[], Markup]) -> Markup:
+        """Drawn when the history has grown, which is seldom."""
+        made = self._charts.get(key)
+        if made is None or made[0] != self._history.steps:
+            made = self._charts[key] = self._history.steps, make()
+        return made[1]
+
+    def _process_tiles(self) -> list[Tile]:
+        history = self._history
+        ttft, refused = history.ttft.last, history.refused.last
+        return [
+            Tile(
+                "TTFT, median",
+                _seconds(ttft),
+                self._chart("ttft", lambda: line(history.ttft.values, f"median time to first token, {LONG}")),
+            ),
+            Tile(
+                "refused a second",
+                _number(refused),
+                self._chart("refused", lambda: line(history.refused.values, f"requests refused a second, {LONG}", 1.0)),
+            ),
+        ]
+
+    def _pool(self, pool: PoolView, history: PoolHistory) -> dict[str, Any]:
+        endpoints, members = pool.endpoints, self._members(pool)
+        return {
+            "name": f"{name(pool.namespace)}/{name(pool.name)}",
+            "endpoints": len(endpoints),
+            "tiles": [*self._tiles(pool, history)],
+            "map": _map(endpoints),
+            "roles": [*_roles(members)],
+            "states": _states(self._kv_events(pool)),
+            "flow": self._flow(pool),
+        }
+
+    def _tiles(self, pool: PoolView, history: PoolHistory) -> Iterator[Tile]:
+        in_flight = sum(series.in_flight for _, series, _ in self._members(pool))
+        loads = [endpoint.load for endpoint in pool.endpoints]
+        usage = [load.kv_usage for load in loads if load.at is not None]
+        waiting = sum(load.waiting for load in loads)
+
+        def chart(series: str, label: str, top: float | None = None) -> Markup:
+            drawn = history[series].values
+            return self._chart((id(pool), series), lambda: line(drawn, f"{label}, {LONG}", top))
+
+        yield Tile("requests a second", _number(history["requests"].last), chart("requests", "requests a second"))
+        yield Tile("in flight", str(in_flight), chart("in_flight", "requests in flight"))
+        yield Tile(
+            "waiting in engines", str(waiting) if usage else "–", chart("waiting", "requests waiting in engines")
+        )
+        mean = sum(usage) / len(usage) if usage else None
+        most = f", most {_share(max(usage))}" if usage else ""
+        yield Tile(f"KV use{most}", _share(mean), chart("kv_mean", "mean KV use", 1.0))
+        held = [history[tier] for tier in ("device", "l1", "l2")]
+        now = [series.last for series in held]
+        total = sum(value or 0.0 for value in now) if any(value is not None for value in now) else None
+        tiered = any(value > 0 for series in held[1:] for value in series.values)
+        keys = [
+            (f"{tier} {_share(value).removesuffix(' %')}", at)
+            for at, (tier, value) in enumerate(zip(TIERS, now, strict=True))
+        ]
+        drawn = [series.values for series in held]
+        stacked = self._chart((id(pool), "hits"), lambda: stack(drawn, f"predicted hit rate by tier, {LONG}"))
+        yield Tile("predicted hit rate", _share(total), stacked, keys if tiered else ())
+        for series, label, write, top in OPTIONAL:
+            if not all(map(isnan, history[series].values)):
+                yield Tile(label, write(history[series].last), chart(series, label, top))
+
+    def _flow(self, pool: PoolView) -> dict[str, Any] | None:
+        figures = self._metrics.flow(pool.name)
+        if figures is None:
+            return None
+        rows = sorted((row for row in figures.waiting if row[2]), key=lambda row: -row[2])
+        most = rows[0][2] if rows else 0
+        shown = sorted(rows[:MOST_FLOWS], key=lambda row: (-row[1], -row[2]))
+        return {
+            "saturation": _share(figures.saturation),
+            "waiting": sum(row[2] for row in rows),
+            "rows": [
+                {
+                    "priority": priority,
+                    "flow": name(flow),
+                    "requests": requests,
+                    "kilobytes": -(-size // 1024),
+                    "bar": bar([Part(requests)], most, f"{requests} waiting"),
+                }
+                for flow, priority, requests, size in shown
+            ],
+            "more": max(0, len(rows) - MOST_FLOWS),
+        }
+
+
+TIERS: Final = ("dev", "L1", "L2")
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value * 100:.0f} %"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}" if 0 < value < 10 else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+OPTIONAL: Final[Sequence[tuple[str, str, Callable[[float | None], str], float | None]]] = (
+    ("speed", "prefill tokens/s", _number, None),
+    ("trust", "least cache trust", _share, 1.0),
+    ("saturation", "saturation", _share, 1.0),
+    ("queued", "waiting here", _number, None),
+)
+"""Tiles of what not every configuration has."""
+
+
+def _kv_spark(seen: EndpointHistory) -> str:
+    """Without the time before the first scrape, which is at the start alone."""
+    known = len(seen.kv) - seen.kv.count(UNKNOWN)
+    points = spark([0] * (len(seen.kv) - known) + [*seen.kv[-known:]] if known else [], KV_STEPS).split(" ")
+    return " ".join(points[-known:]) if known else ""
+
+
+def _map(endpoints: Sequence[Endpoint]) -> Markup:
+    """A square for each endpoint by its KV use: where it is full is seen among hundreds."""
+    shades = [
+        None if endpoint.load.at is None else min(9, int(max(0.0, endpoint.load.kv_usage) * 10))
+        for endpoint in endpoints
+    ]
+    full = sum(shade is not None and shade >= 9 for shade in shades)
+    return tiles(shades, f"KV use of {len(shades)} endpoints in their order; {full} of them are at 90 % or more")
+
+
+def _roles(members: Sequence[Member]) -> Iterator[dict[str, Any]]:
+    """Of each role; nothing where there are none."""
+    roles: dict[str, list[Member]] = {}
+    for member in members:
+        roles.setdefault(member[0].labels.get(protocol.ROLE_LABEL, ""), []).append(member)
+    if not any(roles):
+        return
+    for role, mine in sorted(roles.items()):
+        usage = [endpoint.load.kv_usage for endpoint, _, _ in mine if endpoint.load.at is not None]
+        mean = sum(usage) / len(usage) if usage else None
+        yield {
+            "role": name(role) or "no role",
+            "endpoints": len(mine),
+            "in_flight": sum(series.in_flight for _, series, _ in mine),
+            "kv": _share(mean),
+            "bar": bar([Part(mean or 0.0)], 1.0, f"mean KV use {_share(mean)}"),
+        }
+
+
+def _states(events: KvEvents) -> str:
+    """How many endpoints' KV events are in which state; empty: nobody asks for events."""
+    counts = Counter(state for state, _, _ in events.values())
+    return ", ".join(f"{count} {state}" for state, count in counts.most_common())
+
+
+def _replicas(shown: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    yield {
+        "address": f"this one ({shown['instance']})",
+        "state": "joined" if shown["joined"] else "joining",
+        "lag": None,
+        "in_flight": shown["in_flight"],
+        "agreement": None,
+        "bar": None,
+    }
+    for peer in shown["peers"]:
+        share = peer["agreement"]
+        drawn = bar([Part(share or 0.0)], 1.0, f"agreement {_share(share)}")
+        yield {
+            "address": name(peer["address"]),
+            "state": name(peer["state"]),
+            "lag": None if peer["lag_ms"] is None else f"{peer['lag_ms']:.1f} ms",
+            "in_flight": peer["in_flight"],
+            "agreement": _share(share),
+            "bar": None if share is None else drawn,
+        }
