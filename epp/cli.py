@@ -387,7 +387,7 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
 @click.option(
     "--engine", default="sim", show_default=True, type=click.Choice(["sim", "vllm"]), help="What the pods are."
 )
-@click.option("--roles", metavar="1p1d", help="Simulated pods that prefill (p), decode (d) or both (b), with sidecars.")
+@click.option("--roles", metavar="1p1d", help="Pods that prefill (p), decode (d) or both (b), with sidecars.")
 @click.option("--pods", type=click.IntRange(1, 32), help="How many. [default: 3 simulated, 2 of vLLM]")
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
 @click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")

@@ -22,6 +22,7 @@ from epp.plugin import (
     ProfileHandler,
     Reference,
     Request,
+    Response,
     RoleView,
     RunProfile,
     Services,
@@ -47,14 +48,20 @@ class _Stages(ProfileHandler):
         self._report: Callable[[str, str], None] = _unreported
         self._counts = {
             "decode-only": 0, "prefill-decode": 0, "encode-decode": 0, "encode-prefill-decode": 0, "no-prefiller": 0,
+            "prefill-failed": 0,
         }  # fmt: skip
 
     def start(self, services: Services) -> None:
         self._report = services.degraded
 
+    def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        if response.prefill_failed:
+            self._counts["prefill-failed"] += 1
+            self._report("prefill-failed", f"prefilled where it is decoded: at {endpoint.name}, as its sidecar says")
+
     def statistics(self) -> Mapping[str, float]:
         """Requests by the stages that had endpoints of their own, in llm-d's words; and `no-prefiller`, where nobody
-        was there to prefill.
+        was there to prefill, and `prefill-failed`, where the one that was to prefill did not.
         """
         return self._counts
 

@@ -21,7 +21,7 @@ plugins:
 - type: role-profile-handler
   parameters: {decider: always-disagg-pd-decider}
 """
-DECODERS = {"pod-b-engine", "pod-c-engine"}
+DECODERS = {"pod-b", "pod-c"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

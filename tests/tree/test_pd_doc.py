@@ -25,10 +25,11 @@ def test_the_endpoints_file_loads(tmp_path: Path) -> None:
     assert [serves(endpoint, "decode") for endpoint in state.endpoints] == [True, False]
 
 
-def test_the_configuration_loads() -> None:
-    text = describe(load_text(BLOCKS[1], clock=lambda: 0.0, random=Random(0)))
+@pytest.mark.parametrize(("block", "setting"), [(1, "whenNoPrefiller=refuse"), (2, "decider=prefix-based-pd-decider")])
+def test_the_configurations_load(block: int, setting: str) -> None:
+    text = describe(load_text(BLOCKS[block], clock=lambda: 0.0, random=Random(0)))
     assert "handler role-profile-handler" in text
-    assert "whenNoPrefiller=refuse" in text
+    assert setting in text
 
 
 ROWS = re.findall(r"^\| (none|`[a-z`, -]+`) \|(.*)\|(.*)\|(.*)\|$", PAGE, re.MULTILINE)

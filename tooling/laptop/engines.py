@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -108,6 +108,10 @@ class Engine(Protocol):
     def picker_flags(self) -> Sequence[str]:
         """Flags of `warmpath serve` for it."""
 
+    @property
+    def roles(self) -> Sequence[str]:
+        """Labels of the pods, in their order; () = none has one, and any number of pods may be laid out."""
+
     def lay_out(self, names: Sequence[str]) -> Layout:
         """Pods of these names on free ports. EngineError if the engine cannot be had here."""
 
@@ -119,7 +123,7 @@ class Simulated:
     seed: int = 1
     flags: Sequence[str] = ()
     roles: Sequence[str] = ()
-    """Labels of the pods, in their order; () = none has one. Those that decode have a sidecar."""
+    """Of the pods, in their order; () = none has one. Those that decode have a sidecar."""
 
     what = "simulated pod"
     model = "sim"
@@ -130,27 +134,31 @@ class Simulated:
         roles = self.roles or ("",) * len(names)
         ports = iter(free_ports(len(names) + len(roles)))
         pods = [LaptopPod(name, next(ports), role) for name, role in zip(names, roles, strict=True)]
-        programs, engines = {}, []
-        for pod in pods:
-            if pod.role in ("", "prefill"):
-                programs[pod.name] = self._program(pod)
-                continue
-            engine = LaptopPod(f"{pod.name}-engine", next(ports))
-            engines.append(self._program(engine))
-            programs[pod.name] = _sidecar(pod, engine)
-        return Layout(pods, programs, tuple(engines))
+        return _with_sidecars(pods, ports, self._program)
 
-    def _program(self, pod: LaptopPod) -> Program:
-        own = ["--port", str(pod.port), "--name", pod.name, "--seed", str(self.seed)]
+    def _program(self, pod: LaptopPod, port: int) -> Program:
+        own = ["--port", str(port), "--name", pod.name, "--seed", str(self.seed)]
         own += ["--kv-events-config", json.dumps(_EVENTS)]
         return Program(
             pod.name, [sys.executable, "-m", "tooling.simulator.server", *own, *self.flags], f"{pod.url}/health"
         )
 
 
-def _sidecar(pod: LaptopPod, engine: LaptopPod) -> Program:
-    command = [sys.executable, "-m", "epp.cli", "sidecar", "--host", _LOOPBACK, "--port", str(pod.port)]
-    return Program(pod.name, [*command, "--model-server-port", str(engine.port)], f"{pod.url}/health")
+def _with_sidecars(
+    pods: Sequence[LaptopPod], ports: Iterator[int], program: Callable[[LaptopPod, int], Program]
+) -> Layout:
+    """Pods whose engines `program` makes, on the ports it is given. In front of one that decodes there is a sidecar."""
+    programs, sidecars = {}, []
+    for pod in pods:
+        if pod.role in ("", "prefill"):
+            programs[pod.name] = program(pod, pod.port)
+            continue
+        port = next(ports)
+        programs[pod.name] = program(pod, port)
+        command = [sys.executable, "-m", "epp.cli", "sidecar", "--host", _LOOPBACK, "--port", str(pod.port)]
+        command += ["--model-server-port", str(port)]
+        sidecars.append(Program(f"{pod.name}-sidecar", command, f"tcp://{pod.address}"))
+    return Layout(pods, programs, tuple(sidecars))
 
 
 @dataclass(frozen=True)
@@ -178,6 +186,9 @@ class Vllm:
     context: int = 8192
     """Longest prompt with its answer, in tokens."""
     tiers: Tiers | None = None
+    """Not with roles."""
+    roles: Sequence[str] = ()
+    """Of the pods, in their order; () = none has one. KV comes by NIXL to those that decode, which have a sidecar."""
     flags: Sequence[str] = ()
     """For vLLM."""
 
@@ -194,6 +205,8 @@ class Vllm:
 
     def lay_out(self, names: Sequence[str]) -> Layout:
         model = _made(self.python, self.size)
+        if self.roles:
+            return self._by_role(names, model)
         count = len(names)
         redis, coordinator, *free = free_ports(2 + 3 * count)
         servers, http_ports = free[:count], free[count : 2 * count]
@@ -211,26 +224,42 @@ class Vllm:
                 l2 = redis if tiers.l2 else None
                 services.append(self._node(pod, server, http_port, coordinator, l2, tiers))
         programs = {
-            pod.name: self._program(pod, model, server if tiers else None)
+            pod.name: self._program(pod, pod.port, model, _lmcache(server) if tiers else None)
             for pod, server in zip(pods, servers, strict=True)
         }
         caches = [f"http://{_LOOPBACK}:{http_port}/cache/clear" for http_port in http_ports] if tiers else []
         url = f"http://{_LOOPBACK}:{coordinator}" if tiers else ""
         return Layout(pods, programs, services, caches, url, _free_shared_memory)
 
-    def _program(self, pod: LaptopPod, model: Path, server: int | None) -> Program:
+    def _by_role(self, names: Sequence[str], model: Path) -> Layout:
+        ports = iter(free_ports(3 * len(self.roles)))
+        pods = [LaptopPod(name, next(ports), role) for name, role in zip(names, self.roles, strict=True)]
+
+        def program(pod: LaptopPod, port: int) -> Program:
+            return self._program(pod, port, model, _nixl(pod.role), _side_channel(next(ports)))
+
+        return _with_sidecars(pods, ports, program)
+
+    def _program(
+        self,
+        pod: LaptopPod,
+        port: int,
+        model: Path,
+        connector: Mapping[str, Any] | None,
+        more: Mapping[str, str] = {},
+    ) -> Program:
         command = [
             *(str(self.python), "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", str(model), "--served-model-name", self.model),
-            *("--host", _LOOPBACK, "--port", str(pod.port), "--enforce-eager"),
+            *("--host", _LOOPBACK, "--port", str(port), "--enforce-eager"),
             *("--max-model-len", str(self.context), "--block-size", str(self.block), "--dtype", number_format()),
             *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
             *("--kv-events-config", json.dumps({**_EVENTS, "topic": f"kv@{pod.name}@{self.model}"})),
         ]
         if self.blocks is not None:
             command += ["--num-gpu-blocks-override", str(self.blocks)]
-        if server is not None:
-            command += ["--kv-transfer-config", json.dumps(_connector(server))]
+        if connector is not None:
+            command += ["--kv-transfer-config", json.dumps(connector)]
         environment = {
             **_QUIET,
             "HF_HUB_OFFLINE": "1",
@@ -243,6 +272,7 @@ class Vllm:
             # second longer: two processors for each pod, of which one computes.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "PYTHONPATH": "",  # its packages are its own
+            **more,
         }
         return Program(pod.name, [*command, *self.flags], f"{pod.url}/health", environment, children=True)
 
@@ -272,7 +302,7 @@ class Vllm:
         return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{http_port}/healthcheck", _QUIET)
 
 
-def _connector(port: int) -> Mapping[str, Any]:
+def _lmcache(port: int) -> Mapping[str, Any]:
     """vLLM's side of LMCache. `lmcache_driven`: only then are L1's blocks announced with their tokens."""
     return {
         "kv_connector": "LMCacheMPConnector",
@@ -285,6 +315,27 @@ def _connector(port: int) -> Mapping[str, Any]:
             "lmcache.mp.hash_algorithm": "sha256_cbor",
             "lmcache.mp.heartbeat_interval": 3,
         },
+    }
+
+
+def _nixl(role: str) -> Mapping[str, Any]:
+    """vLLM's connector between engines. `recompute`: where a prefiller is gone before its KV was fetched, the prompt is
+    computed by the engine that decodes, which answers with an error else."""
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": {"prefill": "kv_producer", "decode": "kv_consumer"}.get(role, "kv_both"),
+        "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
+    }
+
+
+def _side_channel(port: int) -> Mapping[str, str]:
+    """Where an engine tells others how its memory is reached, and what they reach it by."""
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": _LOOPBACK,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+        "UCX_TLS": "tcp,sm,self",
+        "UCX_NET_DEVICES": "lo",
     }
 
 
@@ -340,6 +391,11 @@ def number_format(cpu: Path = Path("/proc/cpuinfo")) -> str:
 
 def has_lmcache(python: Path) -> bool:
     return (python.parent / "lmcache").is_file()
+
+
+def has_nixl(python: Path) -> bool:
+    found = "import importlib.util, sys; sys.exit(importlib.util.find_spec('nixl') is None)"
+    return subprocess.run([str(python), "-c", found], env={**os.environ, "PYTHONPATH": ""}).returncode == 0
 
 
 def _free_shared_memory(directory: Path = Path("/dev/shm")) -> None:

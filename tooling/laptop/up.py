@@ -31,6 +31,7 @@ from tooling.laptop.engines import (
     Vllm,
     engine_python,
     has_lmcache,
+    has_nixl,
     knowing_tiers,
 )
 from tooling.laptop.load import Outcome, play
@@ -59,7 +60,7 @@ class UpOptions:
     pods: int | None = None
     """None: three simulated ones, two of vLLM."""
     roles: str | None = None
-    """As of `warmpath replay`: pods that prefill, decode or do both, as `1p1d`; simulated ones."""
+    """As of `warmpath replay`: pods that prefill, decode or do both, as `1p1d`."""
     replicas: int = 1
     port: int | None = None
     strategy: str = "prefix-aware"
@@ -110,9 +111,8 @@ async def run(options: UpOptions) -> int:
             if follows:
                 followed.write_text(strategy_text(BASELINE if options.once else options.strategy), encoding="utf-8")
             engine = _engine(options, console)
-            several = len(engine.roles) if isinstance(engine, Simulated) and engine.roles else 0
             shape = Shape(
-                pods=several or options.pods or (3 if options.engine == "sim" else 2),
+                pods=len(engine.roles) or options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
                 picking=("--config", str(followed), *options.allowed) if follows else options.picking,
@@ -135,9 +135,11 @@ def _engine(options: UpOptions, console: Console) -> Engine:
     labels = () if options.roles is None else roles(options.roles)
     if options.engine == "sim":
         return Simulated(options.seed, roles=labels)
-    if labels:
-        raise UpError("--roles is for simulated pods; vLLM needs NIXL for it")
     python = engine_python()
+    if labels:
+        if not has_nixl(python):
+            raise UpError("--roles needs NIXL beside vLLM: run `hack/install engine`, or pip install nixl")
+        return Vllm(python, roles=labels)
     if not has_lmcache(python):
         console.print("LMCache is not installed beside vLLM: each pod has its own cache and no other", soft_wrap=True)
     return Vllm(python, tiers=Tiers() if has_lmcache(python) else None)

@@ -370,6 +370,8 @@ def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone() -> None:
     shares = pool.in_flight(FailureShare)
     assert (shares[p].share > 0.3, d in shares) == (True, False)
     assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", 200)]
+    assert [reason for reason, _ in pool.degraded] == 3 * ["prefill-failed"]
+    assert pool.scheduler.statistics()["role-profile-handler"]["prefill-failed"] == 3
 
 
 def test_a_session_stays_with_who_decodes() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,7 @@ from tooling.laptop.engines import (
     Vllm,
     engine_python,
     has_lmcache,
+    has_nixl,
     knowing_tiers,
     number_format,
 )
@@ -58,14 +60,37 @@ def test_a_simulated_pod_needs_nothing_but_itself() -> None:
 
 def test_who_decodes_stands_behind_a_sidecar() -> None:
     layout = Simulated(roles=("prefill", "decode", "both")).lay_out(["pod-a", "pod-b", "pod-c"])
+    behind_sidecars(layout)
+    assert "tooling.simulator.server" in layout.programs["pod-b"].command
+
+
+def behind_sidecars(layout: Layout) -> None:
+    """`layout` has a pod of each role, those that decode behind sidecars."""
     assert [pod.role for pod in layout.pods] == ["prefill", "decode", "both"]
-    assert [service.name for service in layout.services] == ["pod-b-engine", "pod-c-engine"]
-    assert "tooling.simulator.server" in layout.programs["pod-a"].command
-    command, engine = layout.programs["pod-b"].command, layout.services[0].command
-    assert "sidecar" in command
-    assert value(command, "--port") == str(layout.pods[1].port)
-    assert value(command, "--model-server-port") == value(engine, "--port")
-    assert len(set(ports_in(layout))) == 5
+    assert [service.name for service in layout.services] == ["pod-b-sidecar", "pod-c-sidecar"]
+    asked = [str(pod.port) for pod in layout.pods]
+    listening = [value(layout.programs[pod.name].command, "--port") for pod in layout.pods]
+    assert [value(service.command, "--port") for service in layout.services] == asked[1:]
+    assert [value(service.command, "--model-server-port") for service in layout.services] == listening[1:]
+    assert listening[0] == asked[0]
+    assert len({*asked, *listening}) == 5
+    # A pod is ready when its engine answers, where requests come.
+    assert [layout.programs[pod.name].ready for pod in layout.pods] == [f"{pod.url}/health" for pod in layout.pods]
+
+
+def test_kv_goes_from_vllm_to_vllm_by_nixl_according_to_roles(python: Path) -> None:
+    layout = Vllm(python, size="tiny", roles=("prefill", "decode", "both")).lay_out(["pod-a", "pod-b", "pod-c"])
+    behind_sidecars(layout)
+    links = [json.loads(value(each.command, "--kv-transfer-config")) for each in layout.programs.values()]
+    assert {(link["kv_connector"], link["kv_load_failure_policy"]) for link in links} == {
+        ("NixlConnector", "recompute")
+    }
+    assert [link["kv_role"] for link in links] == ["kv_producer", "kv_consumer", "kv_both"]
+    channels = [each.environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] for each in layout.programs.values()]
+    engines = [value(each.command, "--port") for each in layout.programs.values()]
+    assert len({*channels, *engines, *(str(pod.port) for pod in layout.pods)}) == 8
+    assert {each.environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] for each in layout.programs.values()} == {"127.0.0.1"}
+    assert {each.environment["UCX_NET_DEVICES"] for each in layout.programs.values()} == {"lo"}
 
 
 def test_vllm_alone_has_no_services(python: Path) -> None:
@@ -190,3 +215,12 @@ def test_the_engines_python_is_ours_or_the_checkouts(tmp_path: Path, monkeypatch
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "lmcache").touch()
     assert has_lmcache(engine_python())
+
+
+def test_nixl_is_where_the_engines_python_finds_it(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert not has_nixl(python)
+    (tmp_path / "nixl.py").touch()
+    assert has_nixl(python)

@@ -255,6 +255,12 @@ def test_the_comparison_has_a_ratio_for_each_figure() -> None:
     assert [cell.strip() for cell in rows["prefix hit rate"].split("│")[2:5]] == ["0 %", "80 %", "–"]
 
 
+async def test_roles_without_nixl_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tooling.laptop.up.engine_python", lambda: Path("/bin/false"))
+    with pytest.raises(UpError, match="--roles needs NIXL beside vLLM: run `hack/install engine`"):
+        await run(UpOptions(engine="vllm", roles="1p1d"))
+
+
 async def test_an_engine_that_is_not_installed_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tooling.laptop.engines.ENGINE_PYTHON", tmp_path / "bin" / "python")
     monkeypatch.setattr("tooling.laptop.engines.find_spec", lambda name: None)
