@@ -10,8 +10,11 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from epp.cli import warmpath
 from epp.configuration.loader import load_text, strategy_text
+from epp.plugin import Endpoint, Stage, serves
 from epp.prefix.precise import PrecisePrefixCache
+from epp.protocol import ROLE_LABEL
 from tests.support.kubernetes.control_plane import ApiFailed, ControlPlane
 from tooling.simulator.publisher import kv_events_from
 
@@ -91,7 +94,7 @@ def admit(plane: ControlPlane, text: str, known: set[tuple[str, str]]) -> set[st
 
 def test_every_overlay_and_component_is_tested() -> None:
     assert {path.name for path in (MANIFESTS / "overlays").iterdir()} == OVERLAYS.keys()
-    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "tiered-kv", "vllm"}
+    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "tiered-kv", "vllm", "pd"}
     assert {path.name for path in (MANIFESTS / "components").iterdir()} == COMPONENTS.keys() | parts
 
 
@@ -245,6 +248,55 @@ def test_redis_and_who_loads_from_it_have_a_password_that_is_in_no_manifest(
         assert source == {"secretKeyRef": {"name": "lmcache-redis", "key": "password"}}
         assert not [each for each in container["args"] if variable in each or "protected-mode" in each]
     assert "requirepass" in str(tiered["Deployment", "lmcache-redis"])
+
+
+@pytest.mark.parametrize("added", [("pd",), ("pd", "kv-events", "ha", "monitoring")], ids=["alone", "with-others"])
+def test_each_role_has_a_deployment_and_who_decodes_a_sidecar(
+    plane: ControlPlane, restricted: str, served: set[tuple[str, str]], tmp_path: Path, added: tuple[str, ...]
+) -> None:
+    text = build(plane, tmp_path, "envoy-gateway", added)
+    assert admit(plane, text, served) == LEAN | ({"ServiceMonitor"} if "monitoring" in added else set())
+    found = documents(text)
+    servers = {
+        each["metadata"]["name"]: each["spec"]
+        for each in found
+        if each["kind"] == "Deployment" and each["metadata"]["name"] != "warmpath"
+    }
+    assert servers.keys() == {"llm-decode", "llm-prefill"}
+    pods = {name.removeprefix("llm-"): spec["template"] for name, spec in servers.items()}
+    for role, pod in pods.items():
+        body = {"metadata": {"name": role, **pod["metadata"]}, "spec": pod["spec"]}
+        plane.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All", body)
+        labels = pod["metadata"]["labels"]
+        assert labels == servers[f"llm-{role}"]["selector"]["matchLabels"] == {"app": "llm", ROLE_LABEL: role}
+        endpoint = Endpoint(role, "10.0.0.1:8000", labels)
+        stages: list[Stage] = ["decode", "prefill", "encode"]
+        assert [stage for stage in stages if serves(endpoint, stage)] == [role]
+    engines = {role: pod["spec"]["containers"][0] for role, pod in pods.items()}
+    links = {role: json.loads(flag(engine, "--kv-transfer-config")) for role, engine in engines.items()}
+    assert {role: link.pop("kv_role") for role, link in links.items()} == {
+        "decode": "kv_consumer",
+        "prefill": "kv_producer",
+    }
+    assert links["decode"] == links["prefill"]
+    (pool,) = [each["spec"] for each in found if each["kind"] == "InferencePool"]
+    asked = [port["number"] for port in pool["targetPorts"]]
+    (sidecar,) = pods["decode"]["spec"]["initContainers"]
+    settings = warmpath.commands["sidecar"].make_context("sidecar", sidecar["args"][1:]).params
+    assert sidecar["args"][0] == "sidecar"
+    assert [settings["port"]] == asked == [int(flag(engines["prefill"], "--port"))]
+    assert settings["model_server_port"] == int(flag(engines["decode"], "--port"))
+    for engine in engines.values():
+        (port,) = [each["containerPort"] for each in engine["ports"] if each["name"] == "http"]
+        assert (port, engine["readinessProbe"]["httpGet"]["port"]) == (int(flag(engine, "--port")), "http")
+    (fence,) = [each["spec"] for each in found if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "llm")]
+    assert {"from": [{"podSelector": {"matchLabels": {"app": "llm"}}}]} in fence["ingress"]
+
+
+def flag(container: Any, name: str) -> str:
+    """The value of a container's argument."""
+    (found,) = [arg.removeprefix(f"{name}=") for arg in container["args"] if arg.startswith(f"{name}=")]
+    return str(found)
 
 
 def test_accounts_may_do_what_they_need_and_nothing_else(plane: ControlPlane, restricted: str, tmp_path: Path) -> None:

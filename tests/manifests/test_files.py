@@ -104,6 +104,8 @@ def test_the_image_is_this_version() -> None:
     (simulator,) = documents(MANIFESTS / "components" / "simulator" / "deployment.yaml")
     assert container()["image"] == image
     assert simulator["spec"]["template"]["spec"]["containers"][0]["image"] == image
+    decode = (MANIFESTS / "components" / "pd" / "decode" / "kustomization.yaml").read_text(encoding="utf-8")
+    assert re.findall(r"image: (\S+)", decode) == [image]
     assert f"-t {image} ." in (ROOT / "Containerfile").read_text()
 
 
