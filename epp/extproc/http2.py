@@ -45,6 +45,8 @@ CLOSED_KEPT: Final = 256
 _FRAME: Final = Packed(">HBBBL")
 _HEAD: Final = Packed(">LBL")
 """The same to read: three bytes of length and one of kind as one number."""
+_LONG_HEAD: Final = Packed(">LBLBL")
+"""The same, and what stands in it before a gRPC message."""
 _MESSAGE: Final = Packed(">HBBBLBL")
 """A frame's head, and that of the gRPC message in it: whether it is compressed, and its length."""
 _PAIR: Final = Packed(">HL")
@@ -69,6 +71,20 @@ class Data(msgspec.Struct, frozen=True, gc=False):
     """The peer may send half of the stream's window at most, until `consumed`."""
 
 
+class Message(msgspec.Struct, frozen=True, gc=False):
+    """`Data` that is one gRPC message, not compressed, as most are; `payload` is without what gRPC puts before it."""
+
+    number: int
+    payload: bytes
+    end: bool
+    low: bool = False
+
+    @property
+    def framed(self) -> bytes:
+        """The data as it came."""
+        return b"\0" + len(self.payload).to_bytes(4, "big") + self.payload
+
+
 class Reset(msgspec.Struct, frozen=True, gc=False):
     """The stream ended early: the peer reset it, or broke the protocol on it."""
 
@@ -85,7 +101,7 @@ class Pong(msgspec.Struct, frozen=True, gc=False):
     payload: bytes
 
 
-Event = Opened | Data | Reset | Drained | Pong
+Event = Opened | Data | Message | Reset | Drained | Pong
 
 
 class Broken(Exception):
@@ -143,7 +159,7 @@ class _Stream:
         self.replied = False
         self.finished = 0
         """The response is complete: 1, and 2 when some seconds have gone by since."""
-        self.pending: deque[memoryview] = deque()
+        self.pending: list[memoryview] = []
         self.trailers: bytes | None = None
         """They follow what is pending and end the stream."""
 
@@ -167,6 +183,7 @@ class Connection:
         self._stream_window = stream_window
         self._connection_window = connection_window
         self._enough = connection_window >> 1
+        self._half = stream_window >> 1
         self._out: list[bytes | memoryview] = []
         self._rest = b""
         self._prefaced = False
@@ -199,49 +216,69 @@ class Connection:
     def receive(self, data: bytes) -> list[Event]:
         """Bytes from the peer. Never raises: a peer that breaks the protocol ends in `broken`."""
         events: list[Event] = []
-        if self.broken is not None:
-            return events
         if self._rest:
             data = self._rest + data
-        at = 0
         try:
-            if not self._prefaced:
-                if not PREFACE.startswith(data[: len(PREFACE)]):
-                    raise NotHttp2(data)
-                if len(data) >= len(PREFACE):
-                    self._prefaced, at = True, len(PREFACE)
-            if self._prefaced:
-                at = self._frames(data, at, events)
-            self._rest = data[at:]
+            self._rest = data[self._frames(data, 0, events) if self._prefaced else self._preface(data, events) :]
         except Broken as broken:
             self._break(broken)
         return events
 
+    def _preface(self, data: bytes, events: list[Event]) -> int:
+        """The connection's beginning, as `_frames`; also of one that is broken, where nothing is looked at."""
+        if self.broken is not None:
+            return len(data)
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            raise NotHttp2(data)
+        if len(data) < len(PREFACE):
+            return 0
+        self._prefaced = True
+        return self._frames(data, len(PREFACE), events)
+
     def _frames(self, data: bytes, at: int, events: list[Event]) -> int:
-        size, streams, enough = len(data), self._streams, self._stream_window >> 1
+        """All from `at` on that are whole; returns where the next begins."""
+        size, stream_of = len(data), self._stream_of()
         while size - at >= 9:
-            head, flags, number = _HEAD.unpack_from(data, at)
-            length, kind = head >> 8, head & 0xFF
-            if length > LARGEST_FRAME:
-                raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
-            start = at + 9
-            end = start + length
-            if end > size:
+            if size - at >= 14:
+                # What comes most: data that calls for no more than to be counted. `_data` knows all the rest.
+                head, flags, number, compressed, inner = _LONG_HEAD.unpack_from(data, at)
+                length = head >> 8
+                end = at + 9 + length
+                if not head & 0xFF and flags <= END_STREAM and end <= size and 0 < length <= LARGEST_FRAME:
+                    stream = stream_of(number)
+                    if stream is not None and stream.plain:
+                        left, given = stream.given - length, self._given - length
+                        if left >= 0 and given > self._enough:
+                            stream.given, self._given, self._idle = left, given, 0
+                            if flags:
+                                stream.ended, stream.plain = True, False
+                            if inner == length - 5 and not compressed:
+                                events.append(Message(number, data[at + 14 : end], flags == 1, left <= self._half))
+                            else:
+                                events.append(Data(number, data[at + 9 : end], flags == 1, left <= self._half))
+                            at = end
+                            continue
+            before, at = at, self._frame(data, at, events)
+            if at == before:
                 break
-            at = end
-            # What comes most: data that calls for no more than to be counted. `_data` knows all the rest.
-            if kind == DATA and flags <= END_STREAM and not self._block_stream:
-                stream = streams.get(number)
-                if stream is not None and stream.plain and (length or flags):
-                    left, given = stream.given - length, self._given - length
-                    if left >= 0 and given > self._enough:
-                        stream.given, self._given, self._idle = left, given, 0
-                        if flags:
-                            stream.ended, stream.plain = True, False
-                        events.append(Data(number, data[start:end], flags == END_STREAM, left <= enough))
-                        continue
-            self._other(kind, flags, number & MOST, data[start:end], events)
+            stream_of = self._stream_of()
         return at
+
+    def _stream_of(self) -> Callable[[int], "_Stream | None"]:
+        """Streams by their numbers; while a header block is under way there are none that something else may be for."""
+        return self._streams.get if not self._block_stream else _nothing
+
+    def _frame(self, data: bytes, at: int, events: list[Event]) -> int:
+        """Whatever frame begins at `at`; returns its end, or `at` where it is not whole yet."""
+        head, flags, number = _HEAD.unpack_from(data, at)
+        length = head >> 8
+        if length > LARGEST_FRAME:
+            raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        end = at + 9 + length
+        if end > len(data):
+            return at
+        self._other(head & 0xFF, flags, number & MOST, data[at + 9 : end], events)
+        return int(end)
 
     def _other(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
         if not self._configured and (kind != SETTINGS or flags & ACK):
@@ -296,7 +333,7 @@ class Connection:
         elif not end:
             self._without_effect()
             return
-        events.append(Data(number, payload, end, stream.given <= self._stream_window >> 1))
+        events.append(Data(number, payload, end, stream.given <= self._half))
 
     def _headers_frame(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         if not number & 1:
@@ -510,7 +547,7 @@ class Connection:
     def consumed(self, number: int) -> None:
         """What came on the stream was used: the peer may send as much again."""
         stream = self._streams.get(number)
-        if stream is not None and not stream.ended and stream.given <= self._stream_window >> 1:
+        if stream is not None and not stream.ended and stream.given <= self._half:
             self._out.append(_frame(WINDOW_UPDATE, 0, number, _U32.pack(self._stream_window - stream.given)))
             stream.given = self._stream_window
 
@@ -539,20 +576,11 @@ class Connection:
             return True
         length = len(message) + len(rest)
         size = length + 5
-        if (
-            size <= self._frame_size
-            and size <= stream.window
-            and size <= self._window
-            and not stream.pending
-            and not self.paused
-        ):
+        fits = size <= stream.window and size <= self._window and size <= self._frame_size
+        if fits and not stream.pending and not self.paused:
             stream.window -= size
             self._window -= size
-            out = self._out
-            out.append(_MESSAGE.pack(size >> 8, size & 255, DATA, 0, number, 0, length))
-            out.append(message)
-            if rest:
-                out.append(rest)
+            self._out += _MESSAGE.pack(size >> 8, size & 255, DATA, 0, number, 0, length), message, rest
             return True
         head = b"\0" + length.to_bytes(4, "big")
         parts = (head + message, rest) if len(message) < 512 else (head, message, rest)
@@ -640,7 +668,7 @@ class Connection:
             while pending and size < most:
                 part = pending[0]
                 if len(part) <= most - size:
-                    parts.append(pending.popleft())
+                    parts.append(pending.pop(0))
                     size += len(part)
                 else:
                     parts.append(part[: most - size])
@@ -686,7 +714,7 @@ class Connection:
 
     def _break(self, broken: Broken) -> None:
         self.broken = broken
-        self._rest = b""
+        self._rest, self._prefaced = b"", False
         self._out.append(_frame(GOAWAY, 0, 0, _U32.pack(self.last) + _U32.pack(broken.code) + str(broken).encode()))
 
 
@@ -702,6 +730,10 @@ _FRAMES: Final[Sequence[Callable[[Connection, int, int, bytes, list[Event]], Non
     Connection._window_update,
     Connection._continuation,
 )
+
+
+def _nothing(number: int) -> None:
+    return None
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:

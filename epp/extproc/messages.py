@@ -7,7 +7,6 @@ between two cached strings (one copy instead of four). Numbers: `proto/ext_proc.
 import ipaddress
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import cast
 
 import msgspec
 
@@ -52,11 +51,8 @@ def request_headers(message: pb.Incoming, size: int) -> dict[str, str]:
             f"the request's headers are {size} bytes in {len(entries)} fields; "
             f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
         )
-    pairs = [*map(_known_headers.get, entries)]
-    while None in pairs:
-        at = pairs.index(None)
-        pairs[at] = _header(entries[at])
-    found = dict(cast("list[tuple[str, str]]", pairs))
+    known = _known_headers.get
+    found = dict([known(entry) or _header(entry) for entry in entries])
     return found if len(found) == len(entries) else _joined(entries)
 
 

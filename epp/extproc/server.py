@@ -36,7 +36,7 @@ from epp.errors import (
     cannot_listen,
 )
 from epp.extproc import http2, messages
-from epp.extproc.http2 import Data
+from epp.extproc.http2 import Data, Message
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
 from epp.extproc.tls import Certificate
 from epp.parsing.request import NO_HEADERS, RawRequest
@@ -186,11 +186,12 @@ class Reports:
     def show(self, routed: RoutedRequest, action: AnswerChunk | Answered) -> Mapping[str, str] | None:
         """Headers to add to the answer. None: the observer failed; the answer goes on without being watched."""
         try:
-            if isinstance(action, Answered):
-                if "," in routed.destination and not self._lists_work:
+            if type(action) is Answered:
+                if not self._lists_work and "," in routed.destination:
                     self._look_at_list(action)
                 return routed.answered(action.status, action.served, action.content_type, action.prefill_fallback)
-            routed.answer_chunk(action.chunk, end=action.end)
+            if type(action) is AnswerChunk:
+                routed.answer_chunk(action.chunk, end=action.end)
             return NO_HEADERS
         except Exception as bug:
             self.not_watched(bug)
@@ -416,7 +417,8 @@ class GatewayConnection(asyncio.Protocol):
             self._handle(http.receive(data))
         finally:
             self._flushing = False
-        self._write()
+        if self._transport is not None and (out := http.take()):
+            self._transport.write(out)
         if (broken := http.broken) is not None:
             if broken.code == http2.ENHANCE_YOUR_CALM:
                 self._server.reports.metrics.degraded("gateway-floods", str(broken))
@@ -506,10 +508,10 @@ class GatewayConnection(asyncio.Protocol):
     def _handle(self, events: list[http2.Event]) -> None:
         calls = self.calls
         for event in events:
-            if isinstance(event, Data):
+            if type(event) is Message or type(event) is Data:
                 if (call := calls.get(event.number)) is not None:
                     try:
-                        call.data(event.payload, end=event.end, low=event.low)
+                        call.data(event)
                     except Exception as bug:  # it harms no other stream
                         log_bug("a stream failed", bug)
                         self.http.reset(event.number, http2.INTERNAL_ERROR)
@@ -544,7 +546,7 @@ class GatewayConnection(asyncio.Protocol):
         self.calls[event.number] = call
         call.opened()
         if event.end:
-            call.data(b"", end=True, low=False)
+            call.data(Data(event.number, b"", True))
 
 
 # --- gRPC ------------------------------------------------------------------------------------------------------------
@@ -640,9 +642,10 @@ class _Health:
     def opened(self) -> None:
         """Nothing is to be done yet."""
 
-    def data(self, payload: bytes, *, end: bool, low: bool) -> None:
+    def data(self, data: Data | Message) -> None:
+        payload = data.payload if isinstance(data, Data) else data.framed
         wrong = self._incoming.feed(payload, self._take) if payload else ""
-        if not wrong and not end:
+        if not wrong and not data.end:
             return
         if wrong or self._message is None:
             self._fail(INVALID_ARGUMENT, wrong or "no message")
@@ -715,7 +718,8 @@ class Call:
         self._connection = connection
         self._number = number
         self._stream = Stream(server.settings.max_body, server.memory, server.sampler)
-        self._incoming = Incoming(server.settings.max_body + messages.MAX_HEADERS_BYTES, server.memory)
+        self._incoming: Incoming | None = None
+        """Once messages came in pieces."""
         self._scope: AbstractAsyncContextManager[RoutedRequest] | None = None
         self._routed: RoutedRequest | None = None
         self._task: asyncio.Task[None] | None = None
@@ -740,28 +744,31 @@ class Call:
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
-    def data(self, payload: bytes, *, end: bool, low: bool) -> None:
+    def data(self, data: Data | Message) -> None:
         if self._ended:
             return
         if self._too_many:  # said now, not when it opened: a gateway may take a reply to nothing for a failure
             most = f"{self._server.memory.most} requests are served, which is the most"
             self._fail(Full("too many requests at once; try again later", most))
             return
-        if end:
+        if data.end:
             self._half_closed = True
-        if low:
+        if data.low:
             self._low = True
-        if int.from_bytes(payload[:5], "big") == len(payload) - 5 and not self._incoming.parts:
-            self._message(payload[5:])  # one that fills its frame, and is not compressed: as most do
-        elif payload and not self._pieces(payload):
+        if isinstance(data, Message) and (self._incoming is None or not self._incoming.parts):
+            self._message(data.payload)
+        elif data.payload and not self._pieces(data):
             return
-        if not self._ended:
+        if (self._half_closed or self._low) and not self._ended:
             self._go_on()
 
-    def _pieces(self, payload: bytes) -> bool:
+    def _pieces(self, data: Data | Message) -> bool:
         """Not one message: several, or pieces of some. Whether the stream can go on."""
-        incoming, memory = self._incoming, self._server.memory
-        wrong = incoming.feed(payload, self._message)
+        memory = self._server.memory
+        if (incoming := self._incoming) is None:
+            most = self._server.settings.max_body + messages.MAX_HEADERS_BYTES
+            incoming = self._incoming = Incoming(most, memory)
+        wrong = incoming.feed(data.payload if isinstance(data, Data) else data.framed, self._message)
         if self._ended:
             incoming.release()  # of what followed the message that ended it
         elif wrong:
@@ -809,9 +816,9 @@ class Call:
     def _request(self, message: bytes) -> None:
         stream = self._stream
         for action in stream.receive(message):
-            if isinstance(action, bytes):
+            if type(action) is bytes:
                 self._write(action)
-            elif isinstance(action, RawRequest):
+            elif type(action) is RawRequest:
                 self._server.incomplete.stop(self)
                 self._route(action)
                 return
@@ -819,15 +826,15 @@ class Call:
             self._refused()
 
     def _answer(self, message: bytes, routed: RoutedRequest) -> None:
-        stream, all_sent = self._stream, True
+        stream, http, all_sent = self._stream, self._connection.http, True
         for action in stream.receive(message):
-            if isinstance(action, bytes):
-                all_sent = self._write(action)
-            elif isinstance(action, Answered):
+            if type(action) is bytes:
+                all_sent = http.send_message(self._number, action)
+            elif type(action) is Answered:
                 headers = self._server.reports.show(routed, action) if self._watched else NO_HEADERS
                 self._watched = self._watched and headers is not None
-                all_sent = self._write(stream.answered(headers or NO_HEADERS))
-            elif isinstance(action, AnswerChunk) and self._watched:
+                all_sent = http.send_message(self._number, stream.answered(headers or NO_HEADERS))
+            elif type(action) is AnswerChunk and self._watched:
                 self._watched = self._server.reports.show(routed, action) is not None
         if not all_sent:
             self._wait_for_reader()
@@ -1007,7 +1014,7 @@ class Call:
             self._let_through()
         if self._unread:
             server.untaken.stop(self)
-        if self._incoming.parts:
+        if self._incoming is not None:
             self._incoming.release()
         self._leave()
         self._stream.release()

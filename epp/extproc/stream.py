@@ -370,11 +370,13 @@ class Stream:
         return [messages.REQUEST_TRAILERS] if self._phase == REPLIED else []
 
     def _hold(self, size: int) -> EppError | None:
-        self._keep(self._held + size)
+        memory = self._memory
+        self._held += size
+        memory.held += size
         if self._held - self._head > self._max_body:
             return TooLarge(f"the request's body is larger than {self._max_body} bytes")
-        if self._memory.held > self._memory.limit:
-            limit = f"{self._memory.limit} bytes of requests are held, which is the most"
+        if memory.held > memory.limit:
+            limit = f"{memory.limit} bytes of requests are held, which is the most"
             return Full("too many large requests at once; try again later", limit)
         return None
 
@@ -391,11 +393,9 @@ class Stream:
         self._phase = ROUTING
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
-        sampler = self._sampler
-        if sampler is not None and self._answer_mode == NONE and self._follows and sampler.wants():
-            self._watch = sampler
-        seen = self._answer_mode != NONE or (self._watch is not None and sampler is not None and sampler.works)
-        watched = self._watch is not None
+        seen, watched = self._answer_mode != NONE, False
+        if self._follows and not seen and (sampler := self._sampler) is not None and sampler.wants():
+            self._watch, seen, watched = sampler, sampler.works, True
         return [messages.raw_request(headers, body, self._subset, sees_answer=seen, watched=watched)]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.extproc import http2
-from epp.extproc.http2 import Broken, Connection, Data, Drained, HeaderDecoder, Opened, Pong, Reset
+from epp.extproc.http2 import Broken, Connection, Data, Drained, HeaderDecoder, Message, Opened, Pong, Reset
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a/B"), (":authority", "x"), ("te", "trailers")]
 EXTRA = [("content-type", "application/grpc"), ("x-request-id", "7e57")]
@@ -121,6 +121,25 @@ def test_a_call_from_end_to_end() -> None:
     assert [getattr(each, "data", None) for each in data] == [b"\0\0\0\0\5world", b"\0\0\0\0\6in two"]
     assert isinstance(ended, StreamEnded)
     assert pair.ours.open == 0
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_data_that_is_just_one_message_is_told_from_other_data(end: bool) -> None:
+    pair = Pair()
+    alone = [b"\0\0\0\0\5hello", b"\0\0\0\0\0"]
+    others = [b"\0\0\0\0\5hell", b"\0\0\0\0\5hello!", b"\1\0\0\0\5hello", b"\0\0\1\0\5hello", b"\0\0\0\0", alone[0] * 2]
+    numbers = range(1, 2 * len(alone + others), 2)
+    for number, data in zip(numbers, alone + others, strict=True):
+        pair.peer.send_headers(number, REQUEST)
+        pair.peer.send_data(number, data, end_stream=end)
+    pair.turn()
+    seen = [event for event in pair.events if not isinstance(event, Opened)]
+    assert seen == [
+        Message(1, b"hello", end),
+        Message(3, b"", end),
+        *(Data(number, data, end) for number, data in zip(numbers[2:], others, strict=True)),
+    ]
+    assert [event.framed for event in seen if isinstance(event, Message)] == alone
 
 
 @pytest.mark.parametrize("step", [1, 7, 9, 100])
@@ -513,7 +532,7 @@ def _answer(made: Connection, events: list[http2.Event]) -> None:
         if isinstance(event, Opened):
             made.send_headers(event.number, HEAD)
             made.send_message(event.number, b"x")
-        elif isinstance(event, Data) and event.end:
+        elif isinstance(event, Data | Message) and event.end:
             made.send_trailers(event.number, TAIL)
 
 

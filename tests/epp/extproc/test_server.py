@@ -465,6 +465,24 @@ async def test_a_piece_that_comes_with_the_window_for_what_was_written_before_is
             assert served.memory.held == 0
 
 
+async def test_a_piece_of_a_message_may_look_like_one() -> None:
+    route, like_one = Route(TO), b"\0\0\0\0\5hello"
+    async with asyncio.timeout(20), ext_proc_server(route, settings()) as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
+        with closing(writer):
+            peer = H2Connection()
+            peer.initiate_connection()
+            peer.send_headers(1, OPEN)
+            send_messages(peer, request_headers(config=DUPLEX))
+            body = bytes(7) + like_one + bytes(9)
+            message = request_body(body, end=True)
+            before, after = message.split(like_one)
+            for piece in (b"\0" + len(message).to_bytes(4, "big") + before, like_one, after):
+                peer.send_data(1, piece)
+            writer.write(peer.data_to_send())
+            assert (await route.way()).raw.body == body
+
+
 def send_messages(peer: H2Connection, *messages: bytes) -> None:
     """On stream 1."""
     for message in messages:
