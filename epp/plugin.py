@@ -702,6 +702,6 @@ def most(values: Iterable[float]) -> list[float]:
 
 def scores_of(bills: Sequence[tuple[float, ...]]) -> list[float]:
     """Bills in seconds to scores in 0..1: the cheapest scores 1, order is kept, ties stay ties."""
-    costs = [*map(sum, bills)]
-    low = min(costs, default=0.0) + 1e-3
-    return [low / (cost + 1e-3) for cost in costs]
+    costs = [sum(bill) + 1e-3 for bill in bills]
+    low = min(costs, default=0.0)
+    return [low / cost for cost in costs]

@@ -81,18 +81,20 @@ class RoutedRequest:
         `served` (`ip:port`, empty if the gateway does not say) moves the account when a retry landed elsewhere.
         `prefill_fallback`: why the prompt was not computed elsewhere, where a sidecar says so.
         """
-        self.response.status = status
-        self.response.prefill_failed = prefill_fallback in protocol.PREFILLER_FAULTS
-        self.response.served = served
-        if served and served != self.decision.endpoint.address:
-            elsewhere = self.decision.served_by(served) or self._pool.endpoint_at(served)
+        decision, response, scheduler = self.decision, self.response, self._scheduler
+        response.status = status
+        response.served = served
+        if prefill_fallback:
+            response.prefill_failed = prefill_fallback in protocol.PREFILLER_FAULTS
+        if served and served != decision.endpoints[0].address:
+            elsewhere = decision.served_by(served) or self._pool.endpoint_at(served)
             if elsewhere is not None:
                 if self.explanation:
                     self.explanation += f"; served={elsewhere.address}"
-                self._scheduler.moved(self.decision, elsewhere, self.response)
-        self._scheduler.answered(self.decision, self.response)
+                scheduler.moved(decision, elsewhere, response)
+        scheduler.answered(decision, response)
         self._content_type = content_type
-        headers = self._scheduler.answer_headers(self.decision) if status < 400 else NO_HEADERS
+        headers = scheduler.answer_headers(decision) if status < 400 else NO_HEADERS
         return {**headers, protocol.EXPLANATION: self.explanation} if self.explanation else headers
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
@@ -273,7 +275,8 @@ class RequestScope:
         self._end()
 
     def _end(self) -> None:
-        if self._policy.limits is not None:
-            self._policy.limits.ended(self._routed.decision.request, self._routed.response)
-        self._policy.scheduler.finished(self._routed.decision, self._routed.response)
-        self._router.observer.finished(self._routed.decision, self._routed.response)
+        policy, decision, response = self._policy, self._routed.decision, self._routed.response
+        if policy.limits is not None:
+            policy.limits.ended(decision.request, response)
+        policy.scheduler.finished(decision, response)
+        self._router.observer.finished(decision, response)

@@ -121,11 +121,11 @@ class Decisions:
         return len(self._records)
 
     def add(self, record: Record) -> None:
-        rows = 0
-        for run in record.decision.runs:
+        decision = record.decision
+        rows = len(decision.predictions)
+        for run in decision.runs:
             rows += len(run.endpoints)
-        rows += len(record.decision.predictions)
-        if (shadow := record.decision.shadow) is not None and shadow.run is not None:
+        if (shadow := decision.shadow) is not None and shadow.run is not None:
             rows += len(shadow.run.endpoints)
         self._records.append((record, rows))
         self._rows_now += rows
@@ -233,8 +233,9 @@ class Recorder:
             return
         record.response = response
         record.ended_at = self._clock()
-        usage = response.usage or NO_USAGE
-        if decision.endpoint is not record.endpoint:
+        usage, request = response.usage or NO_USAGE, decision.request
+        moved = decision.endpoint is not record.endpoint
+        if moved:
             self._metrics.endpoint_failed(record.endpoint)
         if response.failed:
             self._metrics.endpoint_failed(decision.endpoint)
@@ -242,20 +243,21 @@ class Recorder:
             record.endpoint,
             record.model,
             response.status,
-            record.duration,
+            record.ended_at - record.complete_at,
             size=record.size,
-            watched=decision.request.watched,
-            ttft=record.ttft,
+            watched=request.watched,
+            ttft=None if response.first_token_at is None else response.first_token_at - record.complete_at,
             prompt=usage.prompt,
             completion=usage.completion,
             cached=usage.cached,
-            predicted=record.predicted if decision.endpoint is record.endpoint else None,
+            predicted=None if moved else record.predicted,
         )
-        self._compare(record)
+        if request.slo is not None or (request.stream and decision.predictions):
+            self._compare(record)
         if self._audit is not None:
             self._audit.write(_entry(record, usage))
         # Bodies, and headers that say what a client sent, would fill the memory: the last thousands are kept.
-        decision.request = without_prompt(decision.request)
+        decision.request = without_prompt(request)
         decision.headers = NO_HEADERS
 
     def _compare(self, record: Record) -> None:

@@ -114,22 +114,27 @@ class ShadowCache:
         self.flights += 1
         if tokens:
             chain = chain[: depth_at(int(tokens // self.page * self.page * bytes_per_token + 1e-6))]
-        last, at = None, 0
-        depth = self.index.depth(chain, self.bit)
+        last, at, index = None, 0, self.index
+        depth = index.depth(chain, self.bit)
         while at < depth:
             last = self._segments[chain[at]]
             if depth - at < len(last.blocks):
                 last = self._split(last, depth - at)
             self._use(last)
             at += len(last.blocks)
-        known = min(round(bytes_at(depth) / bytes_per_token), tokens)
-        covered = known
-        if new := self._affordable(chain[depth:]):
+        if (known := round(bytes_at(depth) / bytes_per_token)) > tokens:
+            known = tokens
+        covered, new = known, chain[depth:]
+        if len(new) > index.limit - index.holdings:
+            new = self._affordable(new)
+        if new:
             last = self._append(new, depth, bytes_per_token, last)
-            covered = min(known + last.tokens, tokens)
+            if (covered := known + last.tokens) > tokens:
+                covered = tokens
         # An engine reuses whole pages and computes at least the last token, so a wholly known prompt costs one page.
-        again = known - min(known, max(0, tokens - 1)) // self.page * self.page
-        loose = self._paged(tokens) - covered + again
+        page = self.page
+        again = known - (known if known < tokens else max(0, tokens - 1)) // page * page
+        loose = -(-tokens // page) * page - covered + again
         self.pinned += loose
         self._settle()
         return Pin(last, loose, tokens)
@@ -145,13 +150,15 @@ class ShadowCache:
     def release(self, pin: Pin, generated: int) -> None:
         """The request ended after `generated` tokens: what it used becomes idle, its tail first."""
         # The last generated token is never computed upon, so it takes no memory.
-        computed = pin.prompt + max(0, generated - 1)
-        loose = pin.loose + self._paged(computed) - self._paged(pin.prompt)
+        computed, page = pin.prompt + (generated - 1 if generated > 1 else 0), self.page
+        pages = pin.prompt // -page - computed // -page  # those that the answer took: both are rounded up
+        loose = pin.loose + pages * page
         self.pinned += loose - pin.loose
-        self._settle()  # before anything of it is idle: the partial page too has taken its room from others
+        self._fit()  # before anything of it is idle: the partial page too has taken its room from others
         self.flights -= 1
         self.pinned -= loose
-        self._let_go(max(0, loose - self._paged(computed % self.page)))
+        if (left := loose - page if computed % page else loose) > 0:
+            self._let_go(left)
         segment = pin.last
         while segment is not None:
             segment.proven = True
@@ -195,7 +202,8 @@ class ShadowCache:
         if held.chain:
             self.release(self.pin(held.chain, 0, held.bytes_per_token), 0)
         else:
-            self._let_go(held.tokens)
+            if held.tokens:
+                self._let_go(held.tokens)
             self._settle()
 
     def forget(self) -> None:
@@ -205,9 +213,6 @@ class ShadowCache:
         self._segments.clear()
         self._oldest.clear()
         self.index.leave(self.bit)
-
-    def _paged(self, tokens: int) -> int:
-        return -(-tokens // self.page) * self.page
 
     def _use(self, segment: Segment) -> None:
         if not segment.users:
@@ -229,8 +234,6 @@ class ShadowCache:
 
     def _let_go(self, tokens: int) -> None:
         """Memory no request can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
-        if not tokens:
-            return
         self.idle += tokens
         latest = next(reversed(self._oldest), None)
         if latest is None or latest.blocks or latest.rest:
@@ -264,19 +267,21 @@ class ShadowCache:
 
     def _affordable(self, blocks: Sequence[int]) -> Sequence[int]:
         """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
-        if len(blocks) <= self.index.spare:
-            return blocks
         self.index.crowded += 1
         while len(blocks) > self.index.spare and self._oldest:
             self._evict(next(iter(self._oldest)), 0)
         return blocks[: self.index.spare]
 
     def _settle(self) -> None:
-        """Evict the oldest idle memory until what is left fits, and update `room`."""
+        """What is pinned or idle has changed."""
+        self._fit()
+        self.room = CacheRoom(self.pinned, self.capacity)
+
+    def _fit(self) -> None:
+        """Evict the oldest idle memory until what is left fits."""
         while (excess := self.pinned + self.idle - self.capacity) > 0 and self._oldest:
             segment = next(iter(self._oldest))
             self._evict(segment, max(0, segment.tokens - excess))
-        self.room = CacheRoom(self.pinned, self.capacity)
 
     def _evict(self, segment: Segment, tokens: int) -> None:
         """Shrink an idle segment from its end until `tokens` are left; 0 = altogether."""

@@ -109,20 +109,16 @@ class Adapters:
 
     def __init__(self) -> None:
         self.slots: dict[Endpoint, Slots] = {}
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self.known: OrderedDict[str, None] = OrderedDict()
         """Adapters; named longest ago first."""
         self._holders: dict[str, dict[Endpoint, None]] = {}
         """Adapter -> those that have it."""
         self._most = 0
         """Slots of the endpoint that said so last: of those that have not said it yet too."""
 
-    def __contains__(self, model: str) -> bool:
-        """Whether this model is known to be an adapter."""
-        return model in self._known
-
     def know(self, adapters: Iterable[str]) -> None:
         """These models are adapters."""
-        known = self._known
+        known = self.known
         for adapter in adapters:
             known[adapter] = None
             known.move_to_end(adapter)

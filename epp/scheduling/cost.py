@@ -258,14 +258,16 @@ class _Account:
         self.requests += 1
         self.tokens += sent.tokens
         self.promises.start(sent.tpot, sent.lasts[2], sent.sent)
-        self.peak = max(self.peak, self.requests)
+        if self.requests > self.peak:
+            self.peak = self.requests
         self._next()
 
     def _go(self, sent: _Sent, now: float) -> None:
         sent.here = False
         self.requests -= 1
         self.tokens -= sent.tokens
-        self.promises.end(sent.tpot)
+        if sent.tpot is not None:
+            self.promises.end(sent.tpot)
         if not self.requests:
             self.busy_until = now
 
@@ -349,10 +351,8 @@ class _Account:
             self.weight += 1 / self.decay.scale(now)
 
     def _next(self) -> None:
-        head = next(iter(self.queue), None)
-        if head is None or head.observed:
-            self.due = inf
-        else:
+        self.due = inf
+        if self.queue and not (head := next(iter(self.queue))).observed:
             load, work, _ = head.lasts
             self.due = max(head.sent, self.served_at) + load + self.speed.factor * work
         if self.order is not None:
@@ -603,7 +603,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def adapter_of(self, request: Request) -> str:
         """The LoRA adapter it asks for; "" where it is not known to be one."""
-        return request.model if request.model in self.adapters else ""
+        return request.model if request.model in self.adapters.known else ""
 
     def _adapter_seconds(self, account: _Account, need: Need) -> float:
         """What an adapter's request costs there beside what any request does."""
@@ -929,7 +929,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens
-        self._scale(now)
+        if now - self._decay.epoch > _EPOCH:
+            self._scale(now)
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
         where = self._sent.get(request) or self._sent.set(request, {})
         need, adapter = NO_NEED, self.adapter_of(request)
@@ -944,15 +945,16 @@ class ExpectedTtft(Cost, Detector, Admitter):
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
         self._squares += _WEIGHT * (work * work - self._squares)
-        self._computed += _WEIGHT * (max(1, computed) - self._computed)
+        self._computed += _WEIGHT * ((computed or 1) - self._computed)
         self._tokens += _WEIGHT * (n - self._tokens)
         step = self._step(account)
         crowd = step * self._per_chunk
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
-        expected = None if prefills else self._expected(request, account, (n, work, load), need, now)
-        seen = expected, None if prefills else self._tpot(request)
+        seen: tuple[LatencyPrediction | None, float | None] = None, None
+        if not prefills:
+            seen = self._expected(request, account, (n, work, load), need, now), self._tpot(request)
         if need.loads:
             load += self.adapter_load_seconds
             account.loading_until = now + account.speed.factor * account.ahead(now) + load

@@ -219,7 +219,8 @@ class Scheduler:
         """The answer's headers were seen. To be called once. What came before the decode has ended then."""
         if decision in self._open:
             self._tell(self._on_answered, decision.request, decision.endpoint, response)
-            self._end_parts(decision, response)
+            if decision.parts:
+                self._end_parts(decision, response)
 
     def first_token(self, decision: Decision) -> None:
         """The first token was seen; later calls for the same decision do nothing."""
@@ -227,7 +228,8 @@ class Scheduler:
             return
         self._open[decision] = True
         self._call(self._on_first_token, decision.request, decision.endpoint)
-        self._end_parts(decision, Response(status=200))
+        if decision.parts:
+            self._end_parts(decision, Response(status=200))
 
     def answer_headers(self, decision: Decision) -> Mapping[str, str]:
         """Headers the plugins add to the answer, for the endpoint that served."""
@@ -244,7 +246,8 @@ class Scheduler:
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint. Closes the accounts once; a second call does nothing."""
         if self._open.pop(decision, None) is not None:
-            self._end_parts(decision, response)
+            if decision.parts:
+                self._end_parts(decision, response)
             self._tell(self._on_finished, decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:

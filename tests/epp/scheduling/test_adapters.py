@@ -56,8 +56,8 @@ def test_where_all_slots_are_in_use_requests_have_to_end_first() -> None:
 def test_what_runs_there_for_others_is_there() -> None:
     a = endpoint(slots=2, running="x")
     adapters = seen(a)
-    assert "x" in adapters
-    assert "y" not in adapters
+    assert "x" in adapters.known
+    assert "y" not in adapters.known
     assert adapters.need(a, "x") == NOTHING
     assert [*adapters.holders("x")] == [a]
     adapters.start(a, "y")
@@ -70,12 +70,12 @@ def test_what_runs_there_for_others_is_there() -> None:
 def test_what_an_endpoint_serves_says_which_models_are_adapters() -> None:
     a = Endpoint("a", "a:1", models=(ServedModel("base", "", b"{}"), ServedModel("x", "base", b"{}")))
     adapters = seen(a)
-    assert "x" in adapters
-    assert "base" not in adapters
+    assert "x" in adapters.known
+    assert "base" not in adapters.known
     assert adapters.need(a, "x") == LOADED
     a.models = (*a.models, ServedModel("y", "base", b"{}")) if a.models else None
     adapters.see(a)
-    assert "y" in adapters
+    assert "y" in adapters.known
 
 
 def test_an_endpoint_that_says_nothing_has_as_many_slots_as_the_one_that_said_so_last() -> None:
@@ -98,7 +98,7 @@ def test_what_is_remembered_is_taken_over_and_what_leaves_is_forgotten() -> None
     for _, most, idle in adapters.remembered():
         other.restore(there, most, idle)
     assert other.need(there, "x") == NOTHING
-    assert "x" in other
+    assert "x" in other.known
     assert other.need(there, "y") == LOADED, "what is in flight is told by itself"
     adapters.forget(a)
     assert not adapters.holders("x")
