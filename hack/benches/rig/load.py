@@ -69,6 +69,8 @@ def seen(output: str) -> Seen:
     if result is None:
         raise BenchError(f"wrk gave no result: {output.strip()[-300:]}")
     requests, failed = int(result[1]), int(result[2])
-    if failed or not requests:
+    if not requests:
+        raise BenchError("no request was answered in the time of a measurement: expected a larger --seconds")
+    if failed:
         raise BenchError(f"{failed} of {requests} requests failed: the figures would be worthless")
     return Seen(requests, float(result[3]), float(result[4]))
