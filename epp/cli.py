@@ -583,6 +583,7 @@ def explain(as_json: bool, **flags: Any) -> None:
     """
     from tooling.explain.command import ExplainOptions, main
 
+    _importable(flags["config"], None)
     try:
         sys.exit(main(ExplainOptions(**flags), as_json=as_json))
     except ConfigError as error:

@@ -22,7 +22,15 @@ from tooling.laptop.ports import free_ports
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RUN_HERE = ("README.md", "docs/run.md", "docs/strategies.md", "docs/plugins.md", "docs/replay.md", "docs/operate.md")
+RUN_HERE = (
+    "README.md",
+    "docs/run.md",
+    "docs/strategies.md",
+    "docs/plugins.md",
+    "docs/replay.md",
+    "docs/operate.md",
+    "examples/README.md",
+)
 RUN_ELSEWHERE = {
     "docs/conformance.md": "tests/tooling/conformance/test_command.py",
     "docs/flow-control.md": "tests/tree/test_flow_control_doc.py",
