@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 import aiohttp
 import zmq
 import zmq.asyncio
-from aiohttp import web
 
 from epp.configuration.loader import strategy_text
 from hack.benches.rig.mixed_load import Kind, MixedLoad, mixed_load
@@ -218,17 +217,13 @@ async def rubbish(stage: Stage) -> None:
 async def coordinator_hangs(stage: Stage) -> None:
     """LMCache's coordinator, which speaks to Redis and the servers, accepts and does not answer; then it is gone."""
 
-    async def never(request: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        raise web.HTTPServiceUnavailable
+    async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
 
-    made = web.Application()
-    made.router.add_route("*", "/{path:.*}", never)
-    runner = web.AppRunner(made, shutdown_timeout=0)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", stage.port).start()
+    server = await asyncio.start_server(never, "127.0.0.1", stage.port)
     await asyncio.sleep(DURING)
-    await runner.cleanup()
+    server.close()
 
 
 EVENTS: Final = "kvEventsConfig: {zmqEndpoint: 'tcp://127.0.0.1:PORT'}"

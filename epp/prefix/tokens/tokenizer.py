@@ -129,7 +129,11 @@ class ModelTokenizer:
         if "added_tokens_decoder" not in settings:  # newer files say all in one place
             settings |= _json(directory / "special_tokens_map.json", optional=True)
         tokenizer = _read_tokenizer(directory / "tokenizer.json")
-        named = _complete(tokenizer, settings)
+        try:
+            named = _complete(tokenizer, settings)
+        except ValueError as error:  # half a surrogate pair is text in JSON, and none for the library
+            where = directory / "tokenizer_config.json"
+            raise ConfigError(str(where), f"expected tokens that are Unicode text: {str(error)[:200]}") from None
         templates = ChatTemplates.load(directory, settings, chat_template, content_format)
         return cls(tokenizer, templates, named, chat_template_kwargs or {}, pieces)
 
@@ -358,7 +362,7 @@ def _complete(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> dict[str, st
     there = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     listed = settings.get("added_tokens_decoder")
     decoder = listed if isinstance(listed, dict) else {}
-    for number in sorted((each for each in decoder if str(each).isdigit()), key=int):
+    for number in sorted((each for each in decoder if str(each).isdecimal()), key=int):
         if isinstance(decoder[number], dict) and repr(token := _added(decoder[number])) not in there:
             tokenizer.add_tokens([token])
     extra = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or ()

@@ -314,6 +314,10 @@ def _break(name: str, content: str | bytes | None) -> Callable[[Path], None]:
         (_break("tokenizer_config.json", "{"), r"tokenizer_config\.json: expected JSON"),
         (_break("tokenizer_config.json", '{"a": ' + "[" * 100_000), r"tokenizer_config\.json: expected JSON"),
         (_break("tokenizer_config.json", "[]"), r"tokenizer_config\.json: expected a JSON object"),
+        (
+            _break("tokenizer_config.json", '{"added_tokens_decoder": {"9": {"content": "\\ud800"}, "\u00b2": {}}}'),
+            r"tokenizer_config\.json: expected tokens that are Unicode text",
+        ),
         (_break("chat_template.jinja", "{% for %}"), r"chat_template\.jinja: expected a chat template in Jinja"),
         (_break("tekken.json", "{}"), r"tekken\.json: vLLM reads this with mistral-common"),
         (
