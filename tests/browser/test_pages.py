@@ -1,0 +1,165 @@
+"""What people do with the pages, in a real Chromium, at 300 endpoints."""
+
+import re
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from epp.parsing.request import RawRequest
+from tests.browser.conftest import ENDPOINTS, Shown
+from tests.support.scheduling.decisions import SECRET, decision
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ROWS = "table.endpoints tbody tr:not(.group):visible"
+
+
+async def refreshed(page: Page) -> None:
+    """Wait for the next refresh but one: the next may be under way."""
+    for _ in range(2):
+        seen = await page.locator("body").get_attribute("data-refreshed") or "0"
+        await expect(page.locator("body")).not_to_have_attribute("data-refreshed", seen)
+        await expect(page.locator("body")).to_have_attribute("data-refreshed", re.compile(r"\d+"))
+
+
+async def first_names(page: Page, count: int = 2) -> list[str]:
+    rows = page.locator(ROWS)
+    return [await rows.nth(at).evaluate("row => row.cells[0].firstChild.data") for at in range(count)]
+
+
+async def test_figures_follow_the_pool_without_a_reload(shown: Shown, page: Page) -> None:
+    shown.look()
+    await page.goto(shown.url)
+    await page.evaluate("window.kept = true")
+    cell = page.locator("#endpoints0 tbody tr").nth(7).locator("td").nth(4)
+    await expect(cell).to_have_text("2 %")
+    shown.load(7, kv_usage=0.93)
+    shown.request("a-new-one")
+    await expect(cell).to_have_text("93 %")
+    await expect(cell.locator("rect")).to_have_attribute("width", "93")
+    await expect(page.locator("#decisions")).to_contain_text("a-new-one")
+    shown.look()
+    chart = page.locator("#endpoints0 tbody tr").nth(7).locator("polyline").nth(1)
+    await expect(chart).to_have_attribute("points", "58,24 59,2")
+    assert await page.evaluate("window.kept") is True
+
+
+async def test_other_endpoints_are_drawn_by_the_server_and_what_was_typed_stays(shown: Shown, page: Page) -> None:
+    await page.goto(shown.url)
+    await page.get_by_label("Filter").fill("pod-00")
+    await expect(page.locator(ROWS)).to_have_count(10)
+    shown.pool.replace(shown.pool.endpoints[5:])
+    await expect(page.locator(ROWS)).to_have_count(5)
+    await expect(page.get_by_label("Filter")).to_have_value("pod-00")
+
+
+async def test_the_table_is_sorted_filtered_and_grouped_by_keyboard(shown: Shown, page: Page) -> None:
+    await page.goto(shown.url)
+    await expect(page.locator(".shown")).to_have_text(f"{ENDPOINTS} endpoints")
+    head = page.locator("#endpoints0 thead th", has_text="KV use")
+    await head.locator("button").focus()
+    await page.keyboard.press("Enter")
+    await expect(head).to_have_attribute("aria-sort", "descending")
+    assert await first_names(page) == ["default/pod-299", "default/pod-298"]
+    await page.keyboard.press("Enter")
+    assert await first_names(page) == ["default/pod-000", "default/pod-001"]
+    await page.locator("body").click(position={"x": 5, "y": 5})
+    await page.keyboard.press("/")
+    await page.keyboard.type("node-3")
+    await expect(page.locator(".shown")).to_have_text("68 of 300 endpoints")  # node-3 and node-30 to node-37
+    await page.keyboard.press("Escape")
+    await expect(page.locator(ROWS)).to_have_count(ENDPOINTS)
+    await page.get_by_label("Group by").select_option("role")
+    groups = page.locator("tr.group th")
+    await expect(groups).to_have_count(2)
+    await expect(groups.first).to_contain_text("role decode: 200 endpoints")
+    await refreshed(page)
+    await expect(groups).to_have_count(2)
+
+
+async def test_it_can_be_paused(shown: Shown, page: Page) -> None:
+    await page.clock.install()
+    await page.goto(shown.url)
+    await page.keyboard.press("p")
+    button = page.get_by_role("button", name="Go on")
+    await expect(button).to_have_attribute("aria-pressed", "true")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    await page.clock.run_for(10_000)
+    assert asked == []
+    await button.click()
+    await page.clock.run_for(2_000)
+    await expect(page.locator("body")).to_have_attribute("data-refreshed", re.compile(r"\d+"))
+    assert asked
+
+
+async def test_what_has_the_focus_is_not_drawn_anew(shown: Shown, page: Page) -> None:
+    shown.request("r1")
+    await page.goto(f"{shown.url}/decisions")
+    link = page.get_by_role("link", name="r1")
+    await link.focus()
+    shown.request("r2")
+    await refreshed(page)
+    await expect(link).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", level=1)).to_have_text("Request r1")
+    assert SECRET not in await page.content()
+    await expect(page.locator("table.profile svg.bar").first).to_be_visible()
+
+
+async def test_a_prompt_is_explained_from_the_form(shown: Shown, page: Page) -> None:
+    asked: list[RawRequest] = []
+
+    async def explain(pool: str, raw: RawRequest) -> dict[str, Any]:
+        asked.append(raw)
+        return {"pool": "default/llama", "waiting": None, "decision": decision("", shown.pool.endpoints).as_dict()}
+
+    shown.server.explain_by(explain)
+    await page.goto(f"{shown.url}/explain")
+    await page.keyboard.press("/")
+    await page.keyboard.type("""curl http://gw/v1/completions -d '{"model": "m", "prompt": "<b>two</b>"}'""")
+    await page.get_by_role("button", name="Explain").click()
+    await expect(page.locator("h2.answer")).to_have_text("It would go to default/pod-000")
+    await expect(page.locator("table.profile tbody tr")).to_have_count(100)
+    assert asked[0].body == b'{"model": "m", "prompt": "<b>two</b>"}'
+
+
+async def test_without_script_everything_can_be_read(shown: Shown, browser: Browser) -> None:
+    shown.request("r1")
+    context = await browser.new_context(java_script_enabled=False)
+    page = await context.new_page()
+    await page.goto(shown.url)
+    await expect(page.locator("#endpoints0 tbody tr")).to_have_count(ENDPOINTS)
+    await expect(page.get_by_text("default/pod-299")).to_be_visible()
+    await expect(page.locator("#decisions svg.bar").first).to_be_visible()
+    await expect(page.get_by_label("Filter")).to_be_hidden()
+    await expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    await context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_text_stands_out_in_the_dark_and_in_the_light(shown: Shown, browser: Browser, scheme: Any) -> None:
+    context = await browser.new_context(color_scheme=scheme)
+    page = await context.new_page()
+    await page.goto(shown.url)
+    colours = await page.evaluate(
+        """() => [getComputedStyle(document.body), getComputedStyle(document.querySelector("small"))].flatMap(
+            style => [style.color, style.backgroundColor])"""
+    )
+    text, ground, soft, _ = [_luminance(colour) for colour in colours]
+    assert _contrast(text, ground) >= 7
+    assert _contrast(soft, ground) >= 4.5
+    assert (ground < 0.1) == (scheme == "dark")
+    await context.close()
+
+
+def _luminance(colour: str) -> float:
+    """Relative, of WCAG 2.2."""
+    parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
