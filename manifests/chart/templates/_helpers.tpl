@@ -21,6 +21,10 @@
 {{- if gt (int .Values.tiers.l2GiB) 0 }}true{{ end -}}
 {{- end }}
 
+{{- define "warmpath.roles" -}}
+{{- if gt (int (add .Values.roles.prefill .Values.roles.decode)) 0 }}true{{ end -}}
+{{- end }}
+
 {{- define "warmpath.several" -}}
 {{- if gt (int .Values.picker.replicas) 1 }}true{{ end -}}
 {{- end }}
