@@ -51,7 +51,7 @@ REACHED = {
     "Models._labelled": metrics_table.MAX_MODELS,
     "FlowSeries._ids": metrics_table.MAX_FLOWS,
     "LimitSeries._tenants": metrics_table.MAX_FLOWS,
-    "Adapters._known": BOUND,
+    "Adapters.known": BOUND,
 }
 """Tables that a flood fills, and their bounds."""
 LABELS = {
