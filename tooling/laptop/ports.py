@@ -1,10 +1,20 @@
 """Free ports on loopback."""
 
+import fcntl
+import os
 import random
 import socket
+import tempfile
+from collections import deque
+from functools import cache
+from pathlib import Path
+from typing import Final
 
 LOWEST, HIGHEST = 20_000, 32_000
 """Below the range systems take outgoing connections' ports from: those come and go and would collide."""
+_KEPT: Final = 1000
+"""Ports that a process keeps from others at most: those it was given last."""
+_mine: Final = deque[int]()
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -21,11 +31,33 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports on which nothing listens now. OSError if there are not that many."""
+    """`count` different ports on which nothing listens now, and which no other process of this user was given here and
+    may be about to listen on. OSError if there are not that many.
+    """
     found: list[int] = []
     for port in random.sample(range(LOWEST, HIGHEST), HIGHEST - LOWEST):
         if len(found) == count:
             return found
-        if is_free(port, host):
+        if is_free(port, host) and _taken(port):
             found.append(port)
     raise OSError(f"no {count} free ports between {LOWEST} and {HIGHEST} on {host}")
+
+
+def _taken(port: int) -> bool:
+    """Whether the port is this process's now: it has locked the byte at that place of a file, until it ends."""
+    file = _file()
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    _mine.append(port)
+    while len(_mine) > _KEPT:
+        if (oldest := _mine.popleft()) not in _mine:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, oldest)
+    return True
+
+
+@cache
+def _file() -> int:
+    path = Path(tempfile.gettempdir()) / f"warmpath-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
