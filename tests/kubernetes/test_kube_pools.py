@@ -261,7 +261,8 @@ async def test_several_pools_share_a_namespace(cluster: Cluster, metrics: Record
         assert (addresses(p), addresses(q), later.ready) == (["127.1.0.1:8000"], ["127.1.0.2:9000"], False)
         await cluster.create_pool("later", 7000)
         await seen("a third", lambda: addresses(later) == ["127.1.0.1:7000"])
-    assert metrics.degradations == []
+        assert metrics.going_on() == set()
+    assert metrics.degradations == [("pool-missing", f"there is no InferencePool {cluster.namespace}/later")]
 
 
 async def test_a_thousand_pods_come_and_go(cluster: Cluster, metrics: RecordedMetrics, seen: Seen) -> None:
