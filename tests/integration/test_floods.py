@@ -36,6 +36,7 @@ from tests.support.ext_proc.messages import HEADERS, LEAN, answer_headers, reque
 from tests.support.ext_proc.server import Gateway
 from tests.support.gateway.chain import eventually
 from tests.support.process.waiting import beside
+from tests.support.process.web_server import serving
 from tooling.laptop.ports import free_ports
 
 FLOOD = 1500
@@ -121,14 +122,8 @@ class HostileEndpoint:
         made = web.Application()
         made.router.add_get("/metrics", self.metrics)
         made.router.add_get("/v1/models", self.models)
-        runner = web.AppRunner(made)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+        async with serving(made) as self.address:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 async def one(gateway: Gateway, n: int) -> str:

@@ -14,6 +14,7 @@ from epp.extproc.server import AGE, ExtProcServer, Settings
 from epp.telemetry.metrics import Metrics
 from tests.support.ext_proc.server import LOOPBACK, Route
 from tests.support.gateway import envoy
+from tests.support.process import web_server
 
 pytestmark = [pytest.mark.envoy]
 
@@ -61,13 +62,8 @@ async def upstream() -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_post("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as address:
+        yield address
 
 
 async def replaced(

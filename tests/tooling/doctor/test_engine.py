@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.support.process import web_server
 from tooling.doctor.engine import ProbedEndpoint, examine, probe
 from tooling.doctor.finding import Finding
 from tooling.doctor.http import HttpClient
@@ -131,13 +132,8 @@ async def changed(simulated: SimulatedPod, path: str, change: Callable[[Any], An
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", forward)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as address:
+        yield address
 
 
 async def test_answers_that_do_not_tell_cached_tokens() -> None:
@@ -239,13 +235,8 @@ async def test_another_engine_is_named_and_left_alone() -> None:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        found, findings = await examined(f"127.0.0.1:{runner.addresses[0][1]}")
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as address:
+        found, findings = await examined(address)
     assert found.reachable
     assert checks(findings) == [("metrics", "hint")]
     assert "those of sglang" in findings[0].found

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from tests.support.process import web_server
 from tooling.doctor.http import MOST, HttpClient, Trouble
 
 
@@ -17,13 +18,8 @@ async def server(response: web.Response) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as address:
+        yield f"http://{address}"
 
 
 async def test_a_get_and_a_post() -> None:

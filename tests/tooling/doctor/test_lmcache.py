@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.support.process import web_server
 from tooling.doctor.engine import ProbedEndpoint
 from tooling.doctor.http import HttpClient
 from tooling.doctor.lmcache import Stores, examine_coordinator, examine_server, findings_of, stores, stuck
@@ -120,13 +121,8 @@ async def serving(pages: dict[str, Any]) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with web_server.serving(app) as address:
+        yield f"http://{address}"
 
 
 async def test_a_server_is_asked_for_its_pages() -> None:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from epp.prefix.lmcache.chunk_keys import chunks_of
+from tests.support.process import web_server
 from tooling.doctor.http import HttpClient
 from tooling.doctor.names import Chunk, examine_names, findings_of_chunk
 
@@ -29,13 +30,8 @@ class Directory:
         app.router.add_get("/config", self._config)
         app.router.add_get("/directory/keys", self._keys)
         app.router.add_post("/directory/lookup", self._lookup)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        async with web_server.serving(app) as address:
+            yield f"http://{address}"
 
     async def _config(self, request: web.Request) -> web.Response:
         return web.json_response({"mp": {"hash_algorithm": self.algorithm}})

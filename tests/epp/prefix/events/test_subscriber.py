@@ -25,6 +25,7 @@ from epp.prefix.events.subscriber import Subscribers, _Queue
 from epp.testing import services
 from tests.support.engines.kv_events import batch, block_stored, depth, stored
 from tests.support.process import waiting
+from tests.support.process.web_server import serving
 from tests.support.scheduling.degradations import RecordedMetrics
 from tooling.laptop.ports import free_ports
 from tooling.simulator.publisher import KvEventsConfig, Publisher
@@ -49,14 +50,8 @@ class Server:
     async def running(self) -> AsyncIterator["Server"]:
         app = web.Application()
         app.router.add_get("/kv_event_sources", self._answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            self.address = f"127.0.0.1:{runner.addresses[0][1]}"
+        async with serving(app) as self.address:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.asked += 1

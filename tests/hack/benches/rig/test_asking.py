@@ -11,6 +11,7 @@ from aiohttp import web
 
 from hack.benches.rig.asking import EngineClient, client, play, text
 from hack.benches.rig.processes import BenchError
+from tests.support.process.web_server import serving
 from tooling.replay.trace import Piece, Trace, TraceRequest
 
 
@@ -55,13 +56,9 @@ async def api() -> AsyncIterator[Api]:
     made = Api()
     app = web.Application()
     app.router.add_post("/v1/completions", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    await runner.cleanup()
+    async with serving(app) as address:
+        made.url = f"http://{address}"
+        yield made
 
 
 async def test_an_answer_is_counted_by_its_tokens(api: Api) -> None:
