@@ -4,14 +4,14 @@ It reads a decision's explanation as JSON has it (`Decision.as_dict`), as explan
 a list only the best endpoints are written out at all.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from heapq import nlargest
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from epp.admin.drawing import COLOURS, Part, bar
-from epp.scheduling.decision import Decision, ProfileRun
+from epp.scheduling.decision import Decision, row_as_dict
 from epp.telemetry.text import printable
 
 MOST: Final = 100
@@ -105,20 +105,8 @@ def best(decision: Decision) -> dict[str, Any] | None:
         "profile": run.profile,
         "stage": run.stage,
         "picks": [decision.endpoint.name],
-        "endpoints": [*_as_json(run, places)],
+        "endpoints": [row_as_dict(run, at) for at in places],
         "dropped": [],
         "others": run.others + len(run.endpoints) - len(places),
     }
     return profile_view(profile, decision.endpoint.name)
-
-
-def _as_json(run: ProfileRun, places: Iterable[int]) -> Iterable[dict[str, Any]]:
-    for at in places:
-        row: dict[str, Any] = {"endpoint": run.endpoints[at].name, "total": run.totals[at], "scores": {}}
-        for scored in run.scored:
-            row["scores"][scored.name] = {"score": scored.scores[at], "weight": scored.weight}
-            if scored.bills:
-                bill = scored.bills[at]
-                row["bill_ms"] = {term: s * 1000 for term, s in zip(scored.terms, bill, strict=True)}
-                row["cost_ms"] = sum(bill) * 1000
-        yield row

@@ -170,13 +170,7 @@ def _prediction_as_dict(seen: LatencyPrediction) -> dict[str, float]:
 def _run_as_dict(run: ProfileRun, predictions: Mapping[Endpoint, LatencyPrediction]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for i, endpoint in enumerate(run.endpoints):
-        row: dict[str, Any] = {"endpoint": endpoint.name, "total": run.totals[i], "scores": {}}
-        for scored in run.scored:
-            row["scores"][scored.name] = {"score": scored.scores[i], "weight": scored.weight}
-            if scored.bills:
-                bill = scored.bills[i]
-                row["bill_ms"] = {t: round(s * 1000, 3) for t, s in zip(scored.terms, bill, strict=True)}
-                row["cost_ms"] = round(sum(bill) * 1000, 3)
+        row = row_as_dict(run, i)
         if endpoint in predictions:
             row["predicted"] = _prediction_as_dict(predictions[endpoint])
         rows.append(row)
@@ -188,6 +182,18 @@ def _run_as_dict(run: ProfileRun, predictions: Mapping[Endpoint, LatencyPredicti
         **({"others": run.others} if run.others else {}),
         "picks": [endpoint.name for endpoint in run.picks],
     }
+
+
+def row_as_dict(run: ProfileRun, i: int) -> dict[str, Any]:
+    """What a profile's run found of its endpoint `i`, JSON-ready; costs in milliseconds."""
+    row: dict[str, Any] = {"endpoint": run.endpoints[i].name, "total": run.totals[i], "scores": {}}
+    for scored in run.scored:
+        row["scores"][scored.name] = {"score": scored.scores[i], "weight": scored.weight}
+        if scored.bills:
+            bill = scored.bills[i]
+            row["bill_ms"] = {t: round(s * 1000, 3) for t, s in zip(scored.terms, bill, strict=True)}
+            row["cost_ms"] = round(sum(bill) * 1000, 3)
+    return row
 
 
 _LONGEST: Final = 256
