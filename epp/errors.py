@@ -24,9 +24,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from epp import protocol
 from epp.telemetry.text import printable
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be: text that is no UTF-8 and nesting too deep too."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import msgspec
 from msgspec import Raw
 
-from epp.errors import BadRequest
+from epp.errors import UNREADABLE, BadRequest
 from epp.parsing.request import Api, short_salt
 
 T = TypeVar("T")
@@ -244,7 +244,7 @@ class _Ids(_ForOneModel):
     def output_limit(self) -> Raw:
         try:
             found = _SAMPLING.decode(self.sampling_params)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return ABSENT
         return found.max_tokens if memoryview(found.max_tokens) else found.max_new_tokens
 

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from epp import protocol
-from epp.errors import BadRequest, UnsupportedMedia
+from epp.errors import UNREADABLE, BadRequest, UnsupportedMedia
 from epp.parsing.body import (
     ABSENT,
     Body,
@@ -253,7 +253,7 @@ def _by_body(body: bytes, by_path: Mapping[str, msgspec.json.Decoder[Body]]) -> 
     """The format where a gateway (NGINX Gateway Fabric) gives neither method nor path: by a field it must have."""
     try:
         fields = _FIELDS.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     for value, path in ((fields.messages, "/v1/chat/completions"), (fields.prompt, "/v1/completions")):
         if value is not ABSENT:

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 import aiohttp
 import msgspec
 
-from epp.errors import ConfigError
+from epp.errors import UNREADABLE, ConfigError
 from epp.pool.credentials import Credentials, sentence
 
 _CONNECT_TIMEOUT: Final = 2.0
@@ -165,7 +165,7 @@ class ApiServer:
             answer = await _bounded(response, _LARGEST_EVENT, "a review")
         try:
             return msgspec.json.decode(answer, type=shape)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ApiError(0, f"not the review a Kubernetes API server sends: {error}") from None
 
     @asynccontextmanager

@@ -17,7 +17,7 @@ from msgspec import inspect
 from epp import protocol
 from epp.documents.objects import InferencePool, Metadata, Pod, PoolSpec, Selector, TargetPort, created
 from epp.documents.strict import nearest
-from epp.errors import ConfigError
+from epp.errors import UNREADABLE, ConfigError
 from epp.pool.apiserver import PODS, ApiError, Kind
 from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod, preferred, state_of
 from epp.pool.store import Endpoint, Pool, PoolState
@@ -269,7 +269,7 @@ async def labelled(selector: str, namespace: str, source: Source) -> Labelled:
     """The InferencePools that have these labels now. ConfigError if there are none or they cannot be listed."""
     try:
         listed = msgspec.json.decode(await source.page(POOLS, namespace, selector, ""), type=_List)
-    except (ApiError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (ApiError, *UNREADABLE) as error:
         raise ConfigError("", f"cannot list InferencePools in namespace {namespace!r}: {error}") from None
     if not listed.items:
         what = f"no InferencePool in namespace {namespace!r} has labels {selector!r}"

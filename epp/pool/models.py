@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.parsing.body import MAX_MODEL
 from epp.pool.http import BadAnswer
 from epp.pool.scrape import Visit
@@ -40,7 +41,7 @@ def models_of(page: bytes) -> tuple[ServedModel, ...] | None:
     """The models of an endpoint's answer; None if it is no list of them. An entry without a name is left out."""
     try:
         entries = _LIST.decode(page).data
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     return tuple(_entries(entries))
 
@@ -49,7 +50,7 @@ def _entries(entries: Sequence[msgspec.Raw]) -> Iterator[ServedModel]:
     for raw in entries:
         try:
             entry = _ENTRY.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             continue
         if 0 < len(entry.id) <= MAX_MODEL:
             yield ServedModel(entry.id, entry.parent or "", bytes(raw))

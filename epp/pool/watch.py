@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.pool.apiserver import ApiError, Kind
 
 log = logging.getLogger("warmpath")
@@ -193,7 +194,7 @@ class Watch(Generic[T]):
         """What `read` makes of it, else what we have under that name."""
         try:
             return self._read(bytes(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             self._listener.refused(f"{self.kind} {self._namespace}/{name}: {error}")
             return self._objects.get(name)
 
@@ -257,5 +258,5 @@ class Watch(Generic[T]):
 def _decoded(raw: bytes | msgspec.Raw, shape: type[T]) -> T:
     try:
         return msgspec.json.decode(raw, type=shape)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ApiError(0, f"not the JSON a Kubernetes API server sends: {error}") from None

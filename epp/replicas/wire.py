@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.plugin import Api, Endpoint, Request, Stage
 
 LIVE: Final = b"L"
@@ -191,7 +192,7 @@ def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:
     """What `frame` made, its topic being so long. Raises MalformedFrame."""
     try:
         return _envelopes.decode(memoryview(data)[topic_bytes:])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedFrame(str(error)) from None
 
 
@@ -199,7 +200,7 @@ def decode_decided(raw: msgspec.Raw) -> Decided:
     """What an `Open` holds. Raises MalformedFrame."""
     try:
         return _decisions.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedFrame(str(error)) from None
 
 

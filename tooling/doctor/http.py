@@ -5,6 +5,8 @@ from typing import Any, Final, Self
 import aiohttp
 import msgspec
 
+from epp.errors import UNREADABLE
+
 MOST: Final = 8 << 20
 """Bytes of an answer."""
 
@@ -60,5 +62,5 @@ class HttpClient:
         page = await self.bytes(url, body)
         try:
             return msgspec.json.decode(page, type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise Trouble(f"no JSON object: {str(error)[:100]}", 200) from None

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.plugin import Request
 from epp.prefix.tokens.anthropic import MessagesBody, as_chat
 from epp.prefix.tokens.conversation import Message, Unsupported
@@ -122,7 +123,7 @@ def prompt_of(request: Request) -> Prompt:
             return _completion(_COMPLETION.decode(request.body))
         if request.api == "generate":
             return _generate(_GENERATE.decode(request.body))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Unsupported(f"a body vLLM would refuse: {type(error).__name__}") from None
     raise Unsupported(f"the format {request.api!r} is not rendered; expected chat, completions, messages or generate")
 

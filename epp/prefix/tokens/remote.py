@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from epp.errors import UNREADABLE
 from epp.plugin import Endpoint, Request
 from epp.pool.http import BadAnswer, Kept, host_and_port
 from epp.prefix.tokens.cache import Ids
@@ -88,5 +89,5 @@ def ids_in(page: bytes) -> Ids:
     """The ids in an answer. Raises BadAnswer. Takes milliseconds for a long one: call it in a thread."""
     try:
         return array("I", _ANSWER.decode(page).tokens)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+    except (*UNREADABLE, OverflowError) as error:
         raise BadAnswer(f"no token ids: {type(error).__name__}") from None
