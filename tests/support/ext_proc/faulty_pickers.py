@@ -19,9 +19,8 @@ from epp.parsing.body import Chat, decode
 from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from tests.support.ext_proc.server import Gateway, ext_proc_server
-from tooling.conformance.case import Case
 from tooling.conformance.suite import CASES, Result, outcome
-from tooling.conformance.target import ConformanceOptions, Target, host_and_port, reach
+from tooling.conformance.target import ConformanceOptions, host_and_port, reach
 
 Request: TypeAlias = pb.ProcessingRequest
 Reply: TypeAlias = pb.ProcessingResponse
