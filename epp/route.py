@@ -9,6 +9,7 @@ from epp.errors import EppError, InternalError, NoEndpoint, OwnAnswer, Rejected
 from epp.flow.control import FlowControl
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits
+from epp.parsing.grpc import GrpcUsage, usage_reader
 from epp.parsing.parser import Parser, asks_for_models
 from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
 from epp.plugin import Detector, Endpoint, Request, stages_of
@@ -56,7 +57,7 @@ class RoutedRequest:
         self._pool = pool
         self._clock = clock
         self._content_type = ""
-        self._usage: UsageReader | None = None
+        self._usage: UsageReader | GrpcUsage | None = None
 
     @property
     def destination(self) -> str:
@@ -107,7 +108,7 @@ class RoutedRequest:
             response.first_token_at = self._clock()
             self._scheduler.first_token(self.decision)
         if usage is None:
-            usage = self._usage = UsageReader(self._content_type)
+            usage = self._usage = usage_reader(self._content_type, self.decision.request.api)
         usage.feed(chunk)
         if end:
             response.usage = usage.finish()

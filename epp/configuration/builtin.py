@@ -118,6 +118,8 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "anthropic-parser": {},
     "vllmhttp-parser": {},
     "sglanghttp-parser": {},
+    "vllmgrpc-parser": {},
+    "vertexai-parser": {},
     "passthrough-parser": {},
     "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
     "token-producer": {
@@ -161,8 +163,6 @@ MISSING: Final = {
     "models-data-extractor": _ATTRIBUTES,
     "session-state-producer": "state kept for each session",
     "request-attribute-reporter": "reporting a request's attributes to the gateway",
-    "vllmgrpc-parser": "vLLM's gRPC API",
-    "vertexai-parser": "Vertex AI's API",
     "sheddable-eviction-filter": "eviction of requests in flight",
     "priority-then-time-eviction-order-policy": "eviction of requests in flight",
     "k8s-notification-source": "data sources beside the engines' metrics",

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from posixpath import normpath
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from epp import protocol
 from epp.errors import UNREADABLE, BadRequest, UnsupportedMedia
+from epp.parsing import grpc
 from epp.parsing.body import (
     ABSENT,
     Body,
@@ -30,30 +31,49 @@ from epp.parsing.rewrite import rewrite_model
 _MAX_ID: Final = 256
 """Longest request id taken from a client, in characters."""
 
-_Format = tuple[str, msgspec.json.Decoder[Body]]
+
+class _Format(NamedTuple):
+    end: str
+    """Of the path."""
+    decoder: msgspec.json.Decoder[Body]
+    unwrapped: Callable[[bytes], bytes] | None = None
+    """Of a gRPC method: what makes JSON of the body."""
+
+
 _CHAT: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Chat)
 _COMPLETION: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Completion)
+_RESPONSES: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Responses)
 _POOLING: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Pooling)
+_NATIVE: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(NativeGenerate)
 
 PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
     "openai-parser": (
-        ("/v1/chat/completions", _CHAT),
-        ("/v1/completions", _COMPLETION),
-        ("/v1/responses", msgspec.json.Decoder(Responses)),
-        ("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
-        ("/v1/chat/completions/render", _CHAT),
-        ("/v1/completions/render", _COMPLETION),
-        ("/rerank", _POOLING),
-        ("/score", _POOLING),
-        ("/classify", _POOLING),
-        ("/pooling", _POOLING),
+        _Format("/v1/chat/completions", _CHAT),
+        _Format("/v1/completions", _COMPLETION),
+        _Format("/v1/responses", _RESPONSES),
+        _Format("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
+        _Format("/v1/chat/completions/render", _CHAT),
+        _Format("/v1/completions/render", _COMPLETION),
+        _Format("/rerank", _POOLING),
+        _Format("/score", _POOLING),
+        _Format("/classify", _POOLING),
+        _Format("/pooling", _POOLING),
     ),
-    "anthropic-parser": (("/v1/messages", msgspec.json.Decoder(Messages)),),
-    "vllmhttp-parser": (("/inference/v1/generate", msgspec.json.Decoder(Generate)),),
-    "sglanghttp-parser": (("/generate", msgspec.json.Decoder(NativeGenerate)),),
+    "anthropic-parser": (_Format("/v1/messages", msgspec.json.Decoder(Messages)),),
+    "vllmhttp-parser": (_Format("/inference/v1/generate", msgspec.json.Decoder(Generate)),),
+    "sglanghttp-parser": (_Format("/generate", _NATIVE),),
+    "vllmgrpc-parser": (
+        _Format("vllm.grpc.engine.VllmEngine/Generate", _NATIVE, grpc.generate),
+        _Format("vllm.grpc.engine.VllmEngine/Embed", _POOLING, grpc.embed),
+    ),
+    "vertexai-parser": (
+        _Format("PredictionService/ChatCompletions", _CHAT, grpc.http_body),
+        _Format("PredictionService/StreamRawPredict", _RESPONSES, grpc.http_body),
+        _Format("PredictionService/RawPredict", _RESPONSES, grpc.http_body),
+    ),
     "passthrough-parser": (),
 }
-"""Name, as llm-d has it -> ends of the paths it reads and their formats. The last takes any other path as it is."""
+"""Name, as llm-d has it -> the formats it reads, by the ends of their paths. The last takes any other path as it is."""
 _USUAL: Final = ("openai-parser", "anthropic-parser", "vllmhttp-parser", "passthrough-parser")
 """Those that read where a configuration names none. Source: llm-d-router v0.10."""
 
@@ -105,8 +125,8 @@ class Parser:
         names = names or _USUAL
         self._names = names
         formats = [each for name in names for each in PARSERS[name]]
-        self._by_path = dict(reversed(formats))
-        self._by_end = sorted(formats, key=lambda each: len(each[0]), reverse=True)
+        self._by_path = {each.end: each for each in reversed(formats)}
+        self._by_end = sorted(formats, key=lambda each: len(each.end), reverse=True)
         self._passes = "passthrough-parser" in names
 
     def parse(self, raw: RawRequest) -> tuple[Request, bytes | None]:
@@ -117,17 +137,20 @@ class Parser:
         unknown, or any while models are rewritten; BadRequest for a path that `use` leaves to nobody and for an SLO
         that is no number; never another error.
         """
-        decoder = self._decoder(raw)
-        opaque = why_opaque(raw) if decoder is not None else ""
+        found = self._format(raw)
+        opaque = "" if found is None else why_opaque(raw) if found.unwrapped is None else grpc.why_opaque(raw.body)
         if opaque and self._rules.rewrites:
             why = "models are rewritten here, for which the body has to be read"
             raise UnsupportedMedia(f"{opaque}; expected JSON without a content-encoding: {why}")
-        if decoder is None or opaque:
+        if found is None or opaque:
             return self._other(raw, opaque), None
-        fields = decode(decoder, raw.body)
+        body = raw.body if found.unwrapped is None else found.unwrapped(raw.body)
+        fields = decode(found.decoder, body)
         asked = fields.model_name()
         prompt = fields.prompt()
         model = self._rules.rewrite(asked) if asked else asked
+        if model != asked and body is not raw.body:
+            raise UnsupportedMedia("model: it is rewritten here, which cannot be done in a gRPC request; expected JSON")
         priority, slo = self._wanted(raw.headers)
         request = Request(
             id=self._id(raw.headers),
@@ -142,24 +165,24 @@ class Parser:
             priority=priority,
             slo=slo,
             headers=raw.headers,
-            body=raw.body,
+            body=body,
             sees_answer=raw.sees_answer,
             watched=raw.watched,
         )
         return request, None if model == asked else rewrite_model(raw.body, model)
 
-    def _decoder(self, raw: RawRequest) -> msgspec.json.Decoder[Body] | None:
+    def _format(self, raw: RawRequest) -> _Format | None:
         """The format by the path's end (gateways and clients put prefixes before it); None = not one of ours."""
         if raw.method != "POST":
             return None if raw.method or raw.path else _by_body(raw.body, self._by_path)
-        if (decoder := self._by_path.get(raw.path)) is not None:
-            return decoder
+        if (found := self._by_path.get(raw.path)) is not None:
+            return found
         path = _plain(raw.path)
-        for end, decoder in self._by_end:
-            if path.endswith(end):
-                return decoder
+        for each in self._by_end:
+            if path.endswith(each.end):
+                return each
         if not self._passes:
-            ends = ", ".join(end for end, _ in self._by_end)
+            ends = ", ".join(each.end for each in self._by_end)
             raise BadRequest(f"path: {path[:60]!r} is read by none of {', '.join(self._names)}; expected one of {ends}")
         return None
 
@@ -249,7 +272,7 @@ class _Fields(msgspec.Struct):
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
 
 
-def _by_body(body: bytes, by_path: Mapping[str, msgspec.json.Decoder[Body]]) -> msgspec.json.Decoder[Body] | None:
+def _by_body(body: bytes, by_path: Mapping[str, _Format]) -> _Format | None:
     """The format where a gateway (NGINX Gateway Fabric) gives neither method nor path: by a field it must have."""
     try:
         fields = _FIELDS.decode(body)

@@ -120,7 +120,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """What guards found of it, by name."""
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
-    """The body as it came, for what a plugin needs deeper; decode lazily."""
+    """The body as it came, for what a plugin needs deeper; decode lazily. Of a gRPC request JSON that says the same."""
     sees_answer: bool = False
     """The gateway will show its answer, as far as is known."""
     watched: bool = False
@@ -236,7 +236,7 @@ class UsageReader:
 
     def __init__(self, content_type: str) -> None:
         kind = content_type.lower()
-        self._looks = not kind or "json" in kind or "event-stream" in kind
+        self._looks = not kind or "json" in kind or "event-stream" in kind or "grpc" in kind  # Vertex AI's holds JSON
         self._rest = b""  # the end of the last chunk: where a key, or an object, may have begun
         self._counts: dict[str, int] = {}
 

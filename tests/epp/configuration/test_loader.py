@@ -272,7 +272,7 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
             "saturationDetector.pluginRef: no plugin is called 'Neve'",
         ),
         ("All", "", "parser: {pluginRef: All}", "parser.pluginRef: 'All' is no parser, data source or extractor"),
-        ("All", "", "parser: {pluginRef: vertexai-parser}", "parser.pluginRef: vertexai-parser is not there yet: Vert"),
+        ("All", "", "parser: {pluginRef: redis-syncer}", "parser.pluginRef: redis-syncer is not there yet: state"),
         (
             "All",
             "",
@@ -405,9 +405,7 @@ def test_no_plugins() -> None:
 
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
-    text = (
-        HEAD + "plugins: [{type: queue-scorre}, {type: vertexai-parser}, {type: max-score-picker, parameters: {a: 1}}]"
-    )
+    text = HEAD + "plugins: [{type: queue-scorre}, {type: redis-syncer}, {type: max-score-picker, parameters: {a: 1}}]"
     with pytest.raises(ConfigError) as refused:
         loaded(text, where="my.yaml")
     assert [line.split(": ")[:2] for line in str(refused.value).splitlines()] == [
@@ -481,8 +479,8 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
         ("- {name: a}\n", PROFILE.format("a"), "plugins[0].type"),
         ("- {typ: queue-scorer}\n- {type: max-score-picker}\n", PROFILE.format("queue-scorer"), "plugins[0].type"),
         (
-            "- {type: queue-scorer}\n- {type: vertexai-parser}\n",
-            "parser: {pluginRef: vertexai-parser}",
+            "- {type: queue-scorer}\n- {type: multicluster-queue-scorer}\n",
+            "parser: {pluginRef: multicluster-queue-scorer}",
             "plugins[1].type",
         ),
         (
