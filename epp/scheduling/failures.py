@@ -17,6 +17,8 @@ What counts, as far as the gateway reports it:
     nothing                       other 4xx and 501: the request's own fault; a stream that ended without a status soon
 
 An answer that breaks after its headers looks to us like a client that went away, so it counts as good.
+
+An endpoint that hangs is suspended at once, until it answers or its metrics show that it is alive: `hanging`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from math import exp2, inf
 from typing import Any, ClassVar, Final
 
 from epp.plugin import Endpoint, FailureShare, Filter, Producer, Request, Response, Services, Slot
+from epp.scheduling.hanging import SILENT, Contact, Sign
 
 ONE: Final = 1 / 8
 """Weight of one more answer in an endpoint's share: the last eight or so count. So much is one failure alone."""
@@ -48,9 +51,10 @@ _OTHERS: Final = 25
 """Requests between two such trials: at low rates trials would be a large part of them."""
 _QUIET: Final = 60.0
 """Seconds after which a trial comes, however few those are."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whose metrics cannot be read."""
 _FAILING: Final = "endpoint-failing"
-_SILENCE: Final = 5.0
-"""Seconds of an endpoint's silence after which a client's giving up is its fault."""
+_HANGING: Final = "endpoint-hanging"
 
 
 class _Shares(dict[Endpoint, FailureShare]):
@@ -71,8 +75,10 @@ class _Record:
         "answered",
         "at",
         "bad",
+        "contact",
         "first",
         "good",
+        "hanging",
         "known",
         "picks",
         "share",
@@ -82,7 +88,8 @@ class _Record:
         "trying",
     )
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, contact: Contact, now: float) -> None:
+        self.contact = contact
         self.first = now
         """When its first request was sent."""
         self.known = False
@@ -93,6 +100,8 @@ class _Record:
         self.at = now
         """When `share` was that."""
         self.suspended = False
+        self.hanging: Sign | None = None
+        """By what it hangs; then it is suspended for that alone."""
         self.since = -inf
         """When it began or ceased to be suspended: what was sent before says nothing of the time after."""
         self.tried = now
@@ -113,8 +122,13 @@ class _Record:
         self.share, self.at = share + ONE * (value - share), now
 
     def is_due(self, now: float, picks: int) -> bool:
-        """Its next trial may come."""
+        """Its next trial may come.
+
+        Of one that hangs a trial says nothing until somebody gives it up, and each costs a client much.
+        """
         waited = now - self.tried
+        if self.hanging is not None and (self.hanging == "unread" or self.trying):
+            return waited >= _QUIET
         return self.trying < self.good or (waited >= _APART and picks - self.picks >= _OTHERS) or waited >= _QUIET
 
 
@@ -124,7 +138,8 @@ class FailureShares(Producer[FailureShare]):
 
     An endpoint that fails four times in a row, or about as often among others, is suspended: it gets one request in 4 s
     and no more than one in 26 of all, until one succeeds; then trials follow at once, and after three good ones in a
-    row it counts as any other. Where all are suspended, none is: then they differ by their shares only.
+    row it counts as any other. One that hangs gets a request in 60 s, or in 4 s if its metrics are read, until it
+    answers or they move. Where all are suspended, none is: then they differ by their shares only.
     """
 
     produces: ClassVar[type[Any]] = FailureShare
@@ -135,6 +150,12 @@ class FailureShares(Producer[FailureShare]):
     _records: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     _failing: dict[Endpoint, _Record] = field(default_factory=dict, init=False, repr=False)
     """Those of them that failed lately."""
+    _contacts: dict[Endpoint, Contact] = field(default_factory=dict, init=False, repr=False)
+    """Of those that were scraped or sent a request."""
+    _scraped: float = field(default=-inf, init=False, repr=False)
+    """When any of them was scraped last, and since when without a long pause."""
+    _watched: float = field(default=-inf, init=False, repr=False)
+    _looked: float = field(default=-inf, init=False, repr=False)
     _picks: int = field(default=0, init=False, repr=False)
     _sees_status: bool = field(default=False, init=False, repr=False)
     _sent: Slot[tuple[_Record, float]] = field(default_factory=Slot, init=False, repr=False)
@@ -155,6 +176,7 @@ class FailureShares(Producer[FailureShare]):
             elif record.suspended and record.is_due(now, self._picks):
                 shares[endpoint] = FailureShare(0.0, trial=True)
             else:
+                share = max(share, _SUSPENDED) if record.hanging else share
                 shares[endpoint] = FailureShare(share, suspended=record.suspended)
                 suspended += record.suspended
         if suspended == len(endpoints):
@@ -167,10 +189,12 @@ class FailureShares(Producer[FailureShare]):
         self._picks += 1
         record = self._records.get(endpoint)
         if record is None:
-            record = self._records[endpoint] = _Record(now)
+            record = self._records[endpoint] = _Record(self._contact(endpoint, now), now)
         elif record.suspended:
             record.tried, record.picks = now, self._picks
             record.trying += 1
+        if not request.elsewhere:
+            record.contact.sent(request.tokens, now, part=bool(request.stage))
         self._sent.set(request, (record, now))
 
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
@@ -179,15 +203,39 @@ class FailureShares(Producer[FailureShare]):
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         self._judge(request, endpoint, response)
 
+    def on_scraped(self, endpoint: Endpoint) -> None:
+        now, contact = self.clock(), self._contact(endpoint, self.clock())
+        if now - self._scraped > contact.pause:
+            self._watched = now
+        self._scraped = now
+        moved = contact.scraped(endpoint.load, now)
+        record = self._records.get(endpoint)
+        if record is None:
+            pass
+        elif record.hanging is not None:
+            if moved or record.hanging == "unread":
+                self._end(record, now)
+        elif contact.is_still(now, self._watched):
+            self._hangs(record, endpoint, "still", now)
+        if now - self._looked >= _LOOK:
+            self._looked = now
+            for other, known in self._records.items():
+                if known.hanging is None and known.contact.is_unread(now, self._watched):
+                    self._hangs(known, other, "unread", now)
+
     def on_removed(self, endpoint: Endpoint) -> None:
         self._records.pop(endpoint, None)
+        self._contacts.pop(endpoint, None)
         record = self._failing.pop(endpoint, None)
         if record is not None and record.suspended:
-            self._tell_recovered()
+            self._tell_recovered(record)
 
     def statistics(self) -> Mapping[str, float]:
-        """`suspended`: endpoints that get trials only."""
-        return {"suspended": sum(record.suspended for record in self._failing.values())}
+        """`suspended`: endpoints that get trials only; `hanging`: those of them that hang."""
+        return {
+            "suspended": sum(record.suspended for record in self._failing.values()),
+            "hanging": sum(record.hanging is not None for record in self._failing.values()),
+        }
 
     def endpoint_statistics(self) -> Mapping[Endpoint, Mapping[str, float]]:
         """Of those that failed lately. `failure_share`: of their answers; `suspended`: 1 while they get trials only."""
@@ -201,44 +249,73 @@ class FailureShares(Producer[FailureShare]):
     def snapshot(self) -> Iterator[Any]:
         """Of those that failed lately: [endpoint, share, whether it is suspended] ..."""
         now = self.clock()
-        yield [(each.name, record.share_at(now), record.suspended) for each, record in self._failing.items()]
+        yield [
+            (each.name, record.share_at(now), record.suspended and record.hanging is None)
+            for each, record in self._failing.items()
+        ]
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
         now = self.clock()
         for name, share, suspended in piece:
             if (endpoint := endpoints.get(name)) is None or endpoint in self._failing:
                 continue
-            record = self._records.get(endpoint) or self._records.setdefault(endpoint, _Record(now))
+            record = self._records.get(endpoint)
+            if record is None:
+                record = self._records[endpoint] = _Record(self._contact(endpoint, now), now)
             self._failing[endpoint] = record
             record.known, record.share, record.at = True, min(max(float(share), 0.0), 1.0), now
             if suspended:
                 self._suspend(record, endpoint, now)
 
-    def _suspend(self, record: _Record, endpoint: Endpoint, now: float) -> None:
-        record.suspended, record.since, record.trying = True, now, 0
+    def _contact(self, endpoint: Endpoint, now: float) -> Contact:
+        return self._contacts.get(endpoint) or self._contacts.setdefault(endpoint, Contact(now))
+
+    def _hangs(self, record: _Record, endpoint: Endpoint, by: Sign, now: float) -> None:
+        if record.suspended:
+            return
+        record.hanging = by
+        self._failing[endpoint] = record
+        silence = f"no answer to {record.contact.unanswered} requests for {record.contact.silence(now, -inf):.0f} s"
+        sign = "its metrics cannot be read" if by == "unread" else "nothing moves in its metrics"
+        self._suspend(record, endpoint, now, f": {silence}, and {sign}")
+
+    def _suspend(self, record: _Record, endpoint: Endpoint, now: float, why: str = "") -> None:
+        record.suspended, record.since, record.trying, record.good = True, now, 0, 0
         record.tried, record.picks = now, self._picks
         if self._services is not None:
-            self._services.degraded(_FAILING, endpoint.name, lasting=True)
+            self._services.degraded(_reason(record), f"{endpoint.name}{why}", lasting=True)
+
+    def _end(self, record: _Record, now: float) -> None:
+        """It is suspended no more."""
+        self._tell_recovered(record)
+        record.suspended, record.hanging, record.since, record.share, record.bad = False, None, now, 0.0, 0
 
     def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """What came of a request, once: at its response headers, or at its end without any."""
         if (noted := self._sent.take(request)) is None:
             return
         record, sent = noted
-        status = response.status
+        now, status = self.clock(), response.status
+        if not request.elsewhere:
+            record.contact.ended(request.tokens, part=bool(request.stage))
+        if 200 <= status < 500 or not (status or self._sees_status):
+            record.contact.answered(now)
+            if status and record.hanging is not None:
+                self._end(record, now)
         record.known = record.known or status > 0
         if 200 <= status < 400:
             self._sees_status = True
-            record.answered = now = self.clock()
+            record.answered = now
             if record.share or record.suspended:
                 self._good(record, sent, now)
-        elif status == 429 or (response.failed and not record.known and self.clock() - record.first < _JOINING):
+        elif status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
             self._failed(record, endpoint, sent, _PART)
         elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
             self._failed(record, endpoint, sent, 1.0)
         elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
             record.trying -= 1
-            record.tried = sent - _QUIET
+            if record.hanging is None:
+                record.tried = sent - _QUIET
 
     def _good(self, record: _Record, sent: float, now: float) -> None:
         if sent < record.since:
@@ -250,8 +327,7 @@ class FailureShares(Producer[FailureShare]):
         record.trying -= 1
         record.good += 1
         if record.good >= _GOOD:
-            record.suspended, record.since, record.share = False, now, 0.0
-            self._tell_recovered()
+            self._end(record, now)
 
     def _failed(self, record: _Record, endpoint: Endpoint, sent: float, value: float) -> None:
         now = self.clock()
@@ -274,11 +350,17 @@ class FailureShares(Producer[FailureShare]):
         """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at
         once.
         """
-        return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= _SILENCE
+        return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= SILENT
 
-    def _tell_recovered(self) -> None:
-        if self._services is not None and not any(record.suspended for record in self._failing.values()):
-            self._services.recovered(_FAILING)
+    def _tell_recovered(self, ended: _Record) -> None:
+        """Of its reason, if it was the last."""
+        reason, others = _reason(ended), [each for each in self._failing.values() if each is not ended]
+        if self._services is not None and not any(each.suspended and _reason(each) == reason for each in others):
+            self._services.recovered(reason)
+
+
+def _reason(record: _Record) -> str:
+    return _FAILING if record.hanging is None else _HANGING
 
 
 class FailingEndpointFilter(Filter):

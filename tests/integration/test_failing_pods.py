@@ -103,6 +103,29 @@ async def test_who_is_answered_for_by_another_is_found_out_and_nobody_notices(
     assert await asked(chain, ill) - before <= 20
 
 
+@pytest.mark.parametrize("strategy", ["prefix-aware", "least-load"])
+async def test_one_that_hangs_gets_nothing_until_its_metrics_are_read_again(chain: Laptop, strategy: str) -> None:
+    await following(chain, strategy_text(strategy))
+    ill = chain.chain.pods[0]
+    seen = await answers(chain, RATE)
+    assert seen[ill.name] > 0
+    await chain.faults(ill, hang=True, metrics="hang")
+    unanswered = asyncio.ensure_future(answers(chain, RATE))
+    try:
+        await eventually(
+            lambda: chain.metric("warmpath_degraded_now", reason="endpoint-hanging"), lambda now: now == 1, seconds=60
+        )
+        before = await asked(chain, ill)
+        assert before >= seen[ill.name] + 1
+        seen = await answers(chain, 60)
+        assert seen["failed"] == seen[ill.name] == 0
+        assert await asked(chain, ill) == before
+        await well(chain, ill)
+        assert await chain.metric("warmpath_degraded_now", reason="endpoint-hanging") == 0
+    finally:
+        unanswered.cancel()
+
+
 async def asked(chain: Laptop, pod: LaptopPod) -> int:
     """Requests the picker has given to a pod."""
     [reported] = [each for each in await chain.endpoints() if each["name"].endswith(pod.name)]

@@ -25,8 +25,10 @@ from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.stream import Memory, Stream
 from epp.pool.static import load
 from epp.pool.store import Pool, PoolState
+from epp.scheduling.failures import FailureShares
+from epp.testing import services
 from tests.support.ext_proc.messages import request_body, request_headers
-from tests.support.scheduling.schedulers import pod
+from tests.support.scheduling.schedulers import ask, pod, pods
 from tooling.laptop.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +124,21 @@ def spoken(data: bytes) -> str:
     return str(connection.broken)
 
 
+def hung() -> str:
+    """What is logged of an endpoint whose metrics cannot be read, and of one in whose metrics nothing moves."""
+    now, said, shares, [a, b, c] = 0.0, [], FailureShares(), pods("abc")
+    shares.clock = lambda: now
+    shares.start(services(degraded=lambda reason, detail, *, lasting: said.append(f"degraded: {reason}: {detail}")))
+    for second in range(30):
+        now = float(second)
+        for endpoint in (a, b, c) if second < 3 else (b, c):
+            shares.on_scraped(endpoint)
+        if second == 2:
+            for endpoint in (a, b):
+                shares.on_picked(ask(), endpoint)
+    return "\n".join(said)
+
+
 def source(*tests: str) -> str:
     """What another test holds, as it stands there."""
     return "\n".join((ROOT / test).read_text(encoding="utf-8") for test in tests)
@@ -150,6 +167,7 @@ MADE: dict[str, Callable[[], str]] = {
         "endpoints: [{name: a, address: 10.0.0.1, port: 1}]", '{"prompt": "a"}'
     ),
     "The body is too large": lambda: refused(request_headers(), request_body(b"a" * 101)),
+    "An endpoint hangs": hung,
     "An endpoint cannot be reached by doctor": lambda: command(
         "doctor", "--json", "--endpoint", f"http://127.0.0.1:{free_ports(1)[0]}"
     ),
