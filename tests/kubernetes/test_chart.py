@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from epp.configuration.loader import strategies, strategy_text
-from tests.kubernetes.test_manifests import OVERLAYS, admit, build, documents
+from tests.kubernetes.test_manifests import OVERLAYS, PLAINTEXT, admit, build, documents
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.helm import CHART, HelmFailed, commands, helm, rendered
 
@@ -30,6 +30,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "istio": {**NONE, "gateway": {"type": "istio"}},
     "kind": KIND,
     "kind-kv-events": {**KIND, "strategy": "kv-aware"},
+    "kind-pd": {**KIND, "roles": {"prefill": 1, "decode": 2}},
     "kind-standalone": {**SIMULATED, **SMALL, "gateway": SIDECAR},
     "standalone": {**NONE, "gateway": {"type": "standalone"}},
     "tiered-kv": {"strategy": "kv-aware", "tiers": {"l1GiB": 40, "l2GiB": 100}},
@@ -46,11 +47,23 @@ ADDED: dict[tuple[str, ...], dict[str, Any]] = {
         "roles": {"prefill": 1, "decode": 3},
         "strategy": "kv-aware",
     },
+    ("tls",): {"tls": "cert-manager"},
+    ("ha", "autoscaling"): {
+        "picker": {"replicas": 3},
+        "replicas": 2,
+        "autoscaling": {"pickers": 8, "servers": 16},
+    },
 }
-"""That ask for components too. `autoscaling` and `tls` are no values."""
-TO_ONE = {("kv-events",): "vllm-gpu", ("pd",): "envoy-gateway", ("pd", "kv-events"): "envoy-gateway"}
-"""What is added to one overlay only: one whose model servers publish nothing yet, or one that has none."""
-SAME = [(overlay, added) for overlay in VALUES for added in ADDED if TO_ONE.get(added, overlay) == overlay]
+"""That ask for components too."""
+TO_SOME = {
+    ("kv-events",): {"vllm-gpu", "kind-pd"},
+    ("pd",): {"envoy-gateway"},
+    ("pd", "kv-events"): {"envoy-gateway"},
+    ("tls",): OVERLAYS.keys() - PLAINTEXT,
+    ("ha", "autoscaling"): {"kind", "vllm-gpu"},
+}
+"""What is not added to every overlay: KV events, roles and scaling only where model servers are that lack them."""
+SAME = [(overlay, added) for overlay in VALUES for added in ADDED if overlay in TO_SOME.get(added, VALUES)]
 HASHED = re.compile(r"\benvoy-[0-9a-z]{10}\b")
 CLUSTER_WIDE = ("ClusterRole", "ClusterRoleBinding")
 
@@ -201,8 +214,17 @@ def test_images_and_arguments_are_those_that_are_said() -> None:
         ("{tiers: {l2GiB: 1}}", "tiers.l2GiB: L2 is reached through L1; expected tiers.l1GiB too"),
         ("{tiers: {l1GiB: 1}, servers: {type: simulator}}", "tiers.l1GiB: LMCache stands behind vLLM"),
         ("{roles: {prefill: 1}}", "roles: expected pods for both roles, or for none, got prefill 1 and decode 0"),
-        ("{roles: {prefill: 1, decode: 1}, servers: {type: simulator}}", "roles: only vLLM has roles here"),
+        ("{roles: {prefill: 1, decode: 1}, servers: {type: none}}", "roles: no model servers are made that could have"),
         ("{roles: {prefill: 1, decode: 1}, tiers: {l1GiB: 1}}", "roles: KV goes from pod to pod over NIXL"),
+        ("{tls: acme}", "at '/tls': value must be one of 'self-signed', 'secret', 'cert-manager'"),
+        ("{tls: secret}", "tls: with envoy-gateway the picker is asked in plaintext, and shows no certificate"),
+        ("{autoscaling: {pickers: 2}, picker: {replicas: 3}}", "autoscaling.pickers: expected at least picker."),
+        ("{autoscaling: {servers: 1}}", "autoscaling.servers: expected at least replicas, which is 2, got 1"),
+        ("{autoscaling: {servers: 4}, replicas: 0}", "expected --flow-control among picker.args, or replicas 1"),
+        ("{autoscaling: {servers: 4}, servers: {type: none}}", "autoscaling.servers: no model servers are made"),
+        ("{autoscaling: {servers: 4}, roles: {prefill: 1, decode: 1}}", "autoscaling.servers: what a role needs"),
+        ("{autoscaling: {servers: 4, prometheus: here}}", "autoscaling.prometheus: expected a URL such as http://"),
+        ("{autoscaling: {max: 4}}", "at '/autoscaling': additional properties 'max' not allowed"),
         ("{servers: {args: --x}}", "at '/servers/args': got string, want array"),
         ("{images: {vlm: v}}", "at '/images': additional properties 'vlm' not allowed"),
         ("{images: {redis: 'a b'}}", "images.redis: expected an image such as registry.example/redis@sha256:"),
@@ -235,6 +257,24 @@ def test_the_notes_tell_the_next_steps(plane: ControlPlane, values: dict[str, An
     assert [each for each in expected if each not in steps] == []
     assert steps.count("kubectl") == steps.count("kubectl -n other")
     assert ("secret" in steps) == any("secret" in each for each in expected)
+
+
+def test_a_certificate_of_ones_own_is_taken_and_none_is_asked_for() -> None:
+    made = by_name(rendered({"tls": "secret", "gateway": {"type": "istio"}}))
+    pod = made["Deployment", "warmpath"]["spec"]["template"]["spec"]
+    assert {"name": "certs", "secret": {"secretName": "warmpath-tls"}} in pod["volumes"]
+    assert "--cert-path=/certs" in pod["containers"][0]["args"]
+    assert not [kind for kind, _ in made if kind in ("Issuer", "Certificate")]
+
+
+def test_model_servers_are_scaled_from_zero_where_requests_wait_in_the_picker() -> None:
+    values = {"replicas": 0, "autoscaling": {"servers": 4}, "picker": {"args": ["--flow-control"]}}
+    made = by_name(rendered(values))
+    scaled = made["ScaledObject", "llm"]["spec"]
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 4)
+    assert "replicas" not in made["Deployment", "llm"]["spec"]
+    assert made["Deployment", "warmpath"]["spec"]["replicas"] == 1
+    assert ("HorizontalPodAutoscaler", "warmpath") not in made
 
 
 def test_definitions_come_with_it() -> None:

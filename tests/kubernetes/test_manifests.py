@@ -30,6 +30,7 @@ OVERLAYS: dict[str, set[str]] = {
     "istio": {*GATEWAY, "DestinationRule"},
     "kind": {*LEAN, "GatewayClass"},
     "kind-kv-events": {*LEAN, "GatewayClass"},
+    "kind-pd": {*LEAN, "GatewayClass"},
     "kind-standalone": set(),
     "standalone": set(),
     "tiered-kv": LEAN,
@@ -37,14 +38,16 @@ OVERLAYS: dict[str, set[str]] = {
 }
 """The kinds of each that this API server does not know, so that nothing is said of them here."""
 COMPONENTS: dict[str, set[str]] = {
-    "autoscaling": {"ScaledObject"},
     "ha": set(),
     "kv-events": set(),
     "monitoring": {"ServiceMonitor"},
     "tls": {"Issuer", "Certificate"},
+    "autoscaling": {"ScaledObject"},
 }
-"""What may be added to every overlay, with what it adds to those kinds. `tls` not where ext_proc is plaintext."""
-PLAINTEXT = {"envoy-gateway", "kind", "kind-kv-events", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu"}
+"""What may be added to every overlay, in this order, with what it adds to those kinds; `tls` not to plaintext."""
+PLAINTEXT = {
+    "envoy-gateway", "kind", "kind-kv-events", "kind-pd", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu",
+}  # fmt: skip
 EVENTFUL = {"kind-kv-events", "tiered-kv"}
 """Those that have `kv-events` already."""
 PRIVILEGED = {"tiered-kv"}
@@ -121,10 +124,11 @@ def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str
     for pod in pods:
         body = {"metadata": {"name": "pod", **pod["metadata"]}, "spec": pod["spec"]}
         plane.call("POST", f"/api/v1/namespaces/{restricted}/pods?dryRun=All", body)
-        (fence,) = [each for each in policies if each["podSelector"]["matchLabels"] == pod["metadata"]["labels"]]
+        labels = pod["metadata"]["labels"].items()
+        (fence,) = [each for each in policies if each["podSelector"]["matchLabels"].items() <= labels]
         every = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
         ports = {port["containerPort"] for each in every for port in each["ports"]}
-        let_in = {port["port"] for rule in fence["ingress"] for port in rule["ports"]}
+        let_in = {port["port"] for rule in fence["ingress"] for port in rule.get("ports", ())}
         assert let_in
         assert let_in <= ports
 

@@ -29,6 +29,14 @@
 {{- if gt (int .Values.picker.replicas) 1 }}true{{ end -}}
 {{- end }}
 
+{{- define "warmpath.pickersScaled" -}}
+{{- if gt (int .Values.autoscaling.pickers) 0 }}true{{ end -}}
+{{- end }}
+
+{{- define "warmpath.serversScaled" -}}
+{{- if gt (int .Values.autoscaling.servers) 0 }}true{{ end -}}
+{{- end }}
+
 {{- define "warmpath.className" -}}
 {{- $usual := dict "envoy-gateway" "eg" "envoy-ai-gateway" "eg" "istio" "istio" "agentgateway" "agentgateway" "gke" "gke-l7-regional-external-managed" -}}
 {{- .Values.gateway.className | default (get $usual .Values.gateway.type) -}}
