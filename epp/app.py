@@ -41,7 +41,7 @@ from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Labelled, Named, Selected, labelled
 from epp.pool.models import ModelReader
 from epp.pool.roles import unknown_role
-from epp.pool.scrape import Scraper
+from epp.pool.scrape import Scraper, samples_at
 from epp.pool.slices import ServiceAddresses
 from epp.pool.static import StaticPools
 from epp.pool.store import Pool, PoolState
@@ -323,6 +323,7 @@ class ServedPool:
             endpoints=lambda: pool.endpoints,
             for_each_endpoint=pool.run_for_each,
             tokens=self._prompts.of,
+            samples=samples_at,
             degraded=degraded,
             recovered=metrics.recovered,
             wall_clock=wall_clock,

@@ -232,6 +232,9 @@ class Services:
     tokens: Callable[[Request], Awaitable[Sequence[int]]]
     """The token ids the engine will see of a request's prompt, before `on_picked` only. Raises NoTokens, after half a
     second at the latest."""
+    samples: Callable[[str, str, str], Awaitable[Sequence[tuple[Mapping[str, str], float]]]]
+    """`(address, path, metric)`: labels and value of each sample of a metric in a page for Prometheus, read now over
+    HTTP. Raises OSError, and TimeoutError after a second."""
     degraded: Report
     recovered: Callable[[str], None]
     """A lasting degradation of this reason is over, as far as this plugin knows."""

@@ -54,10 +54,14 @@ def services(endpoints: Sequence[Endpoint] = (), **given: Any) -> Services:
     async def tokens(request: Request) -> Sequence[int]:
         raise NoTokens("no-tokenizer", "a test has none")
 
+    async def samples(address: str, path: str, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:
+        raise OSError("a test reads no pages")
+
     defaults: dict[str, Any] = {
         "endpoints": lambda: endpoints,
         "for_each_endpoint": for_each_endpoint,
         "tokens": tokens,
+        "samples": samples,
         "degraded": degraded,
         "recovered": lambda reason: None,
         "wall_clock": lambda: 0.0,

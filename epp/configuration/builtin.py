@@ -8,6 +8,8 @@ source. A user's plugin needs no line here: `type: module.Class` or an entry poi
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from epp.configuration.schema import SHARED
+
 _FILTERS: Final = "epp.scheduling.filters"
 _SCORERS: Final = "epp.scheduling.scorers"
 _HEADROOM: Final = "epp.scheduling.headroom"
@@ -38,6 +40,9 @@ CLASSES: Final = {
     "context-length-aware": f"{_FILTERS}.ContextLengthAware",
     "topology-affinity-filter": f"{_FILTERS}.TopologyAffinityFilter",
     "topology-affinity-scorer": f"{_FILTERS}.TopologyAffinityScorer",
+    "endpoint-attribute-filter": "epp.scheduling.attributes.EndpointAttributeFilter",
+    "endpoint-attribute-scorer": "epp.scheduling.attributes.EndpointAttributeScorer",
+    "dcgm-data-source": "epp.scheduling.attributes.DcgmDataSource",
     "utilization-filter": f"{_FILTERS}.UtilizationFilter",
     "slo-headroom-tier-filter": f"{_HEADROOM}.SloHeadroomTierFilter",
     "header-based-testing-filter": f"{_FILTERS}.HeaderBasedTestingFilter",
@@ -112,6 +117,8 @@ ALIASES: Final = {
 MODULES: Final = {"epp.rivals": "tooling.policies"}
 """Older name of a module of ours -> the one that has its plugins."""
 
+_PLAIN: Final = Idle("pages are read over plain HTTP")
+_METRICS_OFTEN: Final = Idle("--refresh-metrics-interval says how often")
 _TOKENS: Final = Idle("tokens come from the files of --tokenizer, else from a pod's own /tokenize")
 BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "openai-parser": {},
@@ -121,7 +128,26 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "vllmgrpc-parser": {},
     "vertexai-parser": {},
     "passthrough-parser": {},
-    "metrics-data-source": {"scheme": ("http",), "path": ("/metrics",), "insecureSkipVerify": (True,)},
+    "metrics-data-source": {
+        "scheme": ("http",),
+        "path": ("/metrics",),
+        "insecureSkipVerify": (True,),
+        "caCertPath": _PLAIN,
+        "clientCertPath": _PLAIN,
+        "clientKeyPath": _PLAIN,
+        "interval": _METRICS_OFTEN,
+    },
+    "models-data-source": {
+        "scheme": ("http",),
+        "path": ("/v1/models",),
+        "insecureSkipVerify": (True,),
+        "caCertPath": _PLAIN,
+        "clientCertPath": _PLAIN,
+        "clientKeyPath": _PLAIN,
+        "interval": Idle("models are read every ten seconds"),
+    },
+    "models-data-extractor": {},
+    "dcgm-extractor": {},
     "token-producer": {
         "backend": ("estimate", "vllm"),
         "modelName": _TOKENS,
@@ -142,32 +168,36 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
         "region": ("topology.kubernetes.io/region",),
     },
     "destination-endpoint-served-verifier": {},  # with --conformance-testing
+    "k8s-notification-source": {},
+    "sheddable-eviction-filter": {},
+    "priority-then-time-eviction-order-policy": {},
+    "local-syncer": {},
+    "redis-syncer": {},
 }
 """Type of what is always on and has no plugin here -> its parameters: the values that are built in, or why any does
 nothing."""
 
-_PEERS: Final = "KV pulled from a peer's cache"
-_ROLLOUT: Final = "prefill and decode rolled out in step"
-_ATTRIBUTES: Final = "endpoint attributes beyond the engine's own metrics"
-_CLUSTERS: Final = "pools over several clusters"
+_EVICTION: Final = "requests in flight are not evicted"
+NOTHING: Final[Mapping[str, str]] = {
+    "k8s-notification-source": "nothing here waits for notifications: pods and pools are always followed",
+    "sheddable-eviction-filter": _EVICTION,
+    "priority-then-time-eviction-order-policy": _EVICTION,
+    "local-syncer": SHARED,
+    "redis-syncer": SHARED,
+}
+"""Type of those that does nothing here at all, whatever its parameters -> why."""
+
+_ROLLOUT: Final = "prefill and decode rolled out in step; remove it, and give each revision an InferencePool of its own"
+_CLUSTERS: Final = (
+    "pools over several clusters; remove it, give each cluster a picker of its own, and divide requests before them"
+)
 
 MISSING: Final = {
-    "p2p-source-producer": _PEERS,
+    "p2p-source-producer": "KV pulled from a peer's cache; remove it: what an endpoint lacks is computed there",
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
-    "endpoint-attribute-filter": _ATTRIBUTES,
-    "endpoint-attribute-scorer": _ATTRIBUTES,
-    "dcgm-data-source": _ATTRIBUTES,
-    "dcgm-extractor": _ATTRIBUTES,
-    "models-data-source": _ATTRIBUTES,
-    "models-data-extractor": _ATTRIBUTES,
-    "session-state-producer": "state kept for each session",
-    "request-attribute-reporter": "reporting a request's attributes to the gateway",
-    "sheddable-eviction-filter": "eviction of requests in flight",
-    "priority-then-time-eviction-order-policy": "eviction of requests in flight",
-    "k8s-notification-source": "data sources beside the engines' metrics",
-    "local-syncer": "state shared between replicas",
-    "redis-syncer": "state shared between replicas",
+    "session-state-producer": "state kept for each session; remove it: session-affinity-filter keeps its endpoint",
+    "request-attribute-reporter": "what an answer used, told to the gateway; remove it: /metrics and /decisions have it",
     "multicluster-approx-prefix-cache-producer": _CLUSTERS,
     "multicluster-file-discovery": _CLUSTERS,
     "multicluster-kv-cache-utilization-scorer": _CLUSTERS,
@@ -177,7 +207,7 @@ MISSING: Final = {
     "multicluster-queue-scorer": _CLUSTERS,
     "multicluster-session-affinity-filter": _CLUSTERS,
 }
-"""Type of llm-d or GIE that is not there yet -> what it would need."""
+"""Type of llm-d or GIE that is not there yet -> what it would need, and what to do."""
 
 REMOVED: Final[Mapping[str, tuple[str, str]]] = {
     "kv-cache-scorer": ("kv-cache-utilization-scorer", "the same under its newer name"),
@@ -269,7 +299,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
-    EXTRACTOR: {"engineConfigs[].customMetrics": Idle("no plugin here reads attributes beyond the engine's load", [])},
+    "dcgm-data-source": {"insecureSkipVerify": Idle("pages are read over plain HTTP", True)},
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
@@ -280,6 +310,6 @@ NOTES: Final = {
 }
 """Type -> what `warmpath check` says of it, where it works in another way than llm-d's."""
 
-LISTENERS: Final = frozenset({"precise-prefix-cache-scorer", EXTRACTOR})
+LISTENERS: Final = frozenset({"precise-prefix-cache-scorer", "dcgm-data-source", EXTRACTOR})
 """Types, beside producers, that need llm-d's data layer to be configured for them; here they get their data themselves.
 """

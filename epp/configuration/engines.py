@@ -16,7 +16,7 @@ _RESERVED: Final = "default"
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A figure that llm-d keeps for plugins of its own; nothing here reads it."""
+    """A figure for `endpoint-attribute-filter` and `endpoint-attribute-scorer`: its name, and the metric."""
 
     attribute_key: str = ""
     metric_spec: str = ""
@@ -50,7 +50,8 @@ class CoreMetricsExtractor(Plugin):
       engine_configs     engines of one's own, or other names for the metrics of one that is known: `name`,
                          `queued_requests_spec`, `running_requests_spec`, `kv_usage_spec`, `lora_spec`,
                          `cache_info_spec` with `cache_block_size_label_name` and `cache_num_blocks_label_name`, or
-                         `cache_block_size_spec` and `cache_num_blocks_spec`; `custom_metrics` are read by nothing
+                         `cache_block_size_spec` and `cache_num_blocks_spec`; `custom_metrics`, for
+                         `endpoint-attribute-filter` and `-scorer`: `attribute_key` and `metric_spec`
 
     What is known of an engine beside these (its histograms, its counters of tokens) stays. Source: llm-d-router v0.10.
     """
@@ -87,6 +88,13 @@ def _engine(given: EngineConfig, path: str) -> Engine:
     if info is not None:
         size = size or info._replace(label=given.cache_block_size_label_name.encode())
         blocks = blocks or info._replace(label=given.cache_num_blocks_label_name.encode())
+    custom = {}
+    for at, metric in enumerate(given.custom_metrics):
+        where = f"{path}.customMetrics[{at}]"
+        figure = _figure(metric.metric_spec, f"{where}.metricSpec")
+        if figure is None or not metric.attribute_key:
+            raise ValueError(f"{where}: expected attributeKey and metricSpec")
+        custom[metric.attribute_key] = figure
     return ENGINES.get(given.name, Engine(None, None))._replace(
         waiting=waiting,
         running=running,
@@ -94,6 +102,7 @@ def _engine(given: EngineConfig, path: str) -> Engine:
         block_size=size,
         blocks=blocks,
         lora=b"" if lora is None else lora.metric,
+        custom=custom,
     )
 
 

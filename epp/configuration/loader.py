@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from epp.configuration.builtin import ALIASES, BUILT_IN, EXTRACTOR, IDLE, LISTENERS, MISSING
+from epp.configuration.builtin import ALIASES, BUILT_IN, EXTRACTOR, IDLE, LISTENERS, MISSING, NOTHING
 from epp.configuration.engines import CoreMetricsExtractor
 from epp.configuration.flow import flow_settings, policies, with_flow_control
 from epp.configuration.limits import limit_settings
@@ -465,6 +465,8 @@ def _idle(config: EndpointPickerConfig, registry: PluginRegistry) -> tuple[str, 
         if registry.types[name] == FILE_DISCOVERY:
             if name != config.discovery[1]:
                 found.append((path, f"{short(name)} says nothing: dataLayer.discovery does not name it"))
+        elif (why := NOTHING.get(registry.types[name])) is not None:
+            found.append((path, why))
         elif registry.types[name] not in PARSERS:
             found.append((path, f"{short(name)} is built in and always on"))
         elif name not in parsers:

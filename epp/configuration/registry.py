@@ -223,7 +223,7 @@ class PluginRegistry:
         problems = Problems()
         if (harmless := builtin.BUILT_IN.get(kind)) is None:
             return find_class(kind, f"{path}.type", self._plugins_from)
-        for key, value in parameters.items():
+        for key, value in () if kind in builtin.NOTHING else parameters.items():
             where, known = f"{path}.parameters.{key}", harmless.get(key)
             if isinstance(known, builtin.Idle):
                 self.idle += [(where, known.why)] if known.why and value != known.usual else []

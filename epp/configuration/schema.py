@@ -31,6 +31,9 @@ FLOW_CONTROL: Final = "flowControl"
 """The feature gate that has an effect."""
 
 
+SHARED: Final = "replicas tell each other what they know by themselves: --peers-service, --peers-dns, --peer"
+
+
 class _Gate(NamedTuple):
     usual: bool
     """What happens here."""
@@ -99,11 +102,11 @@ class Discovery:
 @dataclass(frozen=True)
 class CrossReplica:
     syncer_plugin_ref: str | None = None
-    """Refused: replicas find each other by flags of `serve`."""
+    """Without effect: replicas find each other by flags of `serve`."""
     sync_interval: timedelta | None = None
-    """Refused."""
+    """Without effect."""
     publish_timeout: timedelta | None = None
-    """Refused."""
+    """Without effect."""
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,15 @@ class DataLayer:
     discovery: Discovery | None = None
     """Endpoints from a file, where `--endpoints` names none."""
     peer_discovery: PluginRef | None = None
-    """Refused: replicas find each other by flags of `serve`."""
+    """Without effect: replicas find each other by flags of `serve`."""
     cross_replica: CrossReplica | None = None
-    """Refused."""
+    """Without effect."""
     cross_replica_syncer_plugin_ref: str | None = None
-    """Refused."""
+    """Without effect."""
     cross_replica_sync_interval: timedelta | None = None
-    """Refused."""
+    """Without effect."""
     cross_replica_publish_timeout: timedelta | None = None
-    """Refused."""
+    """Without effect."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,12 @@ class EndpointPickerConfig:
             ]
         if self.data_layer and self.data_layer.inject_defaults is False:
             found.append(("dataLayer.injectDefaults", "endpoints' metrics are always read"))
+        if self.data_layer:
+            found += [
+                (f"dataLayer.{yaml_name(each)}", SHARED)
+                for each in fields(self.data_layer)
+                if each.name.startswith(("peer_", "cross_")) and getattr(self.data_layer, each.name) is not None
+            ]
         if self.data_layer and self.data_layer.sources:
             found.append(
                 ("dataLayer.sources", "endpoints' metrics are always read, and who needs events listens itself")
@@ -425,9 +434,6 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
     layer, flow = config.data_layer, config.flow_control
     if layer is not None:
         _check_discovery(config, problems)
-        for each in fields(layer):
-            if each.name.startswith(("peer_", "cross_")) and getattr(layer, each.name) is not None:
-                problems.add(f"dataLayer.{yaml_name(each)}", "state shared between replicas is not there yet")
     if flow is not None:
         if flow.enable_eviction:
             problems.add("flowControl.enableEviction", "requests in flight are not evicted yet; expected false")

@@ -77,6 +77,7 @@ class Condition(Open, frozen=True):
 
 class PodStatus(Open, frozen=True):
     pod_ip: str = msgspec.field(default="", name="podIP")
+    host_ip: str = msgspec.field(default="", name="hostIP")
     conditions: list[Condition] | None = None
 
 

@@ -64,6 +64,8 @@ class Engine(NamedTuple):
     `completion` in tokens."""
     cached_tokens: bytes | None = None
     """Prompt tokens found in a cache."""
+    custom: Mapping[str, Figure] = {}
+    """Others that a configuration names, by name."""
 
 
 def _triton(metric: bytes, label: bytes, value: bytes) -> Figure:
@@ -173,8 +175,24 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
         computed_tokens=_total(_numbers(page, places, engine.computed_tokens)),
         generated_tokens=_total(_numbers(page, places, engine.generated_tokens)),
         steps=_total(_numbers(page, places, engine.steps)),
+        custom=_custom(page, places, engine.custom) if engine.custom else {},
         at=at,
     )
+
+
+def _custom(page: bytes, places: Places, figures: Mapping[str, Figure]) -> Mapping[str, float]:
+    """Each figure that the page has; of several series the first, as llm-d takes it."""
+    found = {name: _numbers(page, places, figure) for name, figure in figures.items()}
+    return {name: numbers[0] for name, numbers in found.items() if numbers}
+
+
+def series(page: bytes, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:
+    """(labels, value) of each sample of a metric in any page."""
+    found = []
+    for text, value in samples(page, metric.encode(), {}, _MOST_LABELS):
+        if (number := _number(value)) is not None:
+            found.append(({name.decode(): _text(label) for name, label in _labels(text).items()}, number))
+    return found
 
 
 def samples(
@@ -219,7 +237,11 @@ def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, 
 
 
 def _model(labels: Mapping[bytes, bytes]) -> str:
-    return _ESCAPED.sub(rb"\1", labels.get(b"model_name", b"")).decode("utf-8", "backslashreplace")
+    return _text(labels.get(b"model_name", b""))
+
+
+def _text(label: bytes) -> str:
+    return _ESCAPED.sub(rb"\1", label).decode("utf-8", "backslashreplace")
 
 
 def _bound(text: bytes) -> float | None:

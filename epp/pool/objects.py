@@ -81,7 +81,8 @@ def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
 def endpoints_at(addresses: Iterable[tuple[str, str]], pod: Pod) -> list[Endpoint]:
     """An endpoint of this pod for each (name, `ip:port`)."""
     labels, node = pod.metadata.labels or {}, pod.spec.node_name or ""
-    return [Endpoint(name, address, dict(labels), node=node) for name, address in addresses]
+    host = pod.status.host_ip
+    return [Endpoint(name, address, dict(labels), node=node, node_address=host) for name, address in addresses]
 
 
 def rewrites_of(objects: Iterable[InferenceModelRewrite]) -> tuple[Rewrite, ...]:

@@ -2,13 +2,17 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, parse
+from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, parse, series
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
 from epp.pool.store import Endpoint, Pool
 from epp.telemetry.metrics import Metrics
+
+_SECONDS: Final = 1.0
+"""For one page that a plugin asks for."""
 
 
 class Scraper:
@@ -103,12 +107,24 @@ class Scraper:
         return self.engines.known[self.engines.default]
 
 
+async def samples_at(address: str, path: str, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:
+    """Labels and value of each sample of a metric in the page there, now. OSError (BadAnswer too), TimeoutError."""
+    visit = Visit(address, path)
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return series(await visit.page(), metric)
+    except BadAnswer as error:
+        raise OSError(str(error)) from error
+    finally:
+        visit.close()
+
+
 class Visit:
     """One page of an endpoint's, over a connection that is kept between visits."""
 
     def __init__(self, address: str, path: str = "/metrics", largest: int = MAX_BODY) -> None:
         """`largest`: bytes of the page."""
-        accept = "text/plain" if path == "/metrics" else "application/json"
+        accept = "text/plain" if path.endswith("metrics") else "application/json"
         self._request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\n\r\n".encode()
         self._server = Kept(*host_and_port(address), largest)
 

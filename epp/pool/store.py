@@ -52,6 +52,8 @@ class Load(msgspec.Struct, frozen=True):
     """Tokens generated since start (`vllm:generation_tokens_total`)."""
     steps: int = 0
     """Engine steps since start (`vllm:iteration_tokens_total_count`)."""
+    custom: Mapping[str, float] = {}
+    """Metrics that the configuration names for its engine, by name (`core-metrics-extractor`: `customMetrics`)."""
     at: float | None = None
     """When it was scraped, seconds on the monotonic clock; None = never."""
 
@@ -82,6 +84,8 @@ class Endpoint:
     load: Load = field(default_factory=Load)
     node: str = ""
     """The machine it runs on, by its name; "" where it is unknown. Endpoints of a node share the node's KV memory."""
+    node_address: str = ""
+    """The IP of that machine, where Kubernetes says it."""
     models: tuple[ServedModel, ...] | None = None
     """What it serves; None while that is not known."""
 

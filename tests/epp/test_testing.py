@@ -70,6 +70,8 @@ schedulingProfiles:
 NEEDED = {
     "session-id-producer": "{headerName: x-session-id}",
     "by-label": "{label: role, validValues: [decode], allowsNoLabel: true}",
+    "endpoint-attribute-filter": "{attribute: a, algorithm: {type: threshold, threshold: {operator: Equal, value: 1}}}",
+    "endpoint-attribute-scorer": "{attributeKey: a, algorithm: {type: linear_lower_is_better}}",
     "utilization-filter": "{conditions: [{metric: waiting-queue, maxValue: 5}]}",
     "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
     "disagg-profile-handler": "{profiles: {decode: default}}",

@@ -89,6 +89,7 @@ class Replica:
             endpoints=lambda: self.endpoints,
             for_each_endpoint=_never,
             tokens=ids_of,
+            samples=_nowhere,
             degraded=_unreported,
             recovered=lambda reason: None,
             wall_clock=clock,
@@ -230,6 +231,10 @@ def _headers(ask: TraceRequest) -> dict[str, str]:
 
 def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
     """The replay measures waits itself."""
+
+
+async def _nowhere(address: str, path: str, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:
+    raise OSError("virtual pods have no pages")
 
 
 async def _never(*what: Any) -> None:

@@ -51,6 +51,8 @@ REQUIRED = {
     "header-label-affinity-scorer": "{headerName: x-zone, labelKey: zone}",
     "active-request-filter": "{conditions: [{metric: active-requests, maxValue: 5}]}",
     "disagg-profile-handler": "{profiles: {decode: default}}",
+    "endpoint-attribute-filter": "{attribute: a, algorithm: {type: threshold, threshold: {operator: Equal, value: 1}}}",
+    "endpoint-attribute-scorer": "{attributeKey: a, algorithm: {type: linear_lower_is_better}}",
     "pd-profile-handler": "{decodeProfile: default, prefillProfile: default}",
 }
 """Parameters of types that do not work without."""
@@ -140,10 +142,21 @@ def test_every_hint_names_a_type_that_loads(type_: str) -> None:
 
 
 def test_a_name_near_one_that_is_not_there_yet_says_so() -> None:
-    assert refusal("endpoint-attribute-scorr") == (
-        "plugins[0].type: no plugin type 'endpoint-attribute-scorr'; endpoint-attribute-scorer is a known type, but "
-        "not there yet: endpoint attributes beyond the engine's own metrics"
+    assert refusal("session-state-produce") == (
+        "plugins[0].type: no plugin type 'session-state-produce'; session-state-producer is a known type, but not "
+        "there yet: state kept for each session; remove it: session-affinity-filter keeps its endpoint"
     )
+
+
+@pytest.mark.parametrize("type_", sorted(builtin.NOTHING))
+def test_what_does_nothing_here_is_said(type_: str) -> None:
+    pipeline = loaded(CONFIG.format(type=type_, parameters="{anything: 1}") + "- {type: queue-scorer}\n")
+    assert pipeline.idle == (f"plugins[0]: {builtin.NOTHING[type_]}",)
+
+
+@pytest.mark.parametrize("type_", sorted(builtin.MISSING))
+def test_what_is_missing_says_what_to_do(type_: str) -> None:
+    assert "; remove it" in builtin.MISSING[type_]
 
 
 def test_no_type_has_two_meanings() -> None:

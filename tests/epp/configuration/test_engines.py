@@ -71,13 +71,9 @@ def test_the_label_and_the_default_may_be_named() -> None:
     assert engines.name_of({"llm-d.ai/engine-type": "vllm"}) == "sglang"
 
 
-def test_figures_that_nothing_reads_are_said() -> None:
-    (said,) = [
-        line
-        for line in declared(OWN.replace("SEE", "customMetrics: [{attributeKey: a, metricSpec: b}]")).idle
-        if "customMetrics" in line
-    ]
-    assert said.startswith("plugins[1].parameters.engineConfigs[].customMetrics: no plugin here reads")
+def test_metrics_of_ones_own() -> None:
+    found = declared(OWN.replace("SEE", "customMetrics: [{attributeKey: a, metricSpec: 'b{c=d}'}]")).engines
+    assert [each.custom for each in found.known.values() if each.custom] == [{"a": Figure(b"b", ((b"c", b"d"),))}]
 
 
 @pytest.mark.parametrize(

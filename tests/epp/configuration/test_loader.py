@@ -272,7 +272,7 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
             "saturationDetector.pluginRef: no plugin is called 'Neve'",
         ),
         ("All", "", "parser: {pluginRef: All}", "parser.pluginRef: 'All' is no parser, data source or extractor"),
-        ("All", "", "parser: {pluginRef: redis-syncer}", "parser.pluginRef: redis-syncer is not there yet: state"),
+        ("All", "", "parser: {pluginRef: p2p-source-producer}", "parser.pluginRef: p2p-source-producer is not there"),
         (
             "All",
             "",
@@ -288,8 +288,8 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         (
             "All",
             "",
-            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: models-data-extractor}]}]}",
-            "dataLayer.sources[0].extractors[0].pluginRef: models-data-extractor is not there yet",
+            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: p2p-source-producer}]}]}",
+            "dataLayer.sources[0].extractors[0].pluginRef: p2p-source-producer is not there yet",
         ),
     ],
 )
@@ -405,7 +405,10 @@ def test_no_plugins() -> None:
 
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
-    text = HEAD + "plugins: [{type: queue-scorre}, {type: redis-syncer}, {type: max-score-picker, parameters: {a: 1}}]"
+    text = (
+        HEAD
+        + "plugins: [{type: queue-scorre}, {type: p2p-source-producer}, {type: max-score-picker, parameters: {a: 1}}]"
+    )
     with pytest.raises(ConfigError) as refused:
         loaded(text, where="my.yaml")
     assert [line.split(": ")[:2] for line in str(refused.value).splitlines()] == [
@@ -488,7 +491,7 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
             "saturationDetector: {pluginRef: session-state-producer}",
             "plugins[0].type",
         ),
-        ("- {type: dcgm-extractor}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
+        ("- {type: session-state-producer}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
         ("- {type: queue-scorer}\n", TWO_PROFILES + "shadow: {profile: 5}", "shadow.profile"),
         ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),
     ],

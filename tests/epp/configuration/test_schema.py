@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp import protocol
-from epp.configuration.schema import EndpointPickerConfig, parse
+from epp.configuration.schema import SHARED, EndpointPickerConfig, parse, salvaged
+from epp.documents.strict import Problems
 from epp.errors import ConfigError, ConfigErrors
 
 HEAD = "apiVersion: {version}\nkind: EndpointPickerConfig\nplugins: [{{type: queue-scorer}}]\n"
@@ -77,11 +78,6 @@ def test_sections_that_load(version: str, body: str) -> None:
             "dataLayer: {discovery: {endpoints: {pluginRef: x}}}",
             "dataLayer.discovery.endpoints.pluginRef: no plugin is called 'x'",
         ),
-        ("dataLayer: {peerDiscovery: {pluginRef: x}}", "dataLayer.peerDiscovery: state shared between replicas"),
-        (
-            "dataLayer: {crossReplica: {syncerPluginRef: x, syncInterval: 1s, publishTimeout: 2s}}",
-            "dataLayer.crossReplica: state shared between replicas is not there yet",
-        ),
         (
             "saturationDetector: {pluginRef: a}\nflowControl: {saturationDetector: {pluginRef: b}}",
             "saturationDetector: flowControl.saturationDetector says it too",
@@ -120,8 +116,15 @@ def test_sections_that_are_refused(body: str, line: str) -> None:
 def test_names_that_changed_in_v1_belong_to_their_version(before: str, now: str) -> None:
     assert "not in llm-d.ai/v1; there it is" in refusal(f"dataLayer: {{{before}}}", V1)
     assert "not in llm-d.ai/v1alpha1; there it is" in refusal(f"dataLayer: {{{now}}}", V1ALPHA1)
-    assert "there it is" not in refusal(f"dataLayer: {{{before}}}", GIE)
-    assert "there it is" not in refusal(f"dataLayer: {{{now}}}", V1)
+    for body, version in ((before, GIE), (now, V1)):
+        problems = Problems()
+        salvaged(HEAD.format(version=version) + f"dataLayer: {{{body}}}", problems)
+        assert not any("there it is" in error.message for error in problems.errors)
+
+
+def test_what_replicas_share_is_said_to_be_shared_by_themselves() -> None:
+    config = parsed("dataLayer: {peerDiscovery: {pluginRef: x}, crossReplica: {syncerPluginRef: x, syncInterval: 1s}}")
+    assert config.idle == [("dataLayer.peerDiscovery", SHARED), ("dataLayer.crossReplica", SHARED)]
 
 
 @pytest.mark.parametrize(

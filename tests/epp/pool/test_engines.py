@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.pool.engines import ALL_ENGINES, ENGINES, Places, parse, samples
+from epp.pool.engines import ALL_ENGINES, ENGINES, Figure, Places, parse, samples, series
 from epp.pool.store import Load
 from tests.support.engines.metrics_pages import vllm_page
 
@@ -31,6 +31,15 @@ def test_a_page_of_vllm() -> None:
         steps=300,
         at=7.0,
     )
+
+
+def test_metrics_that_a_configuration_names() -> None:
+    custom = {"depth": Figure(b"depth", where=((b"tier", b"gold"),)), "none": Figure(b"none")}
+    page = vllm_page() + b'\ndepth{tier="iron"} 9\ndepth{tier="gold"} 4.5\n'
+    found = parse(page, VLLM._replace(custom=custom), at=7.0, places={})
+    assert found is not None
+    assert found.custom == {"depth": 4.5}
+    assert series(page, "depth") == [({"tier": "iron"}, 9.0), ({"tier": "gold"}, 4.5)]
 
 
 def test_data_parallel_engines_are_added_up() -> None:

@@ -46,6 +46,8 @@ def test_an_endpoint_is_on_its_pods_node() -> None:
     scheduled = msgspec.convert({**raw, "spec": {"nodeName": "node-1", "containers": []}}, Pod)
     assert [each.node for each in endpoints_of_pod(scheduled, [8000, 8001])] == ["node-1", "node-1"]
     assert [each.node for each in endpoints_of_pod(pod(), [8000])] == [""]
+    (placed,) = endpoints_of_pod(pod(status={"podIP": "10.0.0.1", "hostIP": "192.168.0.1"}), [8000])
+    assert placed.node_address == "192.168.0.1"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from time import monotonic
 import pytest
 
 from epp.pool.engines import Engine, Engines, Figure
-from epp.pool.scrape import Scraper
+from epp.pool.scrape import Scraper, samples_at
 from epp.pool.store import Endpoint, Pool
 from tests.support.engines.metrics_pages import vllm_page
 from tests.support.process.waiting import until
@@ -258,3 +258,12 @@ async def test_at_most_so_many_scrapes_run_at_once() -> None:
             await until(lambda: all(len(server.requests) > 3 for server in servers))
             task.cancel()
     assert most == 2
+
+
+async def test_one_metric_of_any_page() -> None:
+    async with Server().running() as server:
+        server.page = b'# TYPE gpu gauge\ngpu{pod="a"} 5\ngpu{pod="b"} 7\n'
+        assert await samples_at(server.address, "/metrics", "gpu") == [({"pod": "a"}, 5.0), ({"pod": "b"}, 7.0)]
+        address = server.address
+    with pytest.raises(OSError, match="refused"):
+        await samples_at(address, "/metrics", "gpu")
