@@ -506,6 +506,12 @@ class ProfileHandler(Plugin, ABC):
     def check(self, profiles: Sequence[str]) -> None:
         """Raise ValueError if it cannot work with these profiles. Called once, when a configuration is loaded."""
 
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        """The groups of `endpoints`, none empty, of which the request needs one each, as far as can be said before the
+        pick; who decodes comes first. Flow control has it wait for these only. Asked where endpoints have roles.
+        """
+        return [*stages_of(endpoints)]
+
     def divides(self, endpoints: Sequence[Endpoint]) -> bool:
         """Whether it may run profiles for some of these endpoints apart from the others; asked of large pools only."""
         return False
@@ -567,6 +573,16 @@ class Detector(Plugin, ABC):
     def saturation_for(self, request: Request, endpoints: Sequence[Endpoint]) -> float:
         """The same, as it is for this request: one of many tokens may find no room where others would."""
         return self.saturation(endpoints)
+
+    def scarce(self, request: Request) -> str:
+        """What it needs beside an endpoint's room and each endpoint has for a few requests only, by its name: a slot
+        for a LoRA adapter. "", as here: nothing. A request that waits for it lets others pass.
+        """
+        return ""
+
+    def ready(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Those of `endpoints` that have it now; asked where `scarce` names something."""
+        return endpoints
 
     def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
         """Seconds after which `saturation` may be less although no request comes, begins or ends and nothing is

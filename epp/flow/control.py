@@ -4,8 +4,9 @@ It acts when something happens, never on a tick: a request comes, begins or ends
 scraped, or a time has passed of which it was said before that it would matter. Each look at the queues goes band by
 band, the highest first, and in a band flow by flow as its fairness policy says. The first request whose endpoints are
 not saturated up to its band's ceiling is let go, and chosen for in the same step, so that the next look knows of it.
-One that may go to no such endpoint holds back all that may go to the same endpoints, in its flow, its band and below,
-and nobody else: its own tenant's requests for other endpoints go.
+One that may not go holds back all that need the same as it misses (`Need`: endpoints of the same subset, one to
+prefill, a slot for the same LoRA adapter), in its flow, its band and below, and nobody else: its own tenant's requests
+for other endpoints go.
 
 Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/flowcontrol.
 """
@@ -19,8 +20,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Rejected
-from epp.flow.queues import Band, Entry, FlowSettings, Group, QueuedFlow, Queues
-from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Endpoint, Plugin, Request, Response, stages_of
+from epp.flow.queues import Band, Entry, FlowSettings, Group, Need, Needs, QueuedFlow, Queues
+from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Detector, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
 
 Outcome = Literal[
@@ -33,6 +34,9 @@ DEFAULT_FLOW: Final = "default-flow"
 _LONGEST_ID: Final = 128
 """Characters of a fairness id that tell flows apart."""
 _SHUT: Final = "this endpoint picker is shutting down, and the pool is full; retry"
+_OWED: Final = (5.0, 20.0)
+"""Seconds of waiting between which a head that misses what is scarce holds back all that need any of it: those that
+pass it by would take each slot that comes free. Not for ever: what is in the slots need not be ours."""
 _SOONEST: Final = 1e-3
 """Seconds: what is said to change sooner is waited for so long."""
 
@@ -62,6 +66,9 @@ class Chooser(Protocol[D]):
 
     def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
         """The request with its signals of these kinds."""
+
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        """The groups of `endpoints` of which the request needs one each, at least one; who decodes comes first."""
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> D:
         """Decide and account, in one step. Raises EppError."""
@@ -103,11 +110,16 @@ class FlowControl(Plugin):
         self._later = later
         self._observe = observe
         self._trusted = trusted
-        self._saturations: dict[Group, tuple[Entry, float]] = {}
-        """What was found for the last head of each group since something changed."""
+        self._found: dict[Needs, tuple[Entry, Sequence[tuple[Need, float]]]] = {}
+        """What was found for the last head with these needs since something changed."""
         self._last = 0.0
+        """How full were the pool's endpoints that decode, for the last request that was looked at."""
+        self._owed_until = inf
+        """Until when somebody is held back for what is scarce; inf: nobody is."""
         self._timer: tuple[float, Timer] | None = None
         """When it rings."""
+        self._apart = False
+        """Endpoints that prefill and others that decode were there when they came or went last."""
         self._closed = False
         self._shut = False
 
@@ -137,7 +149,8 @@ class FlowControl(Plugin):
             if not made.cancelled():
                 made.set_exception(error)
 
-        entry = Entry(request, subset, len(request.body), partial(chooser.look, request), choose, refuse)
+        look, stages = partial(chooser.look, request), partial(chooser.stages, request)
+        entry = Entry(request, subset, len(request.body), look, stages, choose, refuse)
         if self.enter(entry):
             return made.result(), 0.0
         queued()
@@ -157,9 +170,10 @@ class FlowControl(Plugin):
         now, request = self.clock(), entry.request
         fairness_id = self._fairness_id(request)
         entry.since = now
+        endpoints = self._candidates_of(entry)
+        self._say_needs(entry, endpoints)
         if not self._queues.requests:
-            self._saturations.clear()
-            endpoints = self._candidates_of(entry)
+            self._found.clear()
             if endpoints and (self._closed or self._is_open_to(entry, now)):
                 self._observe(fairness_id, request.priority, "Dispatched", 0.0)
                 self._tell(fairness_id, entry, now)
@@ -191,16 +205,20 @@ class FlowControl(Plugin):
         self.changed()
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        self._saturations.clear()
+        self._found.clear()
 
     def changed(self) -> None:
         """Something happened that may let a request go."""
-        self._saturations.clear()
+        self._found.clear()
         if self._queues.requests:
             self._ring_in(0.0)
 
     def endpoints_changed(self) -> None:
         """Endpoints came or went."""
+        apart = len([*stages_of(self._candidates(None))]) > 1
+        if apart != self._apart:  # what waits needs other things than it did
+            self._apart = apart
+            self.configure(self.settings)
         self._queues.look_again()
         self.changed()
 
@@ -212,6 +230,7 @@ class FlowControl(Plugin):
         for entry, fairness_id in zip(entries, flows, strict=True):
             entry.number = 0
             self._time(entry, entry.since)
+            self._say_needs(entry, self._candidates_of(entry))
             self._queues.add(entry, fairness_id, now)
         self.changed()
 
@@ -233,7 +252,8 @@ class FlowControl(Plugin):
         for band in self._queues.bands(self.clock()):
             for flow in band.in_turn:
                 rows.append((flow.id, band.priority, flow.requests, flow.bytes))
-        return FlowFigures(rows, self._last)
+        stages = [*stages_of(self._candidates(None))]
+        return FlowFigures(rows, max(self._last, *map(self._fullness, stages[1:])) if stages[1:] else self._last)
 
     # --- limits and times -------------------------------------------------------------------------------------------
 
@@ -285,34 +305,45 @@ class FlowControl(Plugin):
 
     def _next(self) -> Entry | None:
         """Who is to be let go now."""
-        if not self._queues.requests:
+        queues = self._queues
+        if not queues.requests:
             return None
-        blocked: set[Group] = set()
-        bands = self._queues.bands(self.clock())
-        ceilings: dict[Group, Sequence[float]] = {}
+        blocked: set[Need] = set()
+        now, self._owed_until = self.clock(), inf
+        bands = self._queues.bands(now)
+        ceilings: dict[Need, Sequence[float]] = {}
         selection = self.settings.selection
         for at, band in enumerate(bands) if selection is None else self._in_turn(selection, bands):
             if selection is not None:
                 blocked = set()  # a band that is held back holds back none that comes after it by other rules
             for flow in self._turns(band) if band.requests else ():
                 share = self._share(band, flow)
-                held: Collection[Group] = blocked
+                held = blocked
                 while (entry := flow.first(held)) is not None:
-                    group = entry.group
-                    saturation = self._saturation(entry)
-                    if group not in ceilings:
-                        ceilings[group] = self._ceilings(saturation, bands)
-                    ceiling = ceilings[group][at]
-                    if saturation < ceiling * share:
+                    for need, saturation in self._saturations(entry):
+                        if need not in ceilings:
+                            ceilings[need] = self._ceilings(saturation, bands)
+                        if saturation >= (ceiling := ceilings[need][at]) * share:
+                            break
+                    else:
                         return entry
                     if saturation < ceiling:  # there is room, and it is others'
-                        held = {*held, group}
+                        held = {*held, need}
                         continue
-                    blocked.add(group)
-                    held = blocked if share == 1.0 else {*held, group}
-                    if selection is None and len(blocked) == len(self._queues.groups):
+                    missed = {need, need._replace(name="")} if need.name and self._is_owed(entry, now) else {need}
+                    blocked |= missed
+                    held = blocked if share == 1.0 else {*held, *missed}
+                    if selection is None and not need.kind and all(Need(each) in blocked for each in queues.groups):
                         return None
         return None
+
+    def _is_owed(self, entry: Entry, now: float) -> bool:
+        """Whether it is to have the next of what is scarce."""
+        since, until = (entry.since + seconds for seconds in _OWED)
+        if not since <= now < until:
+            return False
+        self._owed_until = min(self._owed_until, until)
+        return True
 
     def _in_turn(self, selection: BandSelectionPolicy, bands: Sequence[Band]) -> Sequence[tuple[int, Band]]:
         """The bands, with their places among all, in the order in which the policy has them asked."""
@@ -341,8 +372,8 @@ class FlowControl(Plugin):
     def _is_open_to(self, entry: Entry, now: float) -> bool:
         band = self._queues.band(entry.request.priority, now)
         bands = self._queues.bands(now)
-        saturation = self._saturation(entry)
-        return saturation < self._ceilings(saturation, bands)[bands.index(band)]
+        at = bands.index(band)
+        return all(found < self._ceilings(found, bands)[at] for _, found in self._saturations(entry))
 
     def _ceilings(self, saturation: float, bands: Sequence[Band]) -> Sequence[float]:
         if saturation == inf:
@@ -356,27 +387,55 @@ class FlowControl(Plugin):
             return [1.0] * len(bands)
         return found
 
-    def _saturation(self, entry: Entry) -> float:
-        """Of the endpoints it may go to, the fullest stage of them where they have roles; inf: there are none."""
-        group = entry.group
-        known = self._saturations.get(group)
+    def _say_needs(self, entry: Entry, endpoints: Sequence[Endpoint]) -> None:
+        """What it will wait for, if it has to wait."""
+        group, detector, needs = entry.group, self.settings.detector, entry.needs[:1]
+        try:
+            if endpoints and len(entry.stages(endpoints)) > 1:
+                needs += (Need(group, "prefill"),)
+            if name := detector.scarce(entry.request):
+                needs += (Need(group, "scarce"), Need(group, "scarce", name))
+        except Exception as error:
+            self._on_error(name_of(detector), error)
+        entry.needs = needs
+
+    def _saturations(self, entry: Entry) -> Sequence[tuple[Need, float]]:
+        """How full is what it needs, as far as that is not certain to be there; inf: there is none of it."""
+        known = self._found.get(entry.needs)
         if known is not None and known[0] is entry:
             return known[1]
         endpoints, detector = self._candidates_of(entry), self.settings.detector
-        found = inf
-        try:
-            if endpoints and detector.looks_at:
-                looked = entry.look(endpoints, detector.looks_at)
-                found = max(detector.saturation_for(looked, stage) for stage in stages_of(endpoints))
-            elif endpoints:
-                found = max(map(detector.saturation, stages_of(endpoints)))
-        except Exception as error:
-            self._on_error(name_of(detector), error)
-            found = 0.0
-        self._saturations[group] = entry, found
-        if group is None and endpoints:
-            self._last = found
+        found = [(entry.needs[0], inf)]
+        if endpoints:
+            try:
+                found = [*self._look_at(entry, endpoints, detector)]
+            except Exception as error:
+                self._on_error(name_of(detector), error)
+                found = [(entry.needs[0], 0.0)]
+            if entry.group is None:
+                self._last = found[0][1]
+        self._found[entry.needs] = entry, found
         return found
+
+    def _look_at(self, entry: Entry, endpoints: Sequence[Endpoint], detector: Detector) -> Iterable[tuple[Need, float]]:
+        request = entry.look(endpoints, detector.looks_at) if detector.looks_at else entry.request
+        decode, *others = entry.stages(endpoints)
+        for need in entry.needs:
+            if not need.kind:
+                yield need, detector.saturation_for(request, decode)
+            elif need.kind == "prefill":
+                yield from ((need, detector.saturation_for(request, stage)) for stage in others)
+            elif need.name:
+                ready = detector.ready(request, decode)
+                if len(ready) < len(decode):
+                    yield need, detector.saturation_for(request, ready) if ready else inf
+
+    def _fullness(self, endpoints: Sequence[Endpoint]) -> float:
+        try:
+            return self.settings.detector.saturation(endpoints)
+        except Exception as error:
+            self._on_error(name_of(self.settings.detector), error)
+            return 0.0
 
     def _tell(self, fairness_id: str, entry: Entry, now: float) -> None:
         priority, selection = entry.request.priority, self.settings.selection
@@ -402,7 +461,7 @@ class FlowControl(Plugin):
         assert flow is not None
         self._end(entry, "Dispatched", served=True)
         self._tell(flow.id, entry, self.clock())
-        self._saturations.clear()
+        self._found.clear()
         try:
             endpoints = self._candidates_of(entry)
             if not endpoints:
@@ -434,7 +493,7 @@ class FlowControl(Plugin):
         if not self._queues.requests:
             return
         now = self.clock()
-        seconds = self._queues.next_expiry - now
+        seconds = min(self._queues.next_expiry, self._owed_until) - now
         for group in self._queues.groups:
             if endpoints := self._candidates(group):
                 seconds = min(seconds, self._falls_in(endpoints))
@@ -459,7 +518,7 @@ class FlowControl(Plugin):
 
     def _ring(self) -> None:
         self._timer = None
-        self._saturations.clear()
+        self._found.clear()
         self._dispatch()
 
 

@@ -2,10 +2,11 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 from sortedcontainers import SortedDict, SortedKeyList
@@ -23,11 +24,28 @@ from epp.plugin import (
 
 Group = tuple[str, ...] | None
 """A gateway's subset; None: the whole pool. Requests of one group may go to the same endpoints."""
+
+
+class Need(NamedTuple):
+    """What a request waits for: of those that need the same, the first holds back the others while it is not there."""
+
+    group: Group
+    kind: Literal["", "prefill", "scarce"] = ""
+    """"": an endpoint that decodes; "prefill": one beside it that prefills; "scarce": what `Detector.scarce` names."""
+    name: str = ""
+    """Of what is scarce; "": any of it."""
+
+
+Needs = tuple[Need, ...]
+"""Of one request, from what all need to what few do."""
 BAND_REQUESTS: Final = 5000
 BAND_BYTES: Final = 1_000_000_000
 TTL: Final = 60.0
 """Seconds. This and the two above are the defaults of llm-d-router v0.10."""
 _SEVERAL: Final = 2
+_LANES: Final = 64
+"""Different needs that wait in lines of their own; those of more scarce things are one line."""
+_OTHERS: Final = "*"
 
 
 @dataclass(frozen=True)
@@ -67,8 +85,8 @@ class Entry:
     """One request that waits (`epp.plugin.Waiting`)."""
 
     __slots__ = (
-        "choose", "expires", "flow", "group", "look", "look_at", "no_endpoint_expires", "number", "place", "refuse",
-        "request", "since", "size",
+        "choose", "expires", "flow", "group", "look", "look_at", "needs", "no_endpoint_expires", "number", "place",
+        "refuse", "request", "since", "size", "stages",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +95,7 @@ class Entry:
         group: Group,
         size: int,
         look: Callable[[Sequence[Endpoint], Collection[type[Any]]], Request],
+        stages: Callable[[Sequence[Endpoint]], Sequence[Sequence[Endpoint]]],
         choose: Callable[[Sequence[Endpoint]], None],
         refuse: Callable[[EppError], None],
     ) -> None:
@@ -84,8 +103,11 @@ class Entry:
         self.group = group
         self.size = size
         """Bytes of its body."""
+        self.needs: Needs = (Need(group),)
         self.look = look
         """The request with its signals of some kinds."""
+        self.stages = stages
+        """The groups of endpoints of which it needs one each; who decodes comes first."""
         self.choose = choose
         self.refuse = refuse
         self.since = 0.0
@@ -105,12 +127,12 @@ class Entry:
 
 
 class _Line:
-    """The requests of a flow that may go to the same endpoints, in their places."""
+    """The requests of a flow that need the same, in their places."""
 
-    __slots__ = ("group", "place", "waiting")
+    __slots__ = ("needs", "place", "waiting")
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
         self.waiting: SortedKeyList[Entry, tuple[float, int]] = SortedKeyList(key=_place)
         self.place: tuple[float, int] = (0.0, 0)
         """Its first one's, as its flow has it in order."""
@@ -128,35 +150,35 @@ class QueuedFlow:
         self.bytes = 0
         self.place: tuple[float, int] = (0.0, 0)
         """Its head's, as its band has it in order."""
-        self._lines: dict[Group, _Line] = {}
+        self._lines: dict[Needs, _Line] = {}
         self._by_first: SortedKeyList[_Line, tuple[float, int]] = SortedKeyList(key=_place)
 
     def __len__(self) -> int:
         return self.requests
 
     def __iter__(self) -> Iterator[Entry]:
-        """Its requests, those of one group after those of another."""
+        """Its requests, those with the same needs after each other."""
         return chain.from_iterable(line.waiting for line in self._lines.values())
 
     @property
     def head(self) -> Entry:
         return self._by_first[0].waiting[0]
 
-    def first(self, blocked: Collection[Group]) -> Entry | None:
-        """The first that may go elsewhere than the `blocked` groups may."""
-        return next((line.waiting[0] for line in self._by_first if line.group not in blocked), None)
+    def first(self, blocked: AbstractSet[Need]) -> Entry | None:
+        """The first that needs nothing of `blocked`."""
+        return next((line.waiting[0] for line in self._by_first if blocked.isdisjoint(line.needs)), None)
 
     def add(self, entry: Entry) -> None:
-        line = self._lines.get(entry.group)
+        line = self._lines.get(entry.needs)
         if line is None:
-            line = self._lines[entry.group] = _Line(entry.group)
+            line = self._lines[entry.needs] = _Line(entry.needs)
         else:
             self._by_first.remove(line)
         line.waiting.add(entry)
         self._count(line, 1, entry.size)
 
     def remove(self, entry: Entry) -> None:
-        line = self._lines[entry.group]
+        line = self._lines[entry.needs]
         self._by_first.remove(line)
         line.waiting.remove(entry)
         self._count(line, -1, -entry.size)
@@ -168,7 +190,7 @@ class QueuedFlow:
             line.place = line.waiting[0].place
             self._by_first.add(line)
         else:
-            del self._lines[line.group]
+            del self._lines[line.needs]
 
 
 def _place(one: Entry | QueuedFlow | _Line) -> tuple[float, int]:
@@ -239,6 +261,7 @@ class Queues:
         self.bytes = 0
         self.groups: Counter[Group] = Counter()
         """How many wait, by group."""
+        self._needs: Counter[Needs] = Counter()
         self._keep = keep
         self._numbers = 0
         self._bands: SortedDict[int, Band] = SortedDict(lambda priority: -priority)
@@ -271,6 +294,9 @@ class Queues:
         if not entry.number:
             self._numbers += 1
             entry.number = self._numbers
+        if entry.needs[-1].name and entry.needs not in self._needs and len(self._needs) >= _LANES:
+            entry.needs = (*entry.needs[:-1], entry.needs[-1]._replace(name=_OTHERS))
+        self._needs[entry.needs] += 1
         band = self.band(entry.request.priority, now)
         entry.place = (band.settings.ordering.place(entry), entry.number)
         band.add(entry, fairness_id)
@@ -290,6 +316,9 @@ class Queues:
         self.groups[entry.group] -= 1
         if not self.groups[entry.group]:
             del self.groups[entry.group]
+        self._needs[entry.needs] -= 1
+        if not self._needs[entry.needs]:
+            del self._needs[entry.needs]
         self._soonest.remove(entry)
 
     @property

@@ -899,6 +899,14 @@ class ExpectedTtft(Cost, Detector, Admitter):
             sum_ += min(1.0, full)
         return sum_ / len(endpoints)
 
+    def scarce(self, request: Request) -> str:
+        return self.adapter_of(request)
+
+    def ready(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        """Those with a slot for its LoRA adapter: the adapter is in one, or one is free or idle."""
+        need, adapter = self.adapters.need, self.adapter_of(request)
+        return [endpoint for endpoint in endpoints if not need(endpoint, adapter).turns] if adapter else endpoints
+
     def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
         now, soonest = self.clock(), inf
         for endpoint in endpoints:

@@ -26,6 +26,7 @@ from epp.plugin import (
     RoleView,
     RunProfile,
     Services,
+    stages_of,
 )
 
 _MEDIA: Final = (b'"image_url"', b'"input_image"', b'"video_url"', b'"input_audio"', b'"audio_url"')
@@ -87,6 +88,14 @@ def _unreported(reason: str, detail: str) -> None:
     """Before its life begins."""
 
 
+def _needed(request: Request, endpoints: Sequence[Endpoint], decider: Decider | None) -> Sequence[Sequence[Endpoint]]:
+    """`ProfileHandler.stages`, where a decider says who is prefilled elsewhere: not who need not be somewhere."""
+    decode, *others = stages_of(endpoints)
+    if others and decider is not None and request.tokens and all(decider.wants(request, each) for each in decode):
+        return [decode, *others]
+    return [decode]
+
+
 def _beside(request: Request, stage: Literal["prefill", "encode"], decode: Endpoint | None) -> Request:
     """The request as the endpoint of another stage gets it: one that ends without an answer."""
     return replace(request, stage=stage, peer=decode, stream=False, max_tokens=1, kept=dict(request.kept))
@@ -122,6 +131,9 @@ class RoleProfileHandler(_Stages):
     def check(self, profiles: Sequence[str]) -> None:
         if len(profiles) != 1:
             raise ValueError(f"role-profile-handler needs exactly one profile, found {', '.join(profiles) or 'none'}")
+
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        return _needed(request, endpoints, self._decider)
 
     def divides(self, endpoints: Sequence[Endpoint]) -> bool:
         return self._roles.of(endpoints).apart
@@ -233,6 +245,11 @@ class DisaggProfileHandler(_Stages):
         needed += [self._encode] if self._encode_decider else []
         if missing := [name for name in needed if name not in profiles]:
             raise ValueError(f"no profile is called {', '.join(missing)}; found {', '.join(profiles)}")
+
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        if self._prefill_first:
+            return super().stages(request, endpoints)
+        return _needed(request, endpoints, self._deciders.get("prefill"))
 
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         if self._prefill_first:

@@ -26,6 +26,7 @@ from epp.plugin import (
     ProfileHandler,
     Request,
     Response,
+    RoleView,
     Stage,
 )
 from epp.scheduling.decision import BestPicker, Chain, Decision, OnError, ProfileRun, failed, name_of
@@ -64,6 +65,7 @@ class Scheduler:
         self.handler = handler
         self.plugins = plugins
         self._names = tuple(profiles)
+        self._roles = RoleView()
         self._wall_clock = wall_clock
         self._on_error = on_error
         self._named = 1 + fallbacks
@@ -119,6 +121,17 @@ class Scheduler:
     def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
         """The request with its signals of these kinds, and nothing chosen."""
         return self._with_signals(request, endpoints, [each for each in self._producers if each[1] in kinds])
+
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        """The groups of `endpoints` of which the request needs one each, at least one; who decodes comes first."""
+        if not self._roles.of(endpoints).apart:
+            return (endpoints,)
+        try:
+            found = self.handler.stages(self.look(request, endpoints, (PrefixMatch,)), endpoints)
+        except Exception as error:
+            self._on_error(name_of(self.handler), error)
+            found = ()
+        return found or (endpoints,)
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
         """Decide among `endpoints` (never empty) and put the request on the chosen one's account, in one step.

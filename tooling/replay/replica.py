@@ -187,6 +187,7 @@ class Replica:
             None,
             len(request.prompt),
             partial(self.scheduler.look, request),
+            partial(self.scheduler.stages, request),
             lambda endpoints: decided(self.scheduler.choose(entry.ready(flow.clock()), endpoints)),
             refused,
         )

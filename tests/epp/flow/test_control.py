@@ -36,23 +36,34 @@ from epp.plugin import (
     UsageLimitPolicy,
     Waiting,
     annotated,
+    stages_of,
 )
 
 PODS = tuple(Endpoint(f"default/{name}", f"10.0.0.{n}:8000") for n, name in enumerate("abcd", 1))
 
 
 class Slots(Detector):
-    """Each endpoint has room for so many."""
+    """Each endpoint has room for so many, and a slot for one adapter: models of one capital letter."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.adapters: dict[Endpoint, list[str]] = {}
+        """In flight there."""
         self.used: dict[Endpoint, int] = {}
         self.asked = 0
+        self.looked = 0
         self.opens_in = inf
 
     def saturation(self, endpoints: Sequence[Endpoint]) -> float:
         self.asked += 1
         return sum(min(1.0, self.used.get(one, 0) / self.size) for one in endpoints) / len(endpoints)
+
+    def scarce(self, request: Request) -> str:
+        return request.model if request.model.isupper() else ""
+
+    def ready(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        self.looked += 1
+        return [one for one in endpoints if {*self.adapters.get(one, ())} <= {request.model}]
 
     def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
         return self.opens_in
@@ -76,6 +87,8 @@ class World:
         self.replicas = 1
         self.timers: list[tuple[float, int, Timer]] = []
         self.fates: dict[str, list[str]] = {}
+        self.models: dict[str, str] = {}
+        self.prefills: dict[str, Endpoint] = {}
         self.order: list[str] = []
         self.where: dict[str, Endpoint] = {}
         self.outcomes: list[tuple[str, int, Outcome, float]] = []
@@ -118,17 +131,26 @@ class World:
         *,
         group: Group = None,
         slo: Slo | None = None,
+        model: str = "m",
         **headers: str,
     ) -> Entry:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if flow:
             headers[protocol.FAIRNESS_ID[0]] = flow
-        request = Request(id=name, model="m", priority=priority, slo=slo, headers=headers, body=b"x" * 10)
+        request = Request(id=name, model=model, priority=priority, slo=slo, headers=headers, body=b"x" * 10)
         self.fates[name] = []
+        self.models[name] = model
 
         def choose(endpoints: Sequence[Endpoint]) -> None:
-            best = min(endpoints, key=lambda pod: self.slots.used.get(pod, 0))
+            decode, *prefill = stages(endpoints)
+            if prefill:
+                self.prefills[name] = prefill[0][0]
+                self.slots.used[prefill[0][0]] = self.slots.used.get(prefill[0][0], 0) + 1
+            able = self.slots.ready(request, decode) if self.slots.scarce(request) else decode
+            best = min(able, key=lambda pod: self.slots.used.get(pod, 0))
             self.slots.used[best] = self.slots.used.get(best, 0) + 1
+            if self.slots.scarce(request):
+                self.slots.adapters.setdefault(best, []).append(model)
             self.where[name] = best
             self.fates[name].append("let go")
             self.order.append(name)
@@ -136,7 +158,12 @@ class World:
         def refuse(error: EppError) -> None:
             self.fates[name].append(f"{error.status} {error.reason}")
 
-        entry = Entry(request, group, 10, lambda endpoints, kinds: request, choose, refuse)
+        def stages(endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+            """Who asks for model `m` needs a prefiller beside the one that decodes, where there are any."""
+            decode, *prefill = stages_of(endpoints)
+            return [decode, *prefill] if model == "m" else [decode]
+
+        entry = Entry(request, group, 10, lambda endpoints, kinds: request, stages, choose, refuse)
         try:
             self.flow.enter(entry)
         except EppError as error:
@@ -146,7 +173,19 @@ class World:
     def end(self, name: str) -> None:
         pod = self.where.pop(name)
         self.slots.used[pod] -= 1
+        if (prefiller := self.prefills.pop(name, None)) is not None:
+            self.slots.used[prefiller] -= 1
+        if (model := self.models[name]).isupper():
+            self.slots.adapters[pod].remove(model)
         self.flow.on_finished(Request(id=name, model="m"), pod, Response())
+
+    def could_go(self, entry: Entry) -> bool:
+        """Whether there is room for it in all that it needs."""
+        pods = self.candidates(entry.group)
+        decode, *others = entry.stages(pods) if pods else ((),)
+        if scarce := self.slots.scarce(entry.request):
+            others = [*others, [one for one in decode if {*self.slots.adapters.get(one, ())} <= {scarce}]]
+        return all(any(self.slots.used.get(pod, 0) < self.slots.size for pod in group) for group in (decode, *others))
 
     @property
     def waiting(self) -> int:
@@ -293,6 +332,107 @@ def test_a_request_that_cannot_go_holds_back_none_of_its_own_tenants_that_may_go
     world.end("a1")
     world.pass_()
     assert world.order[-1] == "a2"
+
+
+def test_an_adapter_without_a_slot_holds_back_its_own_requests_and_no_others() -> None:
+    world = World(size=3, pods=2)
+    for name, model in (("x1", "X"), ("y1", "Y"), ("z1", "Z"), ("z2", "Z"), ("base", "m"), ("x2", "X"), ("y2", "Y")):
+        world.ask(name, model=model, flow="one")
+    assert world.order == ["x1", "y1", "base", "x2", "y2"], "a slot for X and one for Y, and room for more"
+    world.ask("high", 5, model="Z")
+    world.end("y1")
+    world.end("y2")
+    world.pass_()
+    assert world.order[-3:] == ["high", "z1", "z2"]
+
+
+def test_who_waits_long_for_a_slot_gets_the_next_though_others_could_have_it_longer() -> None:
+    world = World(size=3)
+    world.ask("x1", model="X")
+    world.ask("z1", model="Z")
+    world.pass_(4.0)
+    world.ask("x2", model="X")
+    assert world.order == ["x1", "x2"]
+    world.pass_(2.0)
+    world.ask("x3", model="X")
+    world.ask("base")
+    assert world.order == ["x1", "x2", "base"]
+    world.end("x1")
+    world.end("x2")
+    world.pass_()
+    assert world.order[-1] == "z1"
+    assert world.waiting == 1
+    world.end("z1")
+    world.end("base")
+    world.pass_()
+    assert world.order[-1] == "x3"
+
+
+def test_slots_that_do_not_come_free_are_not_waited_for_by_all_for_ever() -> None:
+    world = World(size=2)
+    world.slots.adapters[PODS[0]] = ["F"]
+    world.ask("z1", model="Z")
+    world.pass_(6.0)
+    world.ask("f1", model="F")
+    assert world.order == []
+    world.pass_(13.9)
+    assert world.order == []
+    world.pass_(0.2)
+    assert world.order == ["f1"]
+
+
+def test_full_prefillers_hold_back_only_who_needs_one() -> None:
+    world = World(size=1, pods=0)
+    roles = ("prefill", "decode", "decode")
+    world.pods = tuple(Endpoint(f"default/{n}", f"10.0.1.{n}:80", {"llm-d.ai/role": r}) for n, r in enumerate(roles))
+    world.slots.used[world.pods[0]] = 1
+    world.ask("long")
+    world.ask("short", model="short")
+    assert world.order == ["short"]
+    assert world.flow.figures().saturation == 1.0, "prefill is as full as it gets"
+    world.slots.used[world.pods[0]] = 0
+    world.flow.changed()
+    world.pass_()
+    assert world.order == ["short", "long"]
+    world.ask("longer")
+    world.ask("last", model="short")
+    world.end("long")
+    world.pass_()
+    assert world.order == ["short", "long", "longer"], "they share those that decode, in their order"
+
+
+def test_prefillers_that_come_later_are_waited_for_too() -> None:
+    world = World(pods=1)
+    world.ask("first")
+    world.ask("long")
+    world.pods = (PODS[0], PREFILLER)
+    world.slots.used[PREFILLER] = 1
+    world.flow.endpoints_changed()
+    world.end("first")
+    world.pass_()
+    assert world.order == ["first"]
+    world.ask("short", model="short")
+    assert world.order == ["first", "short"]
+
+
+def test_many_adapters_are_a_bounded_number_of_lines() -> None:
+    world = World(size=1000, band_requests=inf)
+    world.slots.adapters[PODS[0]] = ["F"]
+    for number in range(300):
+        world.ask(str(number), model=f"A{number}")
+    world.ask("base")
+    assert world.order == ["base"]
+    asked = world.slots.looked
+    world.ask("more")
+    assert world.slots.looked - asked < 100
+    world.slots.adapters.clear()
+    world.pass_(21.0)
+    world.flow.changed()
+    while world.where:
+        world.end(next(iter(world.where)))
+        world.pass_()
+    assert world.waiting == 0
+    assert len(world.order) == 302
 
 
 def test_a_flow_that_floods_leaves_room_and_holds_nobody_else_back() -> None:
@@ -560,6 +700,9 @@ class Chooser:
     def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Any) -> Request:
         return request
 
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        return [endpoints]
+
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint:
         if self.error is not None:
             raise self.error
@@ -628,12 +771,15 @@ async def test_errors_of_choosing_are_the_requests_own() -> None:
 
 # --- any history ----------------------------------------------------------------------------------------------------
 
+PREFILLER = Endpoint("default/p", "10.0.0.9:8000", {protocol.ROLE_LABEL: "prefill"})
 STEP = st.one_of(
-    st.tuples(st.just("ask"), st.integers(-1, 1), st.sampled_from("xyz"), st.sampled_from([None, "a", "b"])),
+    st.tuples(
+        st.just("ask"), st.integers(-1, 1), st.sampled_from("xyz"), st.sampled_from([None, "a", "b", "X", "Y", "p"])
+    ),
     st.tuples(st.just("end"), st.integers(0, 9), st.just(""), st.none()),
     st.tuples(st.just("leave"), st.integers(0, 9), st.just(""), st.none()),
     st.tuples(st.just("pass"), st.integers(0, 9), st.just(""), st.none()),
-    st.tuples(st.just("pods"), st.integers(0, 2), st.just(""), st.none()),
+    st.tuples(st.just("pods"), st.integers(0, 2), st.sampled_from(["", "prefiller"]), st.none()),
     st.tuples(st.just("reload"), st.integers(1, 9), st.just(""), st.none()),
 )
 
@@ -643,10 +789,11 @@ def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], siz
     world = World(size=size, pods=2, band_requests=6, ttl=20.0, no_endpoint_ttl=30.0)
     entries: dict[str, Entry] = {}
     left: set[str] = set()
-    groups = {None: None, "a": (PODS[0].address,), "b": (PODS[1].address,)}
+    groups = {"a": (PODS[0].address,), "b": (PODS[1].address,)}
     for number, (what, n, flow, group) in enumerate(steps):
         if what == "ask":
-            entries[str(number)] = world.ask(str(number), n, flow, group=groups[group])
+            model = group if group in ("X", "Y", "p") else "m"
+            entries[str(number)] = world.ask(str(number), n, flow, group=groups.get(group), model=model)
         elif what == "end" and world.where:
             world.end([*world.where][n % len(world.where)])
         elif what == "leave" and entries:
@@ -655,7 +802,7 @@ def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], siz
                 left.add(name)
             world.flow.leave(entries[name])
         elif what == "pods":
-            world.pods = PODS[:n]
+            world.pods = (*PODS[:n], *([PREFILLER] if flow else []))
             world.flow.endpoints_changed()
         elif what == "reload":
             world.flow.configure(make(world.slots, band_requests=n, ttl=20.0, no_endpoint_ttl=30.0))
@@ -671,8 +818,10 @@ def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], siz
             flows.setdefault(said[1:], []).append(int(name))
         assert all(went == sorted(went) for went in flows.values()), "in the order in which they came"
         for name in waiting:  # nobody is left behind who could go
-            pods = world.candidates(entries[name].group)
-            assert not pods or all(world.slots.used.get(pod, 0) >= size for pod in pods)
+            assert not world.could_go(entries[name]) or (
+                world.models[name].isupper()
+                and any(world.models[other].isupper() and world.now - entries[other].since >= 5.0 for other in waiting)
+            )
     world.pass_(100.0)
     assert world.waiting == 0, "nobody waits for ever"
     assert not world.failed

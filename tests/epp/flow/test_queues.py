@@ -33,6 +33,7 @@ def entry(priority: int = 0, *, tokens: int = 1, size: int = 10, expires: float 
         None,
         size,
         look,
+        lambda endpoints: [endpoints],
         lambda endpoints: None,
         lambda error: None,
     )

@@ -683,6 +683,24 @@ def test_memory_counts_in_its_last_tenth_and_with_the_request_itself() -> None:
     assert found == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.0])
 
 
+def test_an_adapter_is_waited_for_where_no_slot_is_free() -> None:
+    cost, _ = round_numbers()
+    a, b = pool(2)
+    assert cost.scarce(lora([a])) == "", "nobody has said that it is one"
+    told_of_adapters(cost, a, b)
+    assert cost.scarce(lora([a])) == "poet"
+    assert cost.scarce(request([a], 1000)) == ""
+    for name in ("cook", "clerk"):
+        a.load = Load(lora_max=2, lora_waiting=frozenset({name}))
+        cost.on_scraped(a)
+        made = replace(request([a], 1000), model=name)
+        cost.on_picked(made, a)
+    assert cost.ready(lora([a, b]), [a, b]) == [b]
+    assert cost.ready(replace(lora([a, b]), model="cook"), [a, b]) == [a, b]
+    cost.on_finished(made, a, Response(status=200))
+    assert cost.ready(lora([a, b]), [a, b]) == [a, b]
+
+
 def test_seats_count_in_their_last_tenth() -> None:
     cost, clock = round_numbers(learn_speeds=False)
     (a,) = pool(1)

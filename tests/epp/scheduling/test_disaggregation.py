@@ -211,6 +211,28 @@ def test_a_short_prompt_and_a_cached_one_stay() -> None:
     assert pool.choose().parts == []
 
 
+def needed(pool: Pool, prompt: str) -> list[list[str]]:
+    """The groups of endpoints that flow control has the request wait for."""
+    asked = asyncio.run(pool.scheduler.prepare(ask(prompt)))
+    return [[one.name for one in group] for group in pool.scheduler.stages(asked, pool.endpoints)]
+
+
+@pytest.mark.parametrize("made", [lambda *pods: by_strategy("prefix-aware", *pods), lambda *pods: always(*pods)])
+def test_flow_control_has_a_request_wait_for_the_stages_it_needs(made: Callable[..., Pool]) -> None:
+    pool = made(*two_and_two())
+    prefill, decode = ["p1", "p2"], ["d1", "d2"]
+    assert needed(pool, LONG) == [decode, prefill]
+    assert needed(made(pod("a"), pod("b")), LONG) == [["a", "b"]]
+    assert needed(made(pod("p", "prefill")), LONG) == [["p"]], "nobody decodes, which the pick will say"
+
+
+def test_who_finds_its_prompt_where_it_is_decoded_waits_for_no_prefiller() -> None:
+    pool = by_strategy("prefix-aware", *two_and_two())
+    assert needed(pool, SHORT) == [["d1", "d2"]]
+    pool.scheduler.finished(pool.choose(LONG), Response(status=200))
+    assert needed(pool, LONG) == [["d1", "d2"]]
+
+
 def test_answers_in_flight_speak_for_going_apart() -> None:
     """A medium prompt stays at an idle endpoint, and goes where it stalls nobody from a busy one."""
     medium = "word " * 640
