@@ -197,7 +197,7 @@ MISSING: Final = {
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
     "session-state-producer": "state kept for each session; remove it: session-affinity-filter keeps its endpoint",
-    "request-attribute-reporter": "what an answer used, told to the gateway; remove it: /metrics and /decisions have it",
+    "request-attribute-reporter": "what an answer used told to the gateway; remove it: /metrics and /decisions say it",
     "multicluster-approx-prefix-cache-producer": _CLUSTERS,
     "multicluster-file-discovery": _CLUSTERS,
     "multicluster-kv-cache-utilization-scorer": _CLUSTERS,

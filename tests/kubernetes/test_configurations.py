@@ -1,4 +1,4 @@
-"""EndpointPickerConfig documents as other projects publish them: of GIE and KServe, in the Go modules of their releases,
+"""EndpointPickerConfig documents as other projects publish them: GIE and KServe in the Go modules of releases,
 and of llm-d-router where `LLM_D_ROUTER` names a checkout of it (it is no module that can be fetched). In this lane,
 since Go fetches them.
 """
