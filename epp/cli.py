@@ -23,6 +23,8 @@ from epp.flags import (
     Modules,
     NamespacedName,
     Ports,
+    SidecarCommand,
+    Stages,
     Verbosity,
     log_format,
     log_level,
@@ -498,7 +500,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
         raise click.ClickException(printable_lines(str(error))) from None
 
 
-@warmpath.command()
+@warmpath.command(cls=SidecarCommand)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Where requests come.")
 @click.option(
@@ -509,14 +511,27 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     "--kv-connector", default="nixlv2", show_default=True, type=click.Choice(["nixlv2", "shared-storage"]),
     help="How the engine gets what another one computed.",
 )  # fmt: skip
-@click.option("--enable-prefiller-sampling", is_flag=True, help="Of several prefillers named take one by chance.")
+@click.option(
+    "--data-parallel-size", default=1, show_default=True, type=click.IntRange(1, 64),
+    help="Ranks of the engine: each has a port of its own, and one here, counted from the two ports above.",
+)  # fmt: skip
+@click.option("--enable-prefiller-sampling", type=click.BOOL, help="Of several prefillers named take one by chance.")
 @click.option("--prefill-max-retries", default=0, show_default=True, type=click.IntRange(0, 10))
 @click.option("--prefill-retry-backoff", default="100ms", show_default=True, type=Duration())
 @click.option("--prefill-timeout", default="2m", show_default=True, type=Duration(), help="Then it is computed here.")
 @click.option("--max-body", default=64 << 20, show_default=True, type=click.IntRange(1), help="Bytes of a request.")
 @click.option("--max-requests", default=4096, show_default=True, type=click.IntRange(1), help="At once.")
 @click.option("--drain-timeout", default="30s", show_default=True, type=Duration(), help="For answers under way.")
-@click.option("--cert-path", type=_DIRECTORY, help="TLS: directory of tls.crt and tls.key.")
+@click.option("--metrics-port", default=0, show_default=True, type=click.IntRange(0, 65535), help="0: no metrics.")
+@click.option(
+    "--secure-proxy", "--secure-serving", type=click.BOOL,
+    help="TLS towards the gateway. [default: with --cert-path only; llm-d's: true]",
+)  # fmt: skip
+@click.option(
+    "--cert-path", type=_DIRECTORY, help="Directory of tls.crt and tls.key. [default with TLS: a pair made here]"
+)
+@click.option("--enable-tls", default="", type=Stages(), help="Engines reached over TLS: prefiller, decoder.")
+@click.option("--tls-insecure-skip-verify", default="", type=Stages(), help="Whose certificates are not verified.")
 def sidecar(**flags: Any) -> None:
     """Serve beside an engine that decodes: have prompts computed by the engine that x-prefiller-host-port names."""
     from tooling.sidecar.command import main

@@ -6,7 +6,7 @@ Sources: GIE v1.5 `pkg/epp/server/options.go`, GIE v1.6 `pkg/lwepp/server/option
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 import click
 
@@ -158,6 +158,8 @@ class Idle(NamedTuple):
     usual: str | None = None
     """A value that asks for nothing else than what happens here; nothing is said of it."""
     boolean: bool = False
+    refused: bool = False
+    """Any other value asks for what this does not do, so it does not start."""
 
 
 def _off(why: str) -> Idle:
@@ -200,6 +202,63 @@ IDLE: Final[Mapping[str, Idle]] = {
 """Name of a reference's flag -> why it does nothing."""
 
 
+_LLM_D: Final = "llm-d's pd-sidecar does that, behind the same picker"
+_OTHER: Final = "it is of a connector that this sidecar does not serve"
+_LOGS: Final = "a line is logged for each reason, once a minute"
+
+SIDECAR_IDLE: Final[Mapping[str, Idle]] = {
+    "tracing": _off("a request keeps its traceparent; no spans are made here"),
+    "max-idle-conns-per-host": Idle("as many connections are kept as requests need"),
+    "inference-pool": Idle("no InferencePool is read: it is the picker who names a prefiller"),
+    "pool-group": Idle("no InferencePool is read: it is the picker who names a prefiller"),
+    "mooncake-bootstrap-port": Idle(_OTHER),
+    "p2p-connector-port": Idle(_OTHER),
+    "moriio-decode-handshake-port": Idle(_OTHER),
+    "moriio-decode-notify-port": Idle(_OTHER),
+    "moriio-local-pod-ip": Idle(_OTHER),
+    "moriio-parallel-decode-wait-timeout": Idle(_OTHER),
+    "moriio-prefill-handshake-port": Idle(_OTHER),
+    "moriio-prefill-notify-port": Idle(_OTHER),
+    "moriio-tp-size": Idle(_OTHER),
+    "zap-devel": Idle(_LOGS, boolean=True),
+    "zap-encoder": Idle(_LOGS),
+    "zap-log-level": Idle(_LOGS),
+    "zap-stacktrace-level": Idle(_LOGS),
+    "zap-time-encoding": Idle(_LOGS),
+    "enable-ssrf-protection": Idle(
+        "no InferencePool is read here; let only the gateway reach this port (NetworkPolicy)", "false", True, True
+    ),
+    "enable-p2p-pull": Idle(_LLM_D, "false", True, True),
+    "ec-connector": Idle(f"encoders are not asked here; {_LLM_D}", "", refused=True),
+    "decode-chunk-size": Idle(_LLM_D, "0", refused=True),
+    "moriio-write-mode": Idle(_LLM_D, "false", True, True),
+    "moriio-parallel-dispatch": Idle(_LLM_D, "false", True, True),
+    "moriio-dp-size": Idle(_LLM_D, "1", refused=True),
+    "moriio-dp-size-local": Idle(_LLM_D, "0", refused=True),
+    "moriio-remote-hosts": Idle(_LLM_D, "", refused=True),
+    "moriio-decode-hosts": Idle(_LLM_D, "", refused=True),
+    "configuration": Idle("give what it says as flags", "", refused=True),
+    "configuration-file": Idle("give what it says as flags", "", refused=True),
+}
+"""The same of llm-d's sidecar. Source: llm-d-router v0.10 `pkg/sidecar/proxy/options.go`."""
+
+
+class Stages(click.ParamType[frozenset[str]]):
+    """Stages of a request, separated by commas."""
+
+    name = "stages"
+    known: Final = ("prefiller", "decoder")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
+        if isinstance(value, frozenset):
+            return value
+        names = [each.strip() for each in str(value).split(",") if each.strip()]
+        for name in names:
+            if name not in self.known:
+                self.fail(f"{name!r} is no stage here; expected {' or '.join(self.known)}", param, ctx)
+        return frozenset(names)
+
+
 class GoCommand(click.Command):
     """A command whose flags are spelt as Go's are, one dash or two; with those of `IDLE`.
 
@@ -207,29 +266,38 @@ class GoCommand(click.Command):
     Whatever was given and does nothing is handed to the callback, a sentence each, as `idle_flags`.
     """
 
+    idle: ClassVar[Mapping[str, Idle]] = IDLE
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for name, idle in IDLE.items():
+        for name, idle in self.idle.items():
             kind = click.BOOL if idle.boolean else click.STRING
             self.params.append(click.Option([f"--{name}"], hidden=True, type=kind, expose_value=False))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         idle: list[str] = []
-        rest = super().parse_args(ctx, _Spelling(self.get_params(ctx), idle).of(args))
+        rest = super().parse_args(ctx, _Spelling(self.get_params(ctx), self.idle, idle).of(args))
         ctx.params["idle_flags"] = tuple(idle)
         return rest
+
+
+class SidecarCommand(GoCommand):
+    """The same with those of `SIDECAR_IDLE`."""
+
+    idle = SIDECAR_IDLE
 
 
 class _Spelling:
     """Arguments as click takes them: `--name=value`."""
 
-    def __init__(self, params: list[click.Parameter], idle: list[str]) -> None:
+    def __init__(self, params: list[click.Parameter], known: Mapping[str, Idle], idle: list[str]) -> None:
         self._options = {
             name: option
             for option in params
             if isinstance(option, click.Option)
             for name in (*option.opts, *option.secondary_opts)
         }
+        self._known = known
         self._idle = idle
 
     def of(self, args: list[str]) -> list[str]:
@@ -269,10 +337,12 @@ class _Spelling:
         return name, self._options.get(name), value if equals else None
 
     def _note(self, name: str, value: str | None) -> None:
-        idle = IDLE.get(name.removeprefix("--"))
+        idle = self._known.get(name.removeprefix("--"))
         if idle is None or value is None:
             return
         if value != idle.usual and not (idle.boolean and _truth(value) == _truth(idle.usual or "")):
+            if idle.refused:
+                raise click.UsageError(f"{name}: {idle.why}; expected {idle.usual or 'none'}")
             self._idle.append(f"{name}: {idle.why}")
 
 

@@ -32,6 +32,7 @@ _QUIET: Final = {
     "LMCACHE_TRACK_USAGE": "false",
 }
 _LOOPBACK: Final = "127.0.0.1"
+SIDECAR: Final = (sys.executable, "-m", "epp.cli", "sidecar", "--host", _LOOPBACK)
 _EVENTS: Final = {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"}
 """Every pod publishes what becomes of its cache; a strategy that has no use for it does not listen."""
 
@@ -124,6 +125,8 @@ class Simulated:
     flags: Sequence[str] = ()
     roles: Sequence[str] = ()
     """Of the pods, in their order; () = none has one. Those that decode have a sidecar."""
+    sidecar: Sequence[str] = SIDECAR
+    """The command of such a sidecar, but for its ports; llm-d's takes the same flags for these."""
 
     what = "simulated pod"
     model = "sim"
@@ -134,7 +137,7 @@ class Simulated:
         roles = self.roles or ("",) * len(names)
         ports = iter(free_ports(len(names) + len(roles)))
         pods = [LaptopPod(name, next(ports), role) for name, role in zip(names, roles, strict=True)]
-        return _with_sidecars(pods, ports, self._program)
+        return _with_sidecars(pods, ports, self._program, self.sidecar)
 
     def _program(self, pod: LaptopPod, port: int) -> Program:
         own = ["--port", str(port), "--name", pod.name, "--seed", str(self.seed)]
@@ -145,7 +148,10 @@ class Simulated:
 
 
 def _with_sidecars(
-    pods: Sequence[LaptopPod], ports: Iterator[int], program: Callable[[LaptopPod, int], Program]
+    pods: Sequence[LaptopPod],
+    ports: Iterator[int],
+    program: Callable[[LaptopPod, int], Program],
+    sidecar: Sequence[str] = SIDECAR,
 ) -> Layout:
     """Pods whose engines `program` makes, on the ports it is given. In front of one that decodes there is a sidecar."""
     programs, sidecars = {}, []
@@ -155,8 +161,7 @@ def _with_sidecars(
             continue
         port = next(ports)
         programs[pod.name] = program(pod, port)
-        command = [sys.executable, "-m", "epp.cli", "sidecar", "--host", _LOOPBACK, "--port", str(pod.port)]
-        command += ["--model-server-port", str(port)]
+        command = [*sidecar, "--port", str(pod.port), "--model-server-port", str(port)]
         sidecars.append(Program(f"{pod.name}-sidecar", command, f"tcp://{pod.address}"))
     return Layout(pods, programs, tuple(sidecars))
 

@@ -1,30 +1,45 @@
 """`warmpath sidecar`: flags to settings; serves until SIGTERM or Ctrl-C, then lets answers under way end."""
 
 import asyncio
+import logging
 import os
 import signal
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvloop
 
 from epp.errors import ConfigError
+from epp.extproc.tls import make_pair
 from epp.telemetry import log as logs
 from tooling.sidecar.proxy import Sidecar, SidecarSettings
 
+log = logging.getLogger("warmpath")
 
-def main(*, cert_path: Path | None, **flags: Any) -> int:
+
+def main(*, cert_path: Path | None, secure_proxy: bool | None, idle_flags: Sequence[str], **flags: Any) -> int:
     """Raises ConfigError."""
     logs.set_up()
-    settings = SidecarSettings(**flags, tls=None if cert_path is None else tls_of(cert_path))
+    if idle_flags:
+        log.info("given and without effect: %s", "; ".join(idle_flags))
+    secure = cert_path is not None if secure_proxy is None else secure_proxy
+    settings = SidecarSettings(**flags, tls=tls_of(cert_path) if secure else None)
     uvloop.run(_serve(settings))
     return 0
 
 
-def tls_of(directory: Path) -> ssl.SSLContext:
-    """From tls.crt and tls.key, as cert-manager writes them. Raises ConfigError."""
+def tls_of(directory: Path | None) -> ssl.SSLContext:
+    """From tls.crt and tls.key, as cert-manager writes them; None: from a pair made here. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    if directory is None:
+        with NamedTemporaryFile(suffix=".pem") as file:  # readable by this user alone; `ssl` takes nothing but files
+            file.write(b"".join(make_pair()))
+            file.flush()
+            context.load_cert_chain(file.name)
+        return context
     try:
         context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     except (OSError, ssl.SSLError) as error:

@@ -12,7 +12,7 @@ import random
 import ssl
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -22,6 +22,9 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from yarl import URL
 
 from epp import protocol
@@ -54,7 +57,7 @@ class SidecarSettings:
     port: int = 8000
     model_server_port: int = 8200
     kv_connector: Connector = "nixlv2"
-    enable_prefiller_sampling: bool = False
+    enable_prefiller_sampling: bool | None = False
     """Of several prefillers that are named, take one by chance instead of the first."""
     prefill_max_retries: int = 0
     prefill_retry_backoff: float = 0.1
@@ -63,6 +66,14 @@ class SidecarSettings:
     max_body: int = 64 << 20
     max_requests: int = 4096
     """Served at once; more are answered 503."""
+    data_parallel_size: int = 1
+    """Ranks: each has its port here and at the engine, counted from the two above."""
+    metrics_port: int = 0
+    """0: no metrics."""
+    enable_tls: frozenset[str] = frozenset()
+    """Engines that are reached over TLS: `prefiller`, `decoder`."""
+    tls_insecure_skip_verify: frozenset[str] = frozenset()
+    """Those of them whose certificates are not verified."""
     drain_timeout: float = 30.0
     tls: ssl.SSLContext | None = None
 
@@ -80,7 +91,8 @@ class Sidecar:
 
     def __init__(self, settings: SidecarSettings) -> None:
         self._settings = settings
-        self._engine = f"http://127.0.0.1:{settings.model_server_port}"
+        self._ports: list[int] = []
+        """Of the ranks, in order."""
         self._live = 0
         self._said: dict[str, float] = {}
         self.counts = Counter[str]()
@@ -88,8 +100,12 @@ class Sidecar:
 
     @property
     def port(self) -> int:
-        port: int = self._runner.addresses[0][1]
-        return port
+        return self._ports[0]
+
+    @property
+    def ports(self) -> Sequence[int]:
+        """One for each data-parallel rank."""
+        return self._ports
 
     async def __aenter__(self) -> Self:
         settings = self._settings
@@ -98,6 +114,9 @@ class Sidecar:
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=settings.drain_timeout
         )
+        metrics = web.Application()
+        metrics.router.add_get("/metrics", self._page)
+        self._metrics = web.AppRunner(metrics, access_log=None)
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
             connector=aiohttp.TCPConnector(limit=0),
@@ -106,7 +125,13 @@ class Sidecar:
         )
         try:
             await self._runner.setup()
-            await web.TCPSite(self._runner, settings.host, settings.port, ssl_context=settings.tls).start()
+            for rank in range(settings.data_parallel_size):
+                port = settings.port and settings.port + rank
+                await web.TCPSite(self._runner, settings.host, port, ssl_context=settings.tls).start()
+            self._ports = [address[1] for address in self._runner.addresses]
+            if settings.metrics_port:
+                await self._metrics.setup()
+                await web.TCPSite(self._metrics, settings.host, settings.metrics_port).start()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -116,7 +141,11 @@ class Sidecar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._runner.cleanup()
+        await self._metrics.cleanup()
         await self._client.close()
+
+    async def _page(self, request: web.Request) -> web.Response:
+        return web.Response(body=page_of(self.counts), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if self._live >= self._settings.max_requests:
@@ -134,32 +163,51 @@ class Sidecar:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = _passed(request.headers)
+        if (rank := self._rank(request)) is None:
+            message = f"{protocol.DATA_PARALLEL}: none of the ranks here; expected one of the ports {self._ports}"
+            return _error(400, "invalid_request_error", message)
+        engine = self._engine(rank)
         named = request.headers.get(protocol.PREFILLER, "")
         if not named or request.method != "POST" or request.path not in _PATHS:
             self.counts["local"] += request.path in _PATHS
-            return await self._pass_on(request, headers, body)
+            return await self._pass_on(request, engine, headers, body)
         headers.setdefault(protocol.REQUEST_ID, str(uuid4()))
         try:
             prefiller = self._prefiller(named)
-            if prefiller == _reached(request):  # a gateway's retry
+            if prefiller.partition("://")[2] == _reached(request):  # a gateway's retry
                 self.counts["local"] += 1
-                return await self._pass_on(request, headers, body)
+                return await self._pass_on(request, engine, headers, body)
             fetching = await self._prefilled(request.path, prefiller, headers, body)
         except _NoPrefill as error:
             self._tell(error)
-            return await self._pass_on(request, headers, body, {protocol.PREFILL_FALLBACK: error.reason})
+            return await self._pass_on(request, engine, headers, body, {protocol.PREFILL_FALLBACK: error.reason})
         self.counts["prefilled"] += 1
-        return await self._pass_on(request, headers, fetching)
+        return await self._pass_on(request, engine, headers, fetching)
+
+    def _rank(self, request: web.Request) -> int | None:
+        """The data-parallel rank it is for: by the header, else by the port it came to. None: there is no such one."""
+        named = request.headers.get(protocol.DATA_PARALLEL, "").rpartition(":")[2]
+        sockname = None if request.transport is None else request.transport.get_extra_info("sockname")
+        port = int(named) if named.isdecimal() and len(named) <= 5 else sockname[1] if sockname and not named else None
+        return self._ports.index(port) if port in self._ports else None if named else 0
+
+    def _engine(self, rank: int) -> str:
+        scheme = "https" if "decoder" in self._settings.enable_tls else "http"
+        return f"{scheme}://127.0.0.1:{self._settings.model_server_port + rank}"
+
+    def _verified(self, stage: str) -> bool:
+        return stage not in self._settings.tls_insecure_skip_verify
 
     # --- the prompt, elsewhere --------------------------------------------------------------------------------------
 
     def _prefiller(self, named: str) -> str:
-        """`http://ip:port` of the one to ask. Raises _NoPrefill."""
+        """`http://ip:port` of the one to ask, or `https:`. Raises _NoPrefill."""
         all_ = [each.strip() for each in named.split(",") if each.strip()]
         one = random.choice(all_) if self._settings.enable_prefiller_sampling and all_ else all_[0] if all_ else ""
         ip, _, port = one.rpartition(":")
         try:
-            return f"http://{address_of(ip.strip('[]'), int(port))}"
+            scheme = "https" if "prefiller" in self._settings.enable_tls else "http"
+            return f"{scheme}://{address_of(ip.strip('[]'), int(port))}"
         except ValueError:
             raise _NoPrefill("malformed", f"{protocol.PREFILLER} is no ip:port") from None
 
@@ -194,7 +242,8 @@ class Sidecar:
                 await asyncio.sleep(settings.prefill_retry_backoff)
             try:
                 async with asyncio.timeout(settings.prefill_timeout):
-                    async with self._client.post(url, data=body, headers=headers) as response:
+                    verified = self._verified("prefiller")
+                    async with self._client.post(url, data=body, headers=headers, ssl=verified) as response:
                         answer = await response.read()
             except TimeoutError:
                 failed = _NoPrefill("timeout", f"{url} did not answer within {settings.prefill_timeout:g} s")
@@ -220,17 +269,23 @@ class Sidecar:
     async def _pass_on(
         self,
         request: web.Request,
+        engine: str,
         headers: CIMultiDict[str],
         body: bytes,
         said: Mapping[str, str] = {},
     ) -> web.StreamResponse:
-        url = URL(self._engine + request.raw_path, encoded=True)
+        url = URL(engine + request.raw_path, encoded=True)
         try:
             upstream = await self._client.request(
-                request.method, url, data=body or None, headers=headers, allow_redirects=False
+                request.method,
+                url,
+                data=body or None,
+                headers=headers,
+                allow_redirects=False,
+                ssl=self._verified("decoder"),
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            return _error(502, "server_error", f"the engine on port {self._settings.model_server_port}: {error}")
+            return _error(502, "server_error", f"the engine on port {url.port}: {error}")
         async with upstream:
             response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=said)
             response.headers.extend(_passed(upstream.headers))
@@ -258,9 +313,9 @@ def _passed(headers: Mapping[str, str]) -> CIMultiDict[str]:
 
 
 def _reached(request: web.Request) -> str:
-    """`http://ip:port` that the request came to; empty once its connection is gone."""
+    """`ip:port` that the request came to; empty once its connection is gone."""
     here = None if request.transport is None else request.transport.get_extra_info("sockname")
-    return "" if here is None else f"http://{address_of(*here[:2])}"
+    return "" if here is None else address_of(*here[:2])
 
 
 def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> bytes:
@@ -280,6 +335,26 @@ def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> byt
             "remote_port": None,
         }
     return msgspec.json.encode(copy)
+
+
+def page_of(counts: Mapping[str, int]) -> bytes:
+    """What became of the prompts, for Prometheus."""
+    family = CounterMetricFamily(
+        "warmpath_sidecar_requests", "Requests by what became of their prompts.", labels=["outcome"]
+    )
+    for outcome, count in sorted(counts.items()):
+        family.add_metric([outcome], count)
+    registry = CollectorRegistry()
+    registry.register(_Families(family))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, *families: Metric) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
 
 
 def _error(status: int, kind: str, message: str) -> web.Response:

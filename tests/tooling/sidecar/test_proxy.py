@@ -13,7 +13,9 @@ from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from tests.support.process.waiting import until
-from tooling.sidecar.proxy import Connector, Sidecar, SidecarSettings
+from tooling.laptop.ports import free_ports, is_free
+from tooling.sidecar.command import tls_of
+from tooling.sidecar.proxy import Connector, Sidecar, SidecarSettings, page_of
 from tooling.simulator.server import SimulatedPod
 
 PREFILLER = "x-prefiller-host-port"
@@ -44,10 +46,10 @@ class Engine:
         return self.answers.pop(0) if self.answers else web.json_response({"kv_transfer_params": {"from": "prefill"}})
 
     @asynccontextmanager
-    async def serve(self) -> AsyncIterator[int]:
+    async def serve(self, port: int = 0) -> AsyncIterator[int]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self.handle)
-        server = TestServer(app)
+        server = TestServer(app, port=port or None)
         await server.start_server()
         try:
             assert server.port is not None
@@ -259,3 +261,64 @@ def _without_times(answer: bytes) -> list[Any]:
     """What is said, without what differs between any two answers."""
     lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line.startswith((b"data: {", b"{"))]
     return [{k: v for k, v in json.loads(line).items() if k in ("id", "choices", "object", "model")} for line in lines]
+
+
+# --- data-parallel ranks, TLS, metrics ------------------------------------------------------------------------------
+
+
+async def test_a_rank_has_a_port_of_its_own_and_is_reached_by_name_too() -> None:
+    first, second = Engine(), Engine()
+    engines = next(port for (port,) in iter(lambda: free_ports(1), []) if is_free(port + 1))
+    async with first.serve(engines), second.serve(engines + 1):
+        given = SidecarSettings(host="127.0.0.1", port=0, model_server_port=engines, data_parallel_size=2)
+        async with Sidecar(given) as sidecar, aiohttp.ClientSession() as client:
+            one, two = sidecar.ports
+            for port, rank in ((one, ""), (two, ""), (one, f"10.0.0.1:{two}"), (two, f"10.0.0.1:{one}")):
+                headers = {"x-data-parallel-host-port": rank} if rank else {}
+                async with client.post(f"http://127.0.0.1:{port}/v1/completions", json=ASK, headers=headers) as answer:
+                    assert answer.status == 200
+            async with client.post(
+                f"http://127.0.0.1:{one}/v1/completions", json=ASK, headers={"x-data-parallel-host-port": "10.0.0.1:1"}
+            ) as answer:
+                assert (answer.status, str(two) in (await answer.json())["error"]["message"]) == (400, True)
+    assert (len(first.asked), len(second.asked)) == (2, 2)
+    assert not any("x-data-parallel-host-port" in headers for _, headers, _ in [*first.asked, *second.asked])
+
+
+async def test_engines_may_be_reached_over_tls() -> None:
+    beside = Engine()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", beside.handle)
+    server = TestServer(app, scheme="https")
+    await server.start_server(ssl=tls_of(None))
+    assert server.port is not None
+    both = frozenset({"prefiller", "decoder"})
+    try:
+        for skipped, status, said in ((both, 200, None), (frozenset[str](), 502, "unreachable")):
+            given = SidecarSettings(
+                host="127.0.0.1", port=0, model_server_port=server.port, enable_tls=both,
+                tls_insecure_skip_verify=skipped,
+            )  # fmt: skip
+            async with Sidecar(given) as sidecar, aiohttp.ClientSession() as client:
+                headers = {PREFILLER: f"127.0.0.1:{server.port}"}
+                url = f"http://127.0.0.1:{sidecar.port}/v1/completions"
+                async with client.post(url, json=ASK, headers=headers) as answer:
+                    assert answer.status == status
+                    assert sidecar.counts == ({f"fallback-{said}": 1} if said else {"prefilled": 1})
+    finally:
+        await server.close()
+    assert len(beside.asked) == 2
+
+
+def test_its_metrics() -> None:
+    page = page_of({"prefilled": 3, "fallback-timeout": 1}).decode()
+    assert 'warmpath_sidecar_requests_total{outcome="fallback-timeout"} 1.0\n' in page
+    assert 'warmpath_sidecar_requests_total{outcome="prefilled"} 3.0\n' in page
+
+
+async def test_metrics_are_served_where_a_port_is_given() -> None:
+    (port,) = free_ports(1)
+    given = SidecarSettings(host="127.0.0.1", port=0, model_server_port=1, metrics_port=port)
+    async with Sidecar(given), aiohttp.ClientSession() as client:
+        async with client.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/plain")
