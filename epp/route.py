@@ -11,7 +11,7 @@ from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.grpc import GrpcUsage, usage_reader
 from epp.parsing.parser import Parser, asks_for_models
-from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader, forwarded
 from epp.plugin import Detector, Endpoint, Request, stages_of
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision, summary
@@ -230,6 +230,7 @@ class RequestScope:
         scheduler = policy.scheduler
         complete_at = router.clock()
         admitted: Request | None = None
+        """For its limits, without what is large."""
         try:
             if router.pool.is_new:
                 await router.pool.first_state(NEW_POOL_SECONDS)
@@ -242,10 +243,13 @@ class RequestScope:
                 if listed is not None:
                     raise OwnAnswer(listed)
             if policy.limits is not None:
-                request = admitted = policy.limits.admit(request)
+                request = policy.limits.admit(request)
+                admitted = forwarded(request)
             request = await scheduler.prepare(request)
             if policy.flow is not None:
-                decision, waited = await policy.flow.turn(request, subset, scheduler, self.queued)
+                turn = policy.flow.turn(request, subset, scheduler, self.queued)
+                del request  # so that flow control can let go of its prompt
+                decision, waited = await turn
                 decision.waited = waited
             else:
                 # Nothing waits any more: what was seen when choosing is still true when accounting.

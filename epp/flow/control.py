@@ -13,7 +13,6 @@ Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/f
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from math import inf
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
@@ -149,8 +148,8 @@ class FlowControl(Plugin):
             if not made.cancelled():
                 made.set_exception(error)
 
-        look, stages = partial(chooser.look, request), partial(chooser.stages, request)
-        entry = Entry(request, subset, len(request.body), look, stages, choose, refuse)
+        entry = Entry(request, subset, len(request.body), chooser.look, chooser.stages, choose, refuse)
+        del request  # while it waits the entry alone has it, without its prompt
         if self.enter(entry):
             return made.result(), 0.0
         queued()
@@ -391,7 +390,7 @@ class FlowControl(Plugin):
         """What it will wait for, if it has to wait."""
         group, detector, needs = entry.group, self.settings.detector, entry.needs[:1]
         try:
-            if endpoints and len(entry.stages(endpoints)) > 1:
+            if endpoints and len(entry.stages(entry.request, endpoints)) > 1:
                 needs += (Need(group, "prefill"),)
             if name := detector.scarce(entry.request):
                 needs += (Need(group, "scarce"), Need(group, "scarce", name))
@@ -418,8 +417,10 @@ class FlowControl(Plugin):
         return found
 
     def _look_at(self, entry: Entry, endpoints: Sequence[Endpoint], detector: Detector) -> Iterable[tuple[Need, float]]:
-        request = entry.look(endpoints, detector.looks_at) if detector.looks_at else entry.request
-        decode, *others = entry.stages(endpoints)
+        request = entry.request
+        if detector.looks_at:
+            request = entry.look(request, endpoints, detector.looks_at)
+        decode, *others = entry.stages(request, endpoints)
         for need in entry.needs:
             if not need.kind:
                 yield need, detector.saturation_for(request, decode)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sortedcontainers import SortedDict, SortedKeyList
 
 from epp.errors import EppError
+from epp.parsing.request import at_rest, whole
 from epp.plugin import (
     BandSelectionPolicy,
     Detector,
@@ -94,8 +95,8 @@ class Entry:
         request: Request,
         group: Group,
         size: int,
-        look: Callable[[Sequence[Endpoint], Collection[type[Any]]], Request],
-        stages: Callable[[Sequence[Endpoint]], Sequence[Sequence[Endpoint]]],
+        look: Callable[[Request, Sequence[Endpoint], Collection[type[Any]]], Request],
+        stages: Callable[[Request, Sequence[Endpoint]], Sequence[Sequence[Endpoint]]],
         choose: Callable[[Sequence[Endpoint]], None],
         refuse: Callable[[EppError], None],
     ) -> None:
@@ -122,8 +123,10 @@ class Entry:
 
     def ready(self, now: float) -> Request:
         """The request as it is to be chosen for: one with an SLO says how long it has waited."""
-        waited = now - self.since
-        return replace(self.request, waited=waited) if waited and self.request.slo is not None else self.request
+        waited, request = now - self.since, self.request
+        if not request.prompt:
+            request = whole(request)
+        return replace(request, waited=waited) if waited and request.slo is not None else request
 
 
 class _Line:
@@ -297,6 +300,7 @@ class Queues:
         if entry.needs[-1].name and entry.needs not in self._needs and len(self._needs) >= _LANES:
             entry.needs = (*entry.needs[:-1], entry.needs[-1]._replace(name=_OTHERS))
         self._needs[entry.needs] += 1
+        entry.request = at_rest(entry.request)
         band = self.band(entry.request.priority, now)
         entry.place = (band.settings.ordering.place(entry), entry.number)
         band.add(entry, fairness_id)

@@ -41,8 +41,8 @@ class Body(msgspec.Struct):
     max_tokens: Raw = ABSENT
     cache_salt: Raw = ABSENT
 
-    def prompt(self) -> bytes:
-        """The prompt's bytes in the order the engine reads them. BadRequest if the request has none."""
+    def parts(self) -> tuple[Raw, ...]:
+        """What the prompt is made of, in the order the engine reads it. BadRequest if the request has none."""
         raise NotImplementedError
 
     def output_limit(self) -> Raw:
@@ -111,11 +111,6 @@ def require(value: Raw, field: str, starts: bytes, expected: str) -> Raw:
     raise BadRequest(f"{field}: {got}; expected {expected}", param=field)
 
 
-def joined(*parts: Raw) -> bytes:
-    """The parts that are there, one after the other."""
-    return b"".join([part for part in parts if part is not ABSENT])
-
-
 def ids_in(prompt: bytes) -> int | None:
     """How many token ids an array holds, or arrays of them; None where it is text."""
     head = prompt[:_HEAD].translate(None, b" \t\r\n[")
@@ -161,9 +156,9 @@ class Chat(Body):
     tools: Raw = ABSENT
     max_completion_tokens: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         messages = require(self.messages, "messages", b"[", "an array of messages")
-        return joined(self.tools, messages)
+        return self.tools, messages
 
     def output_limit(self) -> Raw:
         newer = bytes(self.max_completion_tokens)
@@ -178,10 +173,10 @@ class Completion(Body, rename={"text": "prompt"}):
     text: Raw = ABSENT
     prompt_embeds: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         if not memoryview(self.text) and memoryview(self.prompt_embeds):
-            return bytes(self.prompt_embeds)
-        return bytes(require(self.text, "prompt", b'"[', "a string, an array of strings or an array of token ids"))
+            return (self.prompt_embeds,)
+        return (require(self.text, "prompt", b'"[', "a string, an array of strings or an array of token ids"),)
 
     def prompt_tokens(self, prompt: bytes) -> int | None:
         return ids_in(prompt)
@@ -197,9 +192,9 @@ class Responses(Body):
     tools: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         given = require(self.input, "input", b'"[', "a string or an array of items")
-        return joined(self.instructions, self.tools, given)
+        return self.instructions, self.tools, given
 
     def output_limit(self) -> Raw:
         return self.max_output_tokens
@@ -213,10 +208,10 @@ class Embeddings(Body):
     input: Raw = ABSENT
     messages: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         if not memoryview(self.input) and memoryview(self.messages):
-            return bytes(require(self.messages, "messages", b"[", "an array of messages"))
-        return bytes(require(self.input, "input", b'"[', "a string, an array of strings or an array of token ids"))
+            return (require(self.messages, "messages", b"[", "an array of messages"),)
+        return (require(self.input, "input", b'"[', "a string, an array of strings or an array of token ids"),)
 
 
 class _Sampling(msgspec.Struct):
@@ -257,8 +252,8 @@ class Generate(_Ids):
 
     token_ids: Raw = ABSENT
 
-    def prompt(self) -> bytes:
-        return bytes(require(self.token_ids, "token_ids", b"[", "an array of token ids"))
+    def parts(self) -> tuple[Raw, ...]:
+        return (require(self.token_ids, "token_ids", b"[", "an array of token ids"),)
 
 
 class NativeGenerate(_Ids):
@@ -267,10 +262,10 @@ class NativeGenerate(_Ids):
     input_ids: Raw = ABSENT
     text: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         if not memoryview(self.input_ids) and memoryview(self.text):
-            return bytes(require(self.text, "text", b'"[', "a string or an array of strings"))
-        return bytes(require(self.input_ids, "input_ids", b"[", "an array of token ids"))
+            return (require(self.text, "text", b'"[', "a string or an array of strings"),)
+        return (require(self.input_ids, "input_ids", b"[", "an array of token ids"),)
 
 
 class Pooling(_ForOneModel):
@@ -290,8 +285,8 @@ class Pooling(_ForOneModel):
     text_2: Raw = ABSENT
     data_2: Raw = ABSENT
 
-    def prompt(self) -> bytes:
-        return joined(
+    def parts(self) -> tuple[Raw, ...]:
+        return (
             self.query,
             self.queries,
             self.text_1,
@@ -315,6 +310,6 @@ class Messages(Body):
     system: Raw = ABSENT
     tools: Raw = ABSENT
 
-    def prompt(self) -> bytes:
+    def parts(self) -> tuple[Raw, ...]:
         messages = require(self.messages, "messages", b"[", "an array of messages")
-        return joined(self.system, self.tools, messages)
+        return self.system, self.tools, messages

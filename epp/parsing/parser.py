@@ -147,7 +147,8 @@ class Parser:
         body = raw.body if found.unwrapped is None else found.unwrapped(raw.body)
         fields = decode(found.decoder, body)
         asked = fields.model_name()
-        prompt = fields.prompt()
+        parts = fields.parts()
+        prompt = b"".join(parts)
         model = self._rules.rewrite(asked) if asked else asked
         if model != asked and body is not raw.body:
             raise UnsupportedMedia("model: it is rewritten here, which cannot be done in a gRPC request; expected JSON")
@@ -158,6 +159,7 @@ class Parser:
             asked=asked,
             api=fields.api,
             prompt=prompt,
+            parts=parts,
             tokens=fields.prompt_tokens(prompt) or self._tokens(model, len(prompt)),
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),

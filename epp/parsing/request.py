@@ -92,6 +92,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     It never changes; what becomes known later is in a new object, so a hook may get another one than the hook before.
     `prompt` and `body` are there up to the pick and its `on_picked`, and empty afterwards (also for the `on_picked` of
     a request that a retry moved): answers take long, and the prompts of all requests in flight would fill the memory.
+    While it waits in flow control `prompt` is empty, and made anew from `body` when its turn comes.
     What a plugin needs of a request later it keeps in a `Slot`.
     """
 
@@ -121,6 +122,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     headers: Mapping[str, str] = NO_HEADERS
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily. Of a gRPC request JSON that says the same."""
+    parts: tuple[msgspec.Raw, ...] = ()
+    """Of `body`, those that make `prompt` when joined; they take no memory of their own."""
     sees_answer: bool = False
     """The gateway will show its answer, as far as is known."""
     watched: bool = False
@@ -150,6 +153,21 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             if (value := self.headers.get(name)) is not None:
                 return value
         return None
+
+
+def at_rest(request: Request) -> Request:
+    """The request while it waits: without the prompt, which its body has too."""
+    return msgspec.structs.replace(request, prompt=b"") if request.parts else request
+
+
+def whole(request: Request) -> Request:
+    """The same with its prompt again."""
+    return msgspec.structs.replace(request, prompt=b"".join(request.parts)) if request.parts else request
+
+
+def forwarded(request: Request) -> Request:
+    """The request once it has its endpoint: without prompt and body."""
+    return msgspec.structs.replace(request, prompt=b"", body=b"", parts=())
 
 
 class Slot(Generic[T]):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from epp import protocol
 from epp.errors import EppError, SloUnmet
-from epp.parsing.request import NO_HEADERS
+from epp.parsing.request import NO_HEADERS, forwarded
 from epp.plugin import (
     Admitter,
     Endpoint,
@@ -210,9 +210,9 @@ class Scheduler:
 
     def forwarded(self, decision: Decision) -> None:
         """The request is on its way: let go of its prompt and body, which may be large."""
-        decision.request = replace(decision.request, prompt=b"", body=b"")
+        decision.request = forwarded(decision.request)
         if decision.parts:
-            decision.parts = [(replace(part, prompt=b"", body=b""), endpoint) for part, endpoint in decision.parts]
+            decision.parts = [(forwarded(part), endpoint) for part, endpoint in decision.parts]
 
     def moved(self, decision: Decision, endpoint: Endpoint, response: Response) -> None:
         """The gateway's retry was served by `endpoint`: the account moves there, and the decision says so.

@@ -10,8 +10,11 @@ import pytest
 
 from epp import route
 from epp.errors import BadRequest, EppError, NoEndpoint, OwnAnswer, Rejected
+from epp.flow.control import FlowControl
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits, LimitSettings, TenantLimits
+from epp.flow.policies import FirstComeFirstServed, GlobalStrict, StaticLimit
+from epp.flow.queues import BandSettings, FlowSettings
 from epp.flow.saturation import ConcurrencyDetector
 from epp.parsing.parser import Parser
 from epp.parsing.request import Objective, RawRequest, Response
@@ -537,3 +540,53 @@ async def test_guards_come_before_the_list_of_models_and_a_subset_bounds_it() ->
     assert seen == []
     await rig.refusal(RawRequest("GET", "/v1/models", {}, subset=(B,)))
     assert [endpoint.address for endpoint in seen[0]] == [B]
+
+
+# --- while it waits -------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Prompts(Plugin):
+    """What is there of each prompt when it is picked for."""
+
+    read: list[bytes] = field(default_factory=list)
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.read.append(request.prompt)
+
+
+async def test_a_body_that_waits_is_held_once_and_its_prompt_is_there_when_it_is_picked_for() -> None:
+    rig, reader, size, count = Rig(), Prompts(), 100_000, 20
+    limits = Limits(LimitSettings(TenantLimits(models=("m",))), lambda: rig.now, lambda *refused: None, lambda: None)
+    band = BandSettings(GlobalStrict(), FirstComeFirstServed())
+    settings = FlowSettings(rig.detector, StaticLimit(), band, band)
+    loop = asyncio.get_running_loop()
+    flow = FlowControl(
+        settings, rig.pool.candidates, rig.pool.why_empty, loop.call_later, lambda *ended: None,
+        lambda plugin, error: pytest.fail(f"{plugin}: {error}"), clock=lambda: rig.now, trusted=False,
+    )  # fmt: skip
+    others = (rig.detector, flow, reader)
+    chooser = scheduler(picker=RoundRobinPicker(), others=others)
+    rig.router.policy = Policy(Admission(rig.detector), chooser, flow, None, limits)
+    texts = [b"%d " % number + b"x" * size for number in range(count)]
+
+    async def ask(number: int) -> None:
+        tools = b'"tools": [1], ' if number % 2 else b""
+        body = b'{"model": "m", %s"messages": [{"content": "%s"}]}' % (tools, texts[number])
+        async with rig.router.route(chat(body=body)):
+            pass
+
+    async with AsyncExitStack() as full:
+        for _ in range(2):
+            await full.enter_async_context(rig.router.route(chat(body=b'{"model": "m", "messages": []}')))
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        asking = [asyncio.ensure_future(ask(number)) for number in range(count)]
+        await asyncio.sleep(0)
+        held = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert [row[2] for row in flow.figures().waiting] == [count]
+    await asyncio.gather(*asking)
+    assert held / count < 1.2 * size
+    messages = [b'[{"content": "%s"}]' % text for text in texts]
+    assert reader.read[2:] == [b"[1]" * (number % 2) + one for number, one in enumerate(messages)]

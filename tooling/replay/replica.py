@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any, ClassVar, Final
 
@@ -186,8 +185,8 @@ class Replica:
             request,
             None,
             len(request.prompt),
-            partial(self.scheduler.look, request),
-            partial(self.scheduler.stages, request),
+            self.scheduler.look,
+            self.scheduler.stages,
             lambda endpoints: decided(self.scheduler.choose(entry.ready(flow.clock()), endpoints)),
             refused,
         )

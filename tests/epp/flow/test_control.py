@@ -142,7 +142,7 @@ class World:
         self.models[name] = model
 
         def choose(endpoints: Sequence[Endpoint]) -> None:
-            decode, *prefill = stages(endpoints)
+            decode, *prefill = stages(request, endpoints)
             if prefill:
                 self.prefills[name] = prefill[0][0]
                 self.slots.used[prefill[0][0]] = self.slots.used.get(prefill[0][0], 0) + 1
@@ -158,12 +158,15 @@ class World:
         def refuse(error: EppError) -> None:
             self.fates[name].append(f"{error.status} {error.reason}")
 
-        def stages(endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+        def stages(request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
             """Who asks for model `m` needs a prefiller beside the one that decodes, where there are any."""
             decode, *prefill = stages_of(endpoints)
             return [decode, *prefill] if model == "m" else [decode]
 
-        entry = Entry(request, group, 10, lambda endpoints, kinds: request, stages, choose, refuse)
+        def look(request: Request, endpoints: Sequence[Endpoint], kinds: Any) -> Request:
+            return request
+
+        entry = Entry(request, group, 10, look, stages, choose, refuse)
         try:
             self.flow.enter(entry)
         except EppError as error:
@@ -182,7 +185,7 @@ class World:
     def could_go(self, entry: Entry) -> bool:
         """Whether there is room for it in all that it needs."""
         pods = self.candidates(entry.group)
-        decode, *others = entry.stages(pods) if pods else ((),)
+        decode, *others = entry.stages(entry.request, pods) if pods else ((),)
         if scarce := self.slots.scarce(entry.request):
             others = [*others, [one for one in decode if {*self.slots.adapters.get(one, ())} <= {scarce}]]
         return all(any(self.slots.used.get(pod, 0) < self.slots.size for pod in group) for group in (decode, *others))

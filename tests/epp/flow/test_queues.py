@@ -25,7 +25,7 @@ def settings(ordering: OrderingPolicy | None = None) -> FlowSettings:
 
 
 def entry(priority: int = 0, *, tokens: int = 1, size: int = 10, expires: float = 60.0, empty: float = 60.0) -> Entry:
-    def look(endpoints: Sequence[Endpoint], kinds: Any) -> Request:
+    def look(request: Request, endpoints: Sequence[Endpoint], kinds: Any) -> Request:
         raise AssertionError("nobody looks")
 
     made = Entry(
@@ -33,7 +33,7 @@ def entry(priority: int = 0, *, tokens: int = 1, size: int = 10, expires: float 
         None,
         size,
         look,
-        lambda endpoints: [endpoints],
+        lambda request, endpoints: [endpoints],
         lambda endpoints: None,
         lambda error: None,
     )

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from epp.errors import BadRequest
-from epp.parsing.body import MAX_MODEL, Body, decode, joined, shown
+from epp.parsing.body import MAX_MODEL, Body, decode, shown
 
 DECODER = msgspec.json.Decoder(Body)
 
@@ -89,7 +89,3 @@ def test_an_empty_body_object_has_no_fields() -> None:
 def test_values_are_shown_short_and_printable() -> None:
     assert shown(msgspec.Raw(b'"\xff"')) == '"\\xff"'
     assert shown(msgspec.Raw(b"[" + b"1," * 500 + b"1]")).endswith("… (1003 bytes)")
-
-
-def test_joining_skips_what_is_absent() -> None:
-    assert joined(msgspec.Raw(), msgspec.Raw(b"[1]"), msgspec.Raw(b"[2]")) == b"[1][2]"

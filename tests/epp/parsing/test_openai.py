@@ -8,7 +8,7 @@ from epp.parsing.body import Body, Chat, Completion, Embeddings, Responses
 
 
 def prompt(kind: type[Body], text: bytes) -> bytes:
-    return msgspec.json.decode(text, type=kind).prompt()
+    return b"".join(msgspec.json.decode(text, type=kind).parts())
 
 
 def test_chat_tools_stand_before_messages_whatever_their_order_in_the_body() -> None:
