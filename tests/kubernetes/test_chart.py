@@ -221,6 +221,10 @@ def test_images_and_arguments_are_those_that_are_said() -> None:
         ("{autoscaling: {pickers: 2}, picker: {replicas: 3}}", "autoscaling.pickers: expected at least picker."),
         ("{autoscaling: {servers: 1}}", "autoscaling.servers: expected at least replicas, which is 2, got 1"),
         ("{autoscaling: {servers: 4}, replicas: 0}", "expected --flow-control among picker.args, or replicas 1"),
+        (
+            "{autoscaling: {servers: 4}, replicas: 0, picker: {args: [--flow-control]}}",
+            "autoscaling.servers: envoy-gateway answers 503 to what came while there was no server",
+        ),
         ("{autoscaling: {servers: 4}, servers: {type: none}}", "autoscaling.servers: no model servers are made"),
         ("{autoscaling: {servers: 4}, roles: {prefill: 1, decode: 1}}", "autoscaling.servers: what a role needs"),
         ("{autoscaling: {servers: 4, prometheus: here}}", "autoscaling.prometheus: expected a URL such as http://"),
@@ -268,7 +272,8 @@ def test_a_certificate_of_ones_own_is_taken_and_none_is_asked_for() -> None:
 
 
 def test_model_servers_are_scaled_from_zero_where_requests_wait_in_the_picker() -> None:
-    values = {"replicas": 0, "autoscaling": {"servers": 4}, "picker": {"args": ["--flow-control"]}}
+    flow = {"picker": {"args": ["--flow-control"]}, "gateway": {"type": "istio"}}
+    values = {"replicas": 0, "autoscaling": {"servers": 4}, **flow}
     made = by_name(rendered(values))
     scaled = made["ScaledObject", "llm"]["spec"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (0, 4)
