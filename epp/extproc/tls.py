@@ -5,6 +5,7 @@ directory is looked at again for each new connection, so a renewed certificate n
 """
 
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -22,6 +23,9 @@ from epp.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     import grpc
+
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST")
+"""OpenSSL's names for a handshake that does not begin as TLS does."""
 
 LIFETIME = timedelta(days=3650)
 """Of a self-signed certificate; clients do not verify it, it only makes the connection private."""
@@ -49,6 +53,7 @@ class Certificate:
     def context(self) -> ssl.SSLContext:
         """For a server that speaks HTTP/2; each handshake gets the pair that is there then."""
         context = _context(self._pair, self._ciphers)
+        context.sslobject_class = _telling(self._not_tls)
         if self._directory is not None:
             context.sni_callback = self._before_handshake
         return context
@@ -60,6 +65,10 @@ class Certificate:
         if self._directory is None:
             return grpc.ssl_server_credentials([self._pair])
         return grpc.dynamic_ssl_server_credentials(_configuration(self._pair), self._renewed)
+
+    def _not_tls(self) -> None:
+        expected = "expected TLS at the gateway, or --secure-serving=false here"
+        self._metrics.degraded("gateway-not-tls", f"it speaks no TLS, and this port does; {expected}")
 
     def _before_handshake(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """OpenSSL asks with each handshake, whether or not the gateway names a server."""
@@ -88,6 +97,21 @@ class Certificate:
         if self._directory is None:
             return ()
         return tuple(stamp(self._directory / name) for name in ("tls.key", "tls.crt"))
+
+
+def _telling(not_tls: Callable[[], None]) -> type[ssl.SSLObject]:
+    """Connections whose handshakes call it. The event loop ends such a connection without a word to anybody."""
+
+    class Telling(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            try:
+                super().do_handshake()
+            except ssl.SSLError as error:
+                if error.reason in _NOT_TLS:
+                    not_tls()
+                raise
+
+    return Telling
 
 
 def make_pair() -> Pair:

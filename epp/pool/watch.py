@@ -228,7 +228,9 @@ class Watch(Generic[T]):
             self._version = ""
             return self._next_pause(_LONGEST_PAUSE)
         if error.status in (401, 403):
-            self._report("kubernetes-forbidden", str(error))
+            what = f"get, list and watch of {self.kind} in namespace {self._namespace!r}"
+            known = "a token that the API server knows, of an account" if error.status == 401 else "a Role"
+            self._report("kubernetes-forbidden", f"{error}; expected {known} that allows {what}")
             self._answered()
         elif away:
             if self._failures:  # one broken connection is nothing: the next goes on where it was

@@ -79,7 +79,7 @@ class ReplicaGroup:
         self._settings = settings
         self._degraded = degraded
         self._recovered = recovered
-        self._sockets = Sockets(self._received, self._ask, secret)
+        self._sockets = Sockets(self._received, self._ask, self._not_let_in, secret)
         self.exchange = Exchange(random.getrandbits(63) + 1, self._sockets, clock, degraded, recovered)
         self._clock = clock
         self._known: dict[str, Sequence[str]] = {}
@@ -99,6 +99,10 @@ class ReplicaGroup:
     def tell(self, pool: str, plugin: str, piece: Any) -> None:
         """A plugin's word to the same plugin of all peers, which comes to their `restore`."""
         self.exchange.tell(pool, plugin, piece)
+
+    def _not_let_in(self, why: str) -> None:
+        expected = "expected --replica-secret-file with the same content everywhere"
+        self._degraded("replicas-secret", f"a replica that connects was refused: {why}; {expected}")
 
     @property
     def live(self) -> int:

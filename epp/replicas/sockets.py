@@ -15,6 +15,7 @@ from typing import Final
 import zmq
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils import z85
+from zmq.utils.monitor import parse_monitor_message
 
 from epp.errors import ConfigError
 from epp.replicas import wire
@@ -26,6 +27,11 @@ _TURN: Final = 128
 _LINGER: Final = 200
 """Milliseconds for the last frame of a replica that ends."""
 _DOMAIN: Final = "warmpath"
+_STRANGERS: Final[dict[int, str]] = {
+    zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC: "its secret is another",
+    zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH: "one side has a secret and the other has none",
+}
+"""What zmq says of handshakes that fail so, and what it means of a replica."""
 
 
 def keys_of(secret: bytes) -> tuple[bytes, bytes]:
@@ -35,22 +41,27 @@ def keys_of(secret: bytes) -> tuple[bytes, bytes]:
 
 
 class Sockets:
-    """Of this process. `received(address, frame)` and `asked(topic)` are called on the event loop."""
+    """Of this process. `received(address, frame)`, `asked(topic)` and `refused(why)`, of who was not let in, are called
+    on the event loop.
+    """
 
     def __init__(
         self,
         received: Callable[[str, bytes], None],
         asked: Callable[[bytes], None],
+        refused: Callable[[str], None],
         secret: bytes | None,
     ) -> None:
         self._received = received
         self._asked = asked
+        self._refused = refused
         self._keys = None if secret is None else keys_of(secret)
         self._context = zmq.Context()
         self._context.set(zmq.IPV6, 1)
         self._context.set(zmq.MAX_SOCKETS, 1023)
         self._authenticator: AsyncioAuthenticator | None = None
         self._publisher = self._socket(zmq.XPUB)
+        self._handshakes = self._publisher.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         self._peers: dict[str, zmq.SyncSocket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,6 +83,7 @@ class Sockets:
         except zmq.ZMQError as error:
             raise ConfigError("--replica-port", f"cannot listen on {where}:{port}: {error}") from error
         self._loop.add_reader(self._publisher.fileno(), self._take_subscriptions)
+        self._loop.add_reader(self._handshakes.fileno(), self._take_handshakes)
         endpoint = self._publisher.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
@@ -82,6 +94,9 @@ class Sockets:
             self.disconnect(address)
         if self._loop is not None:
             self._loop.remove_reader(self._publisher.fileno())
+            self._loop.remove_reader(self._handshakes.fileno())
+        self._publisher.disable_monitor()
+        self._handshakes.close(linger=0)
         self._publisher.close(linger=_LINGER)
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -133,6 +148,7 @@ class Sockets:
         """
         assert self._loop is not None
         self._loop.call_soon(self._take_subscriptions)
+        self._loop.call_soon(self._take_handshakes)
         for address in self._peers:
             self._loop.call_soon(self._take, address)
 
@@ -175,6 +191,15 @@ class Sockets:
             topic = message[1:]
             if message[:1] == b"\1" and len(topic) == wire.TOPIC_BYTES and topic[:1] in (wire.SNAPSHOT, wire.IN_FLIGHT):
                 self._asked(topic)
+
+    def _take_handshakes(self) -> None:
+        while not self._handshakes.closed:
+            try:
+                event = parse_monitor_message(self._handshakes.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            if (why := _STRANGERS.get(event["value"])) is not None:
+                self._refused(why)
 
 
 class _Only:

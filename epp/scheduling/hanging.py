@@ -31,7 +31,7 @@ _MARGIN: Final = 4.0
 """A step takes at most so many times what its tokens take in the mean."""
 _BATCH: Final = 16384
 """Tokens of a step that are many, but for a single prompt of more."""
-_SLOW: Final = 500.0, 10.0
+_SLOW: Final = 50.0, 1.0
 """Tokens computed, in seconds: the speed of an endpoint of which nothing is known, and a part of any measured one."""
 _RECENT: Final = 600.0
 """Seconds of work that a measured speed is a mean of."""

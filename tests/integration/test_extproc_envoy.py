@@ -338,3 +338,9 @@ async def test_where_answers_are_not_shown_the_endpoints_name_stays(stack: Stack
     async with stack.session.post(stack.url("lean", "/named"), data=b"{}") as answer:
         assert await answer.read() == NAMED
     await done(stack)
+
+
+async def test_what_is_larger_than_the_gateway_buffers_is_refused_by_the_gateway(stack: Stack) -> None:
+    body = io.BytesIO(bytes(envoy.BODY_LIMIT + 1))
+    async with stack.session.post(stack.url("buffered"), data=body) as answer:
+        assert (answer.status, await answer.text()) == (413, "Payload Too Large")

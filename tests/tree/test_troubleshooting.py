@@ -1,5 +1,7 @@
 """docs/troubleshooting.md: each message it quotes is what comes when the mistake is made."""
 
+import asyncio
+import gzip
 import os
 import re
 import socket
@@ -12,22 +14,32 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
+from typing import NoReturn
 from urllib.error import HTTPError
 
 import pytest
 from click.testing import CliRunner
 
+from epp.admin.access import Access
 from epp.cli import warmpath
 from epp.configuration.loader import strategy_text
 from epp.errors import ConfigError
-from epp.extproc.http2 import Connection
+from epp.extproc.http2 import PREFACE, Connection
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.stream import Memory, Stream
+from epp.extproc.tls import Certificate
+from epp.pool.apiserver import PODS, ApiError, User
 from epp.pool.static import load
 from epp.pool.store import Pool, PoolState
+from epp.pool.watch import Watch
+from epp.replicas.group import ReplicaGroup, ReplicaSettings
+from epp.replicas.sockets import Sockets
+from epp.replicas.wire import LIVE as LIVE_TOPIC
 from epp.scheduling.failures import FailureShares
+from epp.telemetry.metrics import Metrics
 from epp.testing import services
-from tests.support.ext_proc.messages import request_body, request_headers
+from tests.support.ext_proc.messages import HEADERS, request_body, request_headers
+from tests.support.ext_proc.server import Gateway
 from tests.support.scheduling.schedulers import ask, pod, pods
 from tooling.laptop.ports import free_ports
 
@@ -139,6 +151,122 @@ def hung() -> str:
     return "\n".join(said)
 
 
+def without(module: str, *arguments: str) -> str:
+    """What a command prints where a package is not installed."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.modules[{module!r}] = None; from epp.cli import main; main()",
+            *arguments,
+        ],
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": os.environ["HOME"]},
+        capture_output=True,
+        text=True,
+        timeout=AT_MOST,
+        check=False,
+    )
+    assert done.returncode != 0, done.stdout
+    return done.stdout + done.stderr
+
+
+class Said(Metrics):
+    """Metrics that keep what is logged of degradations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        self.lines.append(f"degraded: {reason}: {detail}")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+def plain_where_tls_is_spoken() -> str:
+    said, came = Said(), ssl.MemoryBIO()
+    came.write(PREFACE)
+    with pytest.raises(ssl.SSLError):
+        Certificate(None, said).context().wrap_bio(came, ssl.MemoryBIO(), server_side=True).do_handshake()
+    return said.text
+
+
+def not_let_in() -> str:
+    """Replicas with another secret, and with none, connect to one."""
+    said = Said()
+    group = ReplicaGroup(ReplicaSettings("127.0.0.1", 0), time.monotonic, Random(1), said.degraded, said.recovered)
+
+    def sockets(refused: Callable[[str], None], secret: bytes | None) -> tuple[Sockets, str]:
+        made = Sockets(lambda address, frame: None, lambda topic: None, refused, secret)
+        return made, f"127.0.0.1:{made.open('127.0.0.1', 0)}"
+
+    async def connect() -> None:
+        group.open()
+        one, address = sockets(group._not_let_in, b"ours")
+        for number, secret in enumerate((b"another", None)):
+            other, _ = sockets(lambda why: None, secret)
+            other.subscribe(address, LIVE_TOPIC)
+            async with asyncio.timeout(AT_MOST):
+                while len({*said.lines}) <= number:
+                    one.poll()  # as a group does
+                    await asyncio.sleep(0.05)
+            other.close()
+        one.close()
+        group.close()
+
+    asyncio.run(connect())
+    return said.text
+
+
+class Forbids:
+    """An API server that lets nobody in."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    async def page(self, *asked: object) -> bytes:
+        raise ApiError(403, "pods is forbidden")
+
+    def stream(self, *asked: object) -> NoReturn:
+        raise AssertionError(asked)
+
+    async def authenticate(self, token: str) -> User | None:
+        if token == "lost":
+            raise ApiError(403, "tokenreviews is forbidden")
+        return User("prometheus") if token == "prometheus" else None
+
+    async def authorized(self, user: User, path: str) -> bool:
+        return False
+
+    def trouble(self, watch: object, reason: str, detail: str) -> None:
+        self.said = f"{reason}: {detail}"
+
+    def changed(self) -> None:
+        pass
+
+    def refused(self, detail: str) -> None:
+        raise AssertionError(detail)
+
+
+def forbidden() -> str:
+    server = Forbids()
+    watch: Watch[bytes] = Watch(server, PODS, "default", bytes, server, Random(1))
+    asyncio.run(watch._round())
+    return server.said
+
+
+def without_a_right() -> str:
+    access = Access(Forbids(), Said())
+
+    async def ask() -> list[str]:
+        tokens = ("", "Bearer stranger", "Bearer prometheus", "Bearer lost")
+        return [(await access.check(token, "/metrics")).message for token in tokens]
+
+    return "\n".join(asyncio.run(ask()))
+
+
 def source(*tests: str) -> str:
     """What another test holds, as it stands there."""
     return "\n".join((ROOT / test).read_text(encoding="utf-8") for test in tests)
@@ -154,6 +282,18 @@ MADE: dict[str, Callable[[], str]] = {
     "The file is a ConfigMap": lambda: checked("apiVersion: v1\nkind: ConfigMap\ndata: {a: b}\n"),
     "A plugin's module is not found": lambda: checked(MODULE),
     "A plugin's module may not be used": lambda: checked(MODULE, "--plugins-from", "none"),
+    "A package is missing": lambda: "".join(
+        (
+            without("kubernetes", "serve", "--pool-name", "p"),
+            without("opentelemetry.sdk", "serve", "--endpoints", os.devnull, "--tracing"),
+            without("envoy", "up", "--once"),
+        )
+    ),
+    "The service account may not read": forbidden,
+    "Their secrets differ": not_let_in,
+    "The picker speaks TLS and the gateway does not": plain_where_tls_is_spoken,
+    "The body is too large for the gateway": lambda: source("tests/integration/test_extproc_envoy.py"),
+    "Port 9090 answers 401, 403 or 503": without_a_right,
     "The definition of InferencePool is missing": lambda: source("tests/epp/pool/test_kubernetes.py").replace(
         "{POOL}", "inferencepools.inference.networking.k8s.io"
     ),
@@ -195,6 +335,7 @@ LIVE = {
     "The gateway speaks TLS and the picker does not",
     "Only one of the two speaks TLS",
     "The body does not arrive",
+    "The body is compressed",
     "The page at port 9090 refuses",
     "An endpoint gets no request at all",
     "Metrics of an endpoint cannot be read",
@@ -248,6 +389,15 @@ def picker(folder: Path) -> Iterator[Picker]:
     made.process.wait(30)
 
 
+async def asked_with_a_compressed_body(port: int) -> None:
+    async with Gateway(port) as gateway:
+        call = gateway.stream()
+        await call.write(request_headers({**HEADERS, "content-encoding": "gzip"}))
+        await call.write(request_body(gzip.compress(b"{}"), end=True))
+        async with asyncio.timeout(AT_MOST):
+            assert (await call.said()).startswith("request headers to ")
+
+
 def test_mistakes_around_a_running_picker_make_the_messages(picker: Picker) -> None:
     def wait_for(*texts: str) -> None:
         end = time.monotonic() + AT_MOST
@@ -266,11 +416,19 @@ def test_mistakes_around_a_running_picker_make_the_messages(picker: Picker) -> N
         served(*POOL_FILE, "--grpc-port", str(picker.grpc), "--grpc-health-port", "0", "--metrics-port", "0"),
         served(*POOL_FILE, "--tokenizer", "m=/nothing-there"),
     ]
+    asyncio.run(asked_with_a_compressed_body(picker.grpc))
     picker.config.write_text(picker.config.read_text().replace("type: expected-ttft", "type: expected-tft"))
     context = ssl.create_default_context()
     with socket.create_connection(("127.0.0.1", picker.grpc)) as plain, suppress(OSError):
         context.wrap_socket(plain, server_hostname="localhost")
-    reasons = ("gateway-not-http2", "role-unknown", "metrics-stale", "kv-events-failed", "approximate-events")
+    reasons = (
+        "gateway-not-http2",
+        "opaque-body",
+        "role-unknown",
+        "metrics-stale",
+        "kv-events-failed",
+        "approximate-events",
+    )
     wait_for("config-refused", *reasons)
     text = "\n".join([*said, picker.text()])
     wrong = {symptom: parts_in(message, text) for symptom, message in QUOTED if symptom in LIVE}

@@ -1,12 +1,14 @@
 import asyncio
 import os
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from epp.errors import ConfigError
 from epp.extproc.grpc_server import GrpcServer
+from epp.extproc.http2 import PREFACE
 from epp.extproc.server import ExtProcServer, Settings
 from epp.extproc.tls import Certificate, Pair, make_pair, read_pair
 from epp.telemetry.metrics import Metrics
@@ -58,6 +60,22 @@ async def test_a_renewed_certificate_is_used_and_a_bad_one_refused(tmp_path: Pat
         write(tmp_path, (first[0], second[1]))
         assert await seen(port) == second[1].decode()
     assert dict(metrics.rows("warmpath_degraded_total")) == {("certificate-refused",): 1}
+
+
+@pytest.mark.parametrize("first", [PREFACE, b"GET / HTTP/1.1\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\n\r\n"])
+async def test_a_gateway_that_speaks_no_tls_is_told_of(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.ext_proc.server.KIND", [ExtProcServer])
+    metrics = Metrics()
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, certificate=Certificate(None, metrics))
+    async with ext_proc_server(Route(), settings) as served:
+        async with asyncio.timeout(60):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
+            writer.write(first)
+            with suppress(ConnectionError):
+                await reader.read()
+            writer.close()
+        assert "BEGIN CERTIFICATE" in await seen(served.ports[0]), "others are served"
+    assert dict(metrics.rows("warmpath_degraded_total")) == {("gateway-not-tls",): 1}
 
 
 def test_what_cannot_be_used_is_reported(tmp_path: Path) -> None:

@@ -174,7 +174,8 @@ async def test_a_refusal_is_reported_once_and_its_end_too(fake: FakeApiServer) -
         await until(lambda: watch.answered)
         await until(lambda: watch._failures > 3)
         assert not watch.synced
-        assert listener.troubles == [("kubernetes-forbidden", "403 pods: no")]
+        expected = "a Role that allows get, list and watch of pods in namespace 'ns'"
+        assert listener.troubles == [("kubernetes-forbidden", f"403 pods: no; expected {expected}")]
         del fake.answers["pods"]
         await until(lambda: len(listener.troubles) == 2)
         assert watch.synced

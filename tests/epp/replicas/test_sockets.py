@@ -38,12 +38,14 @@ class Watched(Sockets):
 
 
 class End:
-    """One side: what it received, and which snapshots it was asked for."""
+    """One side: what it received, which snapshots it was asked for, and why it let somebody not in."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self.received: list[bytes] = []
         self.asked: list[bytes] = []
-        self.sockets = Watched(lambda address, frame: self.received.append(frame), self.asked.append, secret)
+        self.refused: list[str] = []
+        take = lambda address, frame: self.received.append(frame)  # noqa: E731
+        self.sockets = Watched(take, self.asked.append, self.refused.append, secret)
         self.address = f"127.0.0.1:{self.sockets.open('127.0.0.1', 0)}"
 
 
@@ -71,6 +73,12 @@ async def refused(one: End, other: End) -> None:
     """Return when the connection that `one` made to `other` has been closed again, by whichever side."""
     monitor = one.sockets.monitors[other.address]
     await until(lambda: monitor.poll(1) > 0)
+
+
+def said(end: End) -> set[str]:
+    """Why it let somebody not in."""
+    end.sockets.poll()  # as a group does
+    return {*end.refused}
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
@@ -102,8 +110,11 @@ async def test_topics_that_are_none_of_ours_ask_for_nothing() -> None:
         assert a.asked == [wire.topic_of(wire.IN_FLIGHT, 5, 1)]
 
 
-@pytest.mark.parametrize("secret", [None, b"what strangers guess"])
-async def test_strangers_neither_listen_nor_speak(secret: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("secret", "why"),
+    [(None, "one side has a secret and the other has none"), (b"what strangers guess", "its secret is another")],
+)
+async def test_strangers_neither_listen_nor_speak_and_it_is_said(secret: bytes | None, why: str) -> None:
     with ends(SECRET, SECRET, secret) as [a, b, stranger]:
         stranger.sockets.subscribe(a.address, wire.LIVE)
         stranger.sockets.subscribe(a.address, wire.topic_of(wire.SNAPSHOT, 9, 1))
@@ -116,6 +127,8 @@ async def test_strangers_neither_listen_nor_speak(secret: bytes | None) -> None:
             a.sockets.publish(FRAME)
         assert stranger.received == []
         assert (a.received, a.asked) == ([], [])
+        await until(lambda: said(a) == said(stranger) == {why})
+        assert said(b) == set()
 
 
 async def test_who_knows_the_public_key_alone_is_refused() -> None:
@@ -134,7 +147,7 @@ async def test_who_knows_the_public_key_alone_is_refused() -> None:
 
 async def test_a_port_in_use_is_an_error_that_names_the_flag() -> None:
     with ends(None) as [a]:
-        second = Sockets(lambda address, frame: None, lambda topic: None, None)
+        second = Sockets(lambda address, frame: None, lambda topic: None, lambda why: None, None)
         with pytest.raises(ConfigError, match="--replica-port"):
             second.open("127.0.0.1", int(a.address.rpartition(":")[2]))
         second.close()
