@@ -22,7 +22,7 @@ ConfigError                  a file or a flag is wrong: path, value, expectation
 import errno
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,16 @@ from epp.telemetry.text import printable
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not what they should be: text that is no UTF-8 and nesting too deep too."""
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Queued(NamedTuple):
+    """How a request waited in flow control."""
+
+    flow: str
+    """Its fairness id there."""
+    priority: int
+    seconds: float
+    """0: it did not have to wait."""
 
 
 class EppError(Exception):
@@ -45,6 +55,8 @@ class EppError(Exception):
     status: int = 500
     kind: str = "api_error"
     """`error.type` of the JSON answer, in OpenAI's vocabulary."""
+    queued: Queued | None = None
+    """How the request had waited when it was refused; None: it had not come to flow control."""
 
     def __init__(
         self,

@@ -161,14 +161,14 @@ class Router:
         *,
         honour_subset: bool = True,
         explains: bool = False,
-        models: Callable[[Sequence[Endpoint]], bytes | None] | None = None,
+        models: Callable[[Sequence[Endpoint], Callable[[str], bool] | None], bytes | None] | None = None,
     ) -> None:
         """`honour_subset`: pick only from what the gateway allows, where it says so; the protocol's default.
 
         `explains`: clients may ask to be told in a header why their request went where it did.
 
-        `models`: the list of all models that endpoints serve, with which GET /v1/models is answered; None: where that
-        is not known, the request is routed.
+        `models`: the list of all models that endpoints serve, or of those that a tenant may use, with which GET
+        /v1/models is answered; None: where that is not known, the request is routed.
         """
         self.honour_subset = honour_subset
         self.explains = explains
@@ -239,7 +239,8 @@ class RequestScope:
                 request = policy.guards.check(request)
             subset = raw.subset if router.honour_subset else None
             if router.models is not None and asks_for_models(raw):
-                listed = router.models(router.pool.candidates(subset))
+                may = None if policy.limits is None else policy.limits.models_for(request)
+                listed = router.models(router.pool.candidates(subset), may)
                 if listed is not None:
                     raise OwnAnswer(listed)
             if policy.limits is not None:
@@ -249,8 +250,8 @@ class RequestScope:
             if policy.flow is not None:
                 turn = policy.flow.turn(request, subset, scheduler, self.queued)
                 del request  # so that flow control can let go of its prompt
-                decision, waited = await turn
-                decision.waited = waited
+                decision, queued = await turn
+                decision.flow, decision.waited = queued.flow, queued.seconds
             else:
                 # Nothing waits any more: what was seen when choosing is still true when accounting.
                 endpoints = router.pool.candidates(subset)

@@ -287,6 +287,9 @@ class Recorder:
                     request_id=raw.headers.get(protocol.REQUEST_ID, ""),
                     objective=_header(raw, protocol.OBJECTIVE),
                     fairness_id=_header(raw, protocol.FAIRNESS_ID),
+                    priority=0 if error.queued is None else error.queued.priority,
+                    flow="" if error.queued is None else error.queued.flow,
+                    waited_ms=None if error.queued is None else _ms(error.queued.seconds),
                     status=error.status,
                     why=error.reason or error.kind,
                 )
@@ -327,6 +330,8 @@ def _entry(record: Record, usage: Usage) -> AuditEntry:
         request_id=request.id,
         objective=request.header(protocol.OBJECTIVE) or "",
         fairness_id=request.header(protocol.FAIRNESS_ID) or "",
+        priority=request.priority,
+        flow=decision.flow if decision.waited else "",
         model=request.model,
         endpoint=decision.endpoint.name,
         address=decision.endpoint.address,

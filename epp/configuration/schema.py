@@ -436,6 +436,7 @@ def _check_sections(config: EndpointPickerConfig, problems: Problems) -> None:
         _check_discovery(config, problems)
     if flow is not None:
         if flow.enable_eviction:
-            problems.add("flowControl.enableEviction", "requests in flight are not evicted yet; expected false")
+            why = "requests that run are never cut off for others; expected false, and a priority-holdback-policy"
+            problems.add("flowControl.enableEviction", f"{why} (usageLimitPolicyPluginRef), which keeps room for these")
         if config.saturation_detector and flow.saturation_detector:
             problems.add("saturationDetector", "flowControl.saturationDetector says it too; expected one of them")

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 from epp import protocol
 from epp.documents.durations import seconds_of
-from epp.errors import EppError, InternalError, NoEndpoint, Rejected
+from epp.errors import EppError, InternalError, NoEndpoint, Queued, Rejected
 from epp.flow.queues import Band, Entry, FlowSettings, Group, Need, Needs, QueuedFlow, Queues
 from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Detector, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
@@ -130,8 +130,8 @@ class FlowControl(Plugin):
 
     async def turn(
         self, request: Request, subset: Group, chooser: Chooser[D], queued: Callable[[], None]
-    ) -> tuple[D, float]:
-        """What is chosen for the request when it is let go, and the seconds it had to wait. Raises EppError.
+    ) -> tuple[D, Queued]:
+        """What is chosen for the request when it is let go, and how it had to wait. Raises EppError, which says it too.
 
         `queued` is called where it has to wait. Until the first wait it does not matter which task this runs in.
         """
@@ -145,13 +145,18 @@ class FlowControl(Plugin):
                 made.set_result(decision)
 
         def refuse(error: EppError) -> None:
+            error.queued = self._queued(entry)
             if not made.cancelled():
                 made.set_exception(error)
 
         entry = Entry(request, subset, len(request.body), chooser.look, chooser.stages, choose, refuse)
         del request  # while it waits the entry alone has it, without its prompt
-        if self.enter(entry):
-            return made.result(), 0.0
+        try:
+            if self.enter(entry):
+                return made.result(), self._queued(entry)
+        except EppError as error:
+            error.queued = self._queued(entry)
+            raise
         queued()
         try:
             decision = await made
@@ -160,14 +165,17 @@ class FlowControl(Plugin):
             if made.done() and not made.cancelled() and made.exception() is None:
                 chooser.finished(made.result(), Response())
             raise
-        return decision, self.clock() - entry.since
+        return decision, self._queued(entry)
+
+    def _queued(self, entry: Entry) -> Queued:
+        return Queued(entry.fairness_id, entry.request.priority, self.clock() - entry.since)
 
     def enter(self, entry: Entry) -> bool:
         """A request is complete. True: it was let go at once, `entry.choose` has been called, whose EppErrors are the
         caller's. False: it waits. Raises Rejected where too many wait.
         """
         now, request = self.clock(), entry.request
-        fairness_id = self._fairness_id(request)
+        fairness_id = entry.fairness_id = self._fairness_id(request)
         entry.since = now
         endpoints = self._candidates_of(entry)
         self._say_needs(entry, endpoints)

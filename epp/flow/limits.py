@@ -186,12 +186,20 @@ class Limits(Plugin):
 
     # --- one request ------------------------------------------------------------------------------------------------
 
+    def models_for(self, request: Request) -> Callable[[str], bool] | None:
+        """Which models its tenant may use; None: any. Nothing counts as used."""
+        limits = self._settings.of(self._with_tenant(request).tenant)
+        return None if limits.models is None else limits.allows
+
+    def _with_tenant(self, request: Request) -> Request:
+        if request.tenant:
+            return request
+        source = self._settings.source
+        return annotated(request, tenant=ANONYMOUS if source is None else source.name_of(request))
+
     def admit(self, request: Request) -> Request:
         """The request, with its tenant. Raises BadRequest, UnknownModel, NotAllowed, RateLimited, UnsupportedMedia."""
-        settings, now = self._settings, self.clock()
-        if not request.tenant:
-            source = settings.source
-            request = annotated(request, tenant=ANONYMOUS if source is None else source.name_of(request))
+        request, now = self._with_tenant(request), self.clock()
         if request.api == "other" and not request.body:
             return request  # a list of models, health: nothing an engine computes for
         tenant = self._tenant(request.tenant, now)

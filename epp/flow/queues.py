@@ -86,8 +86,8 @@ class Entry:
     """One request that waits (`epp.plugin.Waiting`)."""
 
     __slots__ = (
-        "choose", "expires", "flow", "group", "look", "look_at", "needs", "no_endpoint_expires", "number", "place",
-        "refuse", "request", "since", "size", "stages",
+        "choose", "expires", "fairness_id", "flow", "group", "look", "look_at", "needs", "no_endpoint_expires",
+        "number", "place", "refuse", "request", "since", "size", "stages",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,7 @@ class Entry:
         """The groups of endpoints of which it needs one each; who decodes comes first."""
         self.choose = choose
         self.refuse = refuse
+        self.fairness_id = ""
         self.since = 0.0
         self.number = 0
         """Of those that came: later ones have larger ones."""

@@ -5,7 +5,7 @@ answer (it wants a key, or has no such path) its models are not known.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -78,20 +78,20 @@ class ModelReader:
         """Read for ever, following the pool as it changes."""
         await self._pool.run_for_each("models", self._follow, lambda endpoint: self._forget())
 
-    def answer(self, endpoints: Sequence[Endpoint]) -> bytes | None:
-        """OpenAI's list of what these endpoints serve and of the names that are rewritten; None while no endpoint's
-        models are known.
+    def answer(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None = None) -> bytes | None:
+        """OpenAI's list of what these endpoints serve and of the names that are rewritten, as far as the asker `may`
+        use them (None: all); None while no endpoint's models are known.
         """
         pool = self._pool
-        if endpoints is not pool.endpoints:  # a gateway's subset
-            return self._list_of(endpoints)
+        if may is not None or endpoints is not pool.endpoints:  # a gateway's subset
+            return self._list_of(endpoints, may)
         for_endpoints, for_rewrites, made = self._made
         if for_endpoints is not endpoints or for_rewrites is not pool.targets:
             made = self._list_of(endpoints)
             self._made = (endpoints, pool.targets, made)
         return made
 
-    def _list_of(self, endpoints: Sequence[Endpoint]) -> bytes | None:
+    def _list_of(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None = None) -> bytes | None:
         entries: dict[str, Any] = {}
         known = False
         for endpoint in endpoints:
@@ -107,7 +107,8 @@ class ModelReader:
                 if isinstance(there := entries.get(target), msgspec.Raw):
                     served = msgspec.json.decode(there)
                 entries[name] = {**served, "id": name, "root": target, "parent": None}
-        return msgspec.json.encode({"object": "list", "data": [*entries.values()]})
+        data = [entry for name, entry in entries.items() if may is None or may(name)]
+        return msgspec.json.encode({"object": "list", "data": data})
 
     def _forget(self) -> None:
         self._made = (None, None, None)

@@ -95,6 +95,8 @@ class Decision(msgspec.Struct, eq=False):
     """Where a shadow profile looked at this request too."""
     waited: float = 0.0
     """Seconds that it waited in flow control."""
+    flow: str = ""
+    """Its fairness id there; "": there is no flow control."""
     parts: list[tuple[Request, Endpoint]] = []
     """Stages that have endpoints of their own, as requests to those; while they are on account there."""
     beside: Mapping[Stage, Sequence[str]] = {}
@@ -141,7 +143,7 @@ class Decision(msgspec.Struct, eq=False):
             "address": self.endpoint.address,
             "fallbacks": [endpoint.name for endpoint in self.endpoints[1:]],
             **({"priority": self.request.priority} if self.request.priority else {}),
-            **({"waited_ms": round(self.waited * 1000, 3)} if self.waited else {}),
+            **({"waited_ms": round(self.waited * 1000, 3), "flow": self.flow} if self.waited else {}),
             **{stage: list(names) for stage, names in self.beside.items()},
             **({"ways_ms": {way: round(s * 1000, 3) for way, s in self.ways.items()}} if self.ways else {}),
             **({} if self.request.slo is None else {"slo": _slo_as_dict(self.request.slo)}),

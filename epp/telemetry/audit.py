@@ -26,11 +26,14 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     objective: str = ""
     fairness_id: str = ""
+    priority: int = 0
+    flow: str = ""
+    """The fairness id under which flow control knew it, where it waited or was refused there."""
     model: str = ""
     endpoint: str = ""
     address: str = ""
     why: str = ""
-    """The decision in brief, or why there was none."""
+    """The decision in brief, or why there was none: the drop reason, or the error's kind."""
     status: int = 0
     """0: no answer was seen."""
     estimated_tokens: int = -1

@@ -1,6 +1,6 @@
 import asyncio
 import tracemalloc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -513,7 +513,7 @@ async def test_what_would_be_refused_is_refused() -> None:
 async def test_the_list_of_models_is_answered_here_once_it_is_known(path: str) -> None:
     rig = Rig()
     asked, known = RawRequest("GET", path, {}), b""
-    rig.router.models = lambda endpoints: known or None
+    rig.router.models = lambda endpoints, may: known or None
     async with rig.router.route(asked) as routed:
         assert routed.destination in (A, B)
     known = b"{}"
@@ -528,9 +528,11 @@ async def test_the_list_of_models_is_answered_here_once_it_is_known(path: str) -
 async def test_guards_come_before_the_list_of_models_and_a_subset_bounds_it() -> None:
     rig = Rig()
     seen: list[Sequence[Endpoint]] = []
+    told: list[bool] = []
 
-    def models(endpoints: Sequence[Endpoint]) -> bytes:
+    def models(endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None) -> bytes:
         seen.append(endpoints)
+        told.append(may is None or may("n"))
         return b"{}"
 
     rig.router.models = models
@@ -540,6 +542,10 @@ async def test_guards_come_before_the_list_of_models_and_a_subset_bounds_it() ->
     assert seen == []
     await rig.refusal(RawRequest("GET", "/v1/models", {}, subset=(B,)))
     assert [endpoint.address for endpoint in seen[0]] == [B]
+    limits = Limits(LimitSettings(TenantLimits(models=("m",))), lambda: rig.now, lambda *refused: None, lambda: None)
+    rig.router.policy = replace(rig.router.policy, limits=limits)
+    await rig.refusal(RawRequest("GET", "/v1/models", {}))
+    assert told == [True, False], "what limits forbid is not listed"
 
 
 # --- while it waits -------------------------------------------------------------------------------------------------

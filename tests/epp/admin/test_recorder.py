@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from epp.admin.recorder import Decisions, Recorder, brief
-from epp.errors import NoEndpoint, SloUnmet
+from epp.errors import NoEndpoint, Queued, Rejected, SloUnmet
 from epp.parsing.request import RawRequest
 from epp.plugin import LatencyPrediction, Response, Slo, Usage
 from epp.scheduling.decision import Comparison
@@ -100,7 +100,22 @@ async def test_the_audit_log_says_who_what_where_why_and_no_prompt(tmp_path: Pat
     desk.recorder.finished(made, Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 64)))
     raw = RawRequest("POST", "/v1/chat/completions", {"x-request-id": "r2", **headers}, SECRET.encode())
     desk.recorder.failed(raw, NoEndpoint("nobody"))
-    answered, refused = await desk.audited()
+    late = Rejected("too late", reason="rejected-ttl-expired")
+    late.queued = Queued("team", 7, 60.0)
+    desk.recorder.failed(raw, late)
+    waited = decision("r3", [endpoint(1)], at=5.0)
+    waited.waited, waited.flow = 0.25, "team"
+    desk.recorder.decided(waited, desk.now - 0.5)
+    desk.recorder.finished(waited, Response(status=200))
+    answered, refused, expired, served = await desk.audited()
+    assert {name: expired[name] for name in ("why", "status", "priority", "flow", "waited_ms")} == {
+        "why": "rejected-ttl-expired",
+        "status": 429,
+        "priority": 7,
+        "flow": "team",
+        "waited_ms": 60_000.0,
+    }
+    assert (served["flow"], served["waited_ms"]) == ("team", 250.0)
     assert answered == {
         "at": 5.0,
         "request_id": "r1",

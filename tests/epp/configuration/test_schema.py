@@ -72,7 +72,10 @@ def test_sections_that_load(version: str, body: str) -> None:
         ("flowControl: {maxBytes: lots}", "flowControl.maxBytes: expected a quantity such as 5000, 500M or 1Gi"),
         ("flowControl: {maxRequests: -1}", "flowControl.maxRequests: expected a quantity such as 5000"),
         ("flowControl: {defaultRequestTTL: 60}", "flowControl.defaultRequestTTL: expected a duration such as 200ms"),
-        ("flowControl: {enableEviction: true}", "flowControl.enableEviction: requests in flight are not evicted yet"),
+        (
+            "flowControl: {enableEviction: true}",
+            "flowControl.enableEviction: requests that run are never cut off for others",
+        ),
         ("flowControl: {maxByte: 1}", "flowControl.maxByte: unknown; did you mean 'maxBytes'?"),
         (
             "dataLayer: {discovery: {endpoints: {pluginRef: x}}}",

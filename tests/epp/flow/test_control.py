@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp import protocol
-from epp.errors import EppError, NoEndpoint, Rejected
+from epp.errors import EppError, NoEndpoint, Queued, Rejected
 from epp.flow.control import FlowControl, Outcome
 from epp.flow.policies import (
     FirstComeFirstServed,
@@ -721,17 +721,17 @@ async def test_a_turn_gives_the_decision_and_how_long_it_took() -> None:
     world, queued = World(), []
     chooser = Chooser(world.slots)
 
-    async def turn(name: str) -> tuple[Endpoint, float]:
+    async def turn(name: str) -> tuple[Endpoint, Queued]:
         return await world.flow.turn(Request(id=name, model="m"), None, chooser, lambda: queued.append(name))
 
-    assert await turn("a") == (PODS[0], 0.0)
+    assert await turn("a") == (PODS[0], Queued("default-flow", 0, 0.0))
     waits = asyncio.ensure_future(turn("b"))
     await asyncio.sleep(0)
     assert queued == ["b"]
     world.slots.used.clear()
     world.flow.changed()
     world.pass_(2.0)
-    assert (await waits)[0] is PODS[0]
+    assert await waits == (PODS[0], Queued("default-flow", 0, 2.0))
 
     gone = asyncio.ensure_future(turn("c"))
     await asyncio.sleep(0)
@@ -768,8 +768,22 @@ async def test_errors_of_choosing_are_the_requests_own() -> None:
         await waits
     world.slots.used[PODS[0]] = 1
     world.flow.configure(make(world.slots, max_requests=0))
-    with pytest.raises(Rejected, match="0 requests wait already"):
-        await world.flow.turn(Request(id="c", model="m"), None, chooser, lambda: None)
+    with pytest.raises(Rejected, match="0 requests wait already") as full:
+        await world.flow.turn(Request(id="c", model="m", priority=-1), None, chooser, lambda: None)
+    assert full.value.queued == Queued("default-flow", -1, 0.0)
+
+
+async def test_an_error_says_how_long_it_was_waited_for() -> None:
+    world = World(ttl=3.0)
+    chooser = Chooser(world.slots)
+    world.slots.used[PODS[0]] = 1
+    asked = annotated(Request(id="a", model="m", priority=2), tenant="team")
+    waits = asyncio.ensure_future(world.flow.turn(asked, None, chooser, lambda: None))
+    await asyncio.sleep(0)
+    world.pass_(3.0)
+    with pytest.raises(Rejected) as late:
+        await waits
+    assert late.value.queued == Queued("team", 2, 3.0)
 
 
 # --- any history ----------------------------------------------------------------------------------------------------

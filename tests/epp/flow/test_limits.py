@@ -128,6 +128,16 @@ def test_what_cannot_be_read_is_refused_where_something_in_it_counts() -> None:
     world.ask(api="other", body=b"audio")
 
 
+def test_a_tenants_models_are_those_it_may_use_and_asking_for_them_uses_nothing() -> None:
+    world = World(own={"few": TenantLimits(models=("m", "sql-*"))}, requests_per_minute=1)
+    limits = world.replicas[0]
+    for _ in range(2):
+        may = limits.models_for(Request(id="r", model="", tenant="few"))
+        assert may is not None
+        assert [may(name) for name in ("m", "sql-1", "n")] == [True, True, False]
+    assert limits.models_for(Request(id="r", model="", tenant="other")) is None
+
+
 def test_a_request_without_a_body_counts_as_none() -> None:
     world = World(requests_per_minute=1)
     for _ in range(3):

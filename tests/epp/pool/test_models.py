@@ -88,6 +88,17 @@ def test_nothing_is_answered_while_nothing_is_known() -> None:
     assert listed(reader_of(pool), pool.endpoints).keys() == {"m", "alias"}
 
 
+def test_who_may_use_some_models_is_told_of_these() -> None:
+    pool = pool_of("10.0.0.1:8000", rewrites=(Rewrite(("alias",), (Target("m"),)),))
+    pool.endpoints[0].models = served("m", "n")
+    reader = reader_of(pool)
+    for may in ({"m"}, {"alias"}, {"n", "m"}, set[str]()):
+        body = reader.answer(pool.endpoints, may.__contains__)
+        assert body is not None
+        assert {one["id"] for one in json.loads(body)["data"]} == may
+    assert listed(reader, pool.endpoints).keys() == {"m", "n", "alias"}
+
+
 def test_rewritten_names_are_listed_as_what_is_asked_for_instead() -> None:
     rules = (
         Rewrite(("alias", "m"), (Target("m", 3), Target("n", 1))),
