@@ -16,6 +16,7 @@ from epp.parsing.request import Api, short_salt
 T = TypeVar("T")
 
 ABSENT = Raw()
+NO_MESSAGES = Raw(b"[]")
 MAX_MODEL = 1024
 """Longest model name taken, in characters: it becomes a label and a key in several maps."""
 
@@ -44,6 +45,10 @@ class Body(msgspec.Struct):
     def parts(self) -> tuple[Raw, ...]:
         """What the prompt is made of, in the order the engine reads it. BadRequest if the request has none."""
         raise NotImplementedError
+
+    def conversation(self) -> Raw:
+        """The part of the prompt that may have images, video and audio; none of other formats."""
+        return NO_MESSAGES
 
     def output_limit(self) -> Raw:
         """The field that bounds the answer's tokens."""
@@ -160,6 +165,9 @@ class Chat(Body):
         messages = require(self.messages, "messages", b"[", "an array of messages")
         return self.tools, messages
 
+    def conversation(self) -> Raw:
+        return self.messages
+
     def output_limit(self) -> Raw:
         newer = bytes(self.max_completion_tokens)
         return self.max_tokens if newer in (b"", b"null") else self.max_completion_tokens
@@ -196,6 +204,9 @@ class Responses(Body):
         given = require(self.input, "input", b'"[', "a string or an array of items")
         return self.instructions, self.tools, given
 
+    def conversation(self) -> Raw:
+        return self.input
+
     def output_limit(self) -> Raw:
         return self.max_output_tokens
 
@@ -212,6 +223,9 @@ class Embeddings(Body):
         if not memoryview(self.input) and memoryview(self.messages):
             return (require(self.messages, "messages", b"[", "an array of messages"),)
         return (require(self.input, "input", b'"[', "a string, an array of strings or an array of token ids"),)
+
+    def conversation(self) -> Raw:
+        return self.messages
 
 
 class _Sampling(msgspec.Struct):
@@ -300,6 +314,9 @@ class Pooling(_ForOneModel):
             self.data_2,
         )
 
+    def conversation(self) -> Raw:
+        return self.messages
+
 
 class Messages(Body):
     """`/v1/messages`. The system prompt is a field of its own."""
@@ -313,3 +330,6 @@ class Messages(Body):
     def parts(self) -> tuple[Raw, ...]:
         messages = require(self.messages, "messages", b"[", "an array of messages")
         return self.system, self.tools, messages
+
+    def conversation(self) -> Raw:
+        return self.messages

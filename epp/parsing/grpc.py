@@ -6,7 +6,8 @@ help for so few, and most of a message is passed over. `GrpcUsage` reads the ans
 Sources: `vllm_engine.proto` as llm-d-router v0.10 has it; google.cloud.aiplatform.v1beta1 `prediction_service.proto`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Final
 
 import msgspec
@@ -32,10 +33,27 @@ def why_opaque(body: bytes) -> str:
     return "grpc-encoding: a compressed message" if body[:1] == b"\x01" else ""
 
 
-def generate(body: bytes) -> bytes:
-    """Of vLLM's `Generate` the JSON of SGLang's `/generate`, which says the same. Raises BadRequest."""
+def _of_message(read: Callable[[memoryview], bytes]) -> Callable[[bytes], bytes]:
+    """What reads a body: `read` the message in its frame. Raises BadRequest."""
+
+    @wraps(read)
+    def unwrapped(body: bytes) -> bytes:
+        size = int.from_bytes(body[1:_FRAME], "big")
+        if len(body) != _FRAME + size or body[0] != 0:
+            raise BadRequest(f"the body is no gRPC message: {len(body)} bytes; expected one frame, not compressed")
+        try:
+            return read(memoryview(body)[_FRAME:])
+        except ValueError as error:
+            raise BadRequest(f"the body is no gRPC message of this method: {error}") from None
+
+    return unwrapped
+
+
+@_of_message
+def generate(message: memoryview) -> bytes:
+    """Of vLLM's `Generate` the JSON of SGLang's `/generate`, which says the same."""
     asked: dict[str, object] = {}
-    for number, value in _message(body):
+    for number, value in _fields(message):
         if number == 2 and isinstance(value, memoryview):  # TokenizedInput
             asked["input_ids"] = _ids(value)
         elif number == 3 and isinstance(value, memoryview):
@@ -50,16 +68,18 @@ def generate(body: bytes) -> bytes:
     return msgspec.json.encode(asked)
 
 
-def embed(body: bytes) -> bytes:
-    """Of vLLM's `Embed` the JSON of its `/pooling`. Raises BadRequest."""
-    found = [_ids(value) for number, value in _message(body) if number == 2 and isinstance(value, memoryview)]
+@_of_message
+def embed(message: memoryview) -> bytes:
+    """Of vLLM's `Embed` the JSON of its `/pooling`."""
+    found = [_ids(value) for number, value in _fields(message) if number == 2 and isinstance(value, memoryview)]
     return msgspec.json.encode({"input": found[-1] if found else []})
 
 
-def http_body(body: bytes) -> bytes:
-    """The JSON in the `HttpBody` of Vertex AI's requests. Raises BadRequest."""
+@_of_message
+def http_body(message: memoryview) -> bytes:
+    """The JSON in the `HttpBody` of Vertex AI's requests."""
     data = b""
-    for number, value in _message(body):
+    for number, value in _fields(message):
         if number == 2 and isinstance(value, memoryview):
             data = b"".join(bytes(part) for at, part in _fields(value) if at == 2 and isinstance(part, memoryview))
     return data
@@ -119,17 +139,6 @@ def usage_reader(content_type: str, api: Api) -> UsageReader | GrpcUsage:
     if content_type.startswith(MEDIA_TYPE) and api == "generate":
         return GrpcUsage()
     return UsageReader(content_type)
-
-
-def _message(body: bytes) -> Iterator[tuple[int, Value]]:
-    """The fields of the message in the frame. Raises BadRequest."""
-    size = int.from_bytes(body[1:_FRAME], "big")
-    if len(body) != _FRAME + size or body[0] != 0:
-        raise BadRequest(f"the body is no gRPC message: {len(body)} bytes; expected one frame, not compressed")
-    try:
-        yield from _fields(memoryview(body)[_FRAME:])
-    except ValueError as error:
-        raise BadRequest(f"the body is no gRPC message of this method: {error}") from None
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:

@@ -25,6 +25,7 @@ from epp.parsing.body import (
     Responses,
     decode,
 )
+from epp.parsing.media import condensed, shows_media
 from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Request, Slo
 from epp.parsing.rewrite import rewrite_model
 
@@ -153,6 +154,12 @@ class Parser:
         if model != asked and body is not raw.body:
             raise UnsupportedMedia("model: it is rewritten here, which cannot be done in a gRPC request; expected JSON")
         priority, slo = self._wanted(raw.headers)
+        media = condensed(prompt, model) if prompt.find(b"[", 1) > 0 and shows_media(fields.conversation()) else None
+        if media is None:
+            media_tokens, tokens = 0, fields.prompt_tokens(prompt) or self._tokens(model, len(prompt))
+        else:
+            parts, (prompt, media_tokens, nbytes) = (), media
+            tokens = media_tokens + self._tokens(model, len(prompt) - nbytes)
         request = Request(
             id=self._id(raw.headers),
             model=model,
@@ -160,7 +167,8 @@ class Parser:
             api=fields.api,
             prompt=prompt,
             parts=parts,
-            tokens=fields.prompt_tokens(prompt) or self._tokens(model, len(prompt)),
+            tokens=tokens,
+            media_tokens=media_tokens,
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),
             salt=fields.salt(),

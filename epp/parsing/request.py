@@ -104,6 +104,9 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     api: Api = "chat"
     prompt: bytes = b""
     tokens: int = 0
+    media_tokens: int = 0
+    """Those of them that images, video and audio become; each stands as a digest in `prompt`, see `epp.parsing.media`.
+    """
     stream: bool = False
     max_tokens: int | None = None
     salt: str = ""
@@ -123,7 +126,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     body: bytes = b""
     """The body as it came, for what a plugin needs deeper; decode lazily. Of a gRPC request JSON that says the same."""
     parts: tuple[msgspec.Raw, ...] = ()
-    """Of `body`, those that make `prompt` when joined; they take no memory of their own."""
+    """Of `body`, those that make `prompt` when joined; they take no memory of their own. None: it is kept as it is."""
     sees_answer: bool = False
     """The gateway will show its answer, as far as is known."""
     watched: bool = False

@@ -123,7 +123,8 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         window = self._window(endpoint)
-        if _IDS.match(request.prompt):
+        unknown = request.elsewhere and not self._bytes.get(request)  # another replica did not count it either
+        if unknown or request.media_tokens or _IDS.match(request.prompt):
             window.uncounted = True
             return
         size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)

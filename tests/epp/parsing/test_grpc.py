@@ -153,6 +153,8 @@ def test_a_compressed_message_is_not_read() -> None:
         (b"", "the body is no gRPC message: 0 bytes; expected one frame, not compressed"),
         (framed("GenerateRequest", text="abc")[:-1], "the body is no gRPC message: 9 bytes; expected one frame"),
         (b"\0\0\0\0\2\x12\x05", "the body is no gRPC message of this method: it ends within a field"),
+        (b"\0\0\0\0\4\x12\x02\x12\x05", "the body is no gRPC message of this method: it ends within a field"),
+        (b"\0\0\0\0\3\x1a\x01\xff", "the body is no gRPC message of this method: 'utf-8' codec can't decode"),
         (b"\0\0\0\0\1\x0b", "the body is no gRPC message of this method: a field of wire type 3"),
         (b"\0\0\0\0\0", "input_ids: missing"),
     ],
