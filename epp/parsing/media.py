@@ -40,6 +40,11 @@ _BYTES_PER_SECOND: Final = 16_000
 """Of a clip that is no WAV: 128 kbit/s, as most MP3s have."""
 _SECONDS: Final = 30.0
 """Of a clip that is not there."""
+_HEADER: Final = 44
+"""Bytes of a WAV file's header."""
+_LONGEST_UPLOAD: Final = 262_144
+"""Tokens: three hours."""
+_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([^\r\n]{1,200})\r\n')
 _SHORT: Final = 1 << 10
 _LONG: Final = 192 << 10
 """Characters of base64 in which a picture's size is looked for; a JPEG may have its thumbnail before it."""
@@ -154,6 +159,24 @@ def _tokens(prompt: bytes, start: int, end: int, kind: str, family: Family) -> i
     return family.image(*(size_of(data) or _USUAL))
 
 
+_UPLOADS: Final = ("/v1/audio/transcriptions", "/v1/audio/translations")
+_FIELDS: Final = 16 * 1024
+"""Bytes at a form's begin, or at its end, in which fields beside the file are looked for."""
+
+
+def uploaded_tokens(path: str, content_type: str, body: bytes) -> int:
+    """Of the sound file in a form that is to be transcribed or translated; 0: it is no such request."""
+    if not path.endswith(_UPLOADS) or not content_type.startswith("multipart/form-data"):
+        return 0
+    named = body.find(b"filename=", 0, _FIELDS)
+    start = body.find(b"\r\n\r\n", named, named + _FIELDS) + 4
+    if named < 0 or start < 4:
+        return 0
+    model = _MODEL.search(body[:_FIELDS]) or _MODEL.search(body[-_FIELDS:])
+    family = _family_of(model[1].decode("utf-8", "replace")) if model else _UNKNOWN
+    return min(_LONGEST_UPLOAD, ceil(_length(body[start : start + _HEADER], len(body) - start) * family.audio))
+
+
 # --- sizes ----------------------------------------------------------------------------------------------------------
 
 
@@ -212,9 +235,13 @@ def seconds_of(data: bytes, characters: int) -> float:
     """
     if not data:
         return _SECONDS
-    size, head = characters * 3 // 4, _decoded(data, 64)
+    return _length(_decoded(data, 64), characters * 3 // 4)
+
+
+def _length(head: bytes, size: int) -> float:
+    """Seconds of a file that begins with `head`."""
     if head.startswith(b"RIFF") and head[8:16] == b"WAVEfmt " and (rate := int.from_bytes(head[28:32], "little")):
-        return min(max(0, size - 44), int.from_bytes(head[40:44], "little") or size) / rate
+        return min(max(0, size - _HEADER), int.from_bytes(head[40:44], "little") or size) / rate
     return size / _BYTES_PER_SECOND
 
 
@@ -319,6 +346,7 @@ _FAMILIES: Final = (
     (re.compile(r"mistral-(small|medium)-3\.[12]|(mistral-small|magistral).*-25\d\d"), Family(_rows(28, 1540))),
     (re.compile(r"voxtral"), Family(_other, 12.5)),
     (re.compile(r"ultravox"), Family(_other, 6.25)),
+    (re.compile(r"whisper"), Family(_other, 50.0)),
 )
 """By a model's name in lower case; the first that fits."""
 _UNKNOWN: Final = Family(_other)

@@ -25,7 +25,7 @@ from epp.parsing.body import (
     Responses,
     decode,
 )
-from epp.parsing.media import condensed, shows_media
+from epp.parsing.media import condensed, shows_media, uploaded_tokens
 from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Request, Slo
 from epp.parsing.rewrite import rewrite_model
 
@@ -202,6 +202,7 @@ class Parser:
             id=self._id(raw.headers),
             model="",
             api="other",
+            tokens=uploaded_tokens(_plain(raw.path), raw.headers.get("content-type", ""), raw.body),
             priority=priority,
             slo=slo,
             headers=raw.headers,

@@ -148,7 +148,7 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or not self._decider.wants(request, decode):
+        if not request.tokens or request.api == "other" or not self._decider.wants(request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:

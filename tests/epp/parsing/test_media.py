@@ -4,7 +4,7 @@ of transformers 5.19 make of the same width and height.
 
 import json
 import struct
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pytest
@@ -207,3 +207,29 @@ def test_a_request_counts_its_pictures_as_the_tokens_they_become() -> None:
     assert len(request.prompt) < 7_000
     assert len(request.body) > 1_000_000
     assert parsed({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).media_tokens == 0
+
+
+def form(sound: bytes, model: str = "openai/whisper-large-v3", first: bool = True) -> bytes:
+    field = f'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n'.encode()
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
+    file = head + sound + b"\r\n"
+    return b"".join([field, file] if first else [file, field]) + b"--b--\r\n"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_upload_counts_by_the_seconds_of_its_sound(first: bool) -> None:
+    def asked(
+        body: bytes, path: str = "/v1/audio/transcriptions", kind: str = "multipart/form-data; boundary=b"
+    ) -> int:
+        parser = Parser(Rules(), lambda model, nbytes: nbytes // 4, trusted=True)
+        request, _ = parser.parse(RawRequest("POST", path, {"content-type": kind}, body))
+        assert (request.api, request.prompt) == ("other", b"")
+        return request.tokens
+
+    sound = b64decode(wav(12))
+    assert asked(form(sound, first=first)) == 600
+    assert asked(form(sound, "another", first), "/api/v1/audio/translations") == 300
+    assert asked(form(bytes(160_000), first=first)) == pytest.approx(500, abs=5)
+    assert asked(form(sound), kind="application/json") == 0
+    assert asked(b"--b--", "/v1/audio/transcriptions") == 0
+    assert asked(form(sound), "/v1/audio/speech") == 0
