@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -49,6 +50,28 @@ async def test_chat(client: openai.AsyncOpenAI) -> None:
     assert answer.choices[0].message.content
     assert answer.usage is not None
     assert answer.usage.completion_tokens <= 8
+
+
+async def test_a_picture_is_as_long_as_its_tokens_and_cached_where_it_was(
+    client: openai.AsyncOpenAI, chain: Laptop
+) -> None:
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") + (960).to_bytes(4, "big") + bytes(300_000)
+    url = "data:image/png;base64," + b64encode(png).decode()
+    parts: Any = [{"type": "text", "text": "what is this? "}, {"type": "image_url", "image_url": {"url": url}}]
+    turns: Any = [{"role": "user", "content": parts}]
+    first = await client.chat.completions.with_raw_response.create(model="sim", messages=turns, max_tokens=4)
+    answer = first.parse()
+    assert answer.usage is not None
+    assert 600 < answer.usage.prompt_tokens < 680
+    _, (decision,) = await chain.chain.seen(1)
+    assert decision["tokens"] == pytest.approx(answer.usage.prompt_tokens, rel=0.1)
+    turns += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "and?"}]
+    second = await client.chat.completions.with_raw_response.create(model="sim", messages=turns, max_tokens=4)
+    assert second.headers["x-sim-pod"] == first.headers["x-sim-pod"]
+    usage = second.parse().usage
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    assert (usage.prompt_tokens_details.cached_tokens or 0) >= 580
 
 
 async def test_the_list_of_models(client: openai.AsyncOpenAI, chain: Laptop) -> None:

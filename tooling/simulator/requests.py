@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from epp.parsing.media import condensed, shows_media
 from tooling.simulator import tokenizer as tokens
 from tooling.simulator.tokenizer import Tokens
 
@@ -83,6 +84,16 @@ class Several(Body, kw_only=True):
         return copies
 
 
+def _seen(messages: list[dict[str, Any]], model: str | None) -> list[dict[str, Any]]:
+    """The messages with a text in place of each image, video and clip, as long as the tokens that it becomes."""
+    raw = msgspec.Raw(msgspec.json.encode(messages))
+    found = condensed(bytes(raw), model or "") if shows_media(raw) else None
+    if found is None:
+        return messages
+    shown: list[dict[str, Any]] = msgspec.json.decode(found[0])
+    return shown
+
+
 class Chat(Several, kw_only=True):
     """POST /v1/chat/completions"""
 
@@ -93,7 +104,7 @@ class Chat(Several, kw_only=True):
     def prompts(self) -> list[Tokens]:
         if not self.messages:
             raise bad("messages: expected at least one message", "messages")
-        return [tokens.render_chat(self.messages, self.tools)]
+        return [tokens.render_chat(_seen(self.messages, self.model), self.tools)]
 
     @property
     def limit(self) -> int | None:
@@ -136,7 +147,8 @@ class Responses(Body, kw_only=True):
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
         else:
-            messages += [item if "role" in item else {"role": "tool", "content": [item]} for item in self.input]
+            items = _seen(self.input, self.model)
+            messages += [item if "role" in item else {"role": "tool", "content": [item]} for item in items]
         if not messages:
             raise bad("input: expected text or at least one item", "input")
         return [tokens.render_chat(messages, self.tools)]
@@ -158,7 +170,7 @@ class Messages(Body, kw_only=True):
         if not self.messages:
             raise bad("messages: expected at least one message", "messages")
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [tokens.render_chat([*system, *self.messages], self.tools)]
+        return [tokens.render_chat([*system, *_seen(self.messages, self.model)], self.tools)]
 
     @property
     def stops(self) -> Sequence[str]:

@@ -1,11 +1,14 @@
 """Wrong requests are refused with the field at fault, odd ones are answered."""
 
+from base64 import b64encode
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.support.engines.simulated import HELLO, post
+from tooling.simulator.requests import Chat, Messages, Responses
+from tooling.simulator.tokenizer import count
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,17 @@ async def test_responses_take_items_of_every_kind(client: aiohttp.ClientSession)
     assert (await post(client, "/v1/responses", {"input": items}))["object"] == "response"
     error = (await post(client, "/v1/responses", {"input": "hi", "previous_response_id": "resp_1"}, 404))["error"]
     assert error["param"] == "previous_response_id"
+
+
+def test_a_picture_has_the_tokens_that_it_becomes() -> None:
+    png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (640).to_bytes(4, "big") * 2 + bytes(90_000)
+    url = "data:image/png;base64," + b64encode(png).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    source = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64encode(png).decode()}}
+    for body in (
+        Chat(messages=[{"role": "user", "content": [image]}]),
+        Messages(messages=[{"role": "user", "content": [source]}]),
+        Responses(input=[{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]),
+    ):
+        (prompt,) = body.prompts()
+        assert 400 < count(prompt) < 450
