@@ -114,6 +114,11 @@ def test_what_plugins_and_shadow_profiles_say_is_in_words() -> None:
     ]
 
 
+def test_what_the_colours_of_bills_mean_stands_above_them() -> None:
+    drawn = page.DecisionTable().drawn([record()])
+    assert 0 <= drawn.index('<p class="keys">') < drawn.index('<table class="decisions">')
+
+
 def test_a_row_of_a_decision_is_drawn_once_until_it_has_ended() -> None:
     table, one = page.DecisionTable(), record("first", None)
     before = table.drawn([one])

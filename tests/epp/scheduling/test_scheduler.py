@@ -2,18 +2,22 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count as counting
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.configuration.loader import load_strategy
 from epp.errors import InternalError, NoEndpoint, SloUnmet
 from epp.plugin import (
     Admitter,
     Endpoint,
     Filter,
     LatencyPrediction,
+    Load,
     Picked,
     Plugin,
     PrefixMatch,
@@ -28,7 +32,8 @@ from epp.plugin import (
 from epp.scheduling.inflight import InFlightLoad
 from epp.scheduling.pickers import MaxScorePicker
 from epp.scheduling.scorers import ActiveRequestScorer, NoHitLruScorer, PrefixCacheScorer, QueueScorer
-from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
+from epp.testing import services
+from tests.support.scheduling.schedulers import Held, ask, fail, pod, pods, scheduler
 
 
 @dataclass(eq=False)
@@ -486,3 +491,31 @@ def test_what_was_predicted_is_kept_with_the_decision() -> None:
     assert (shown["slo"], shown["predicted"]) == ({"ttft_ms": 2000.0}, {"ttft_ms": 1000.0, "tpot_ms": 100.0})
     assert [row["predicted"]["ttft_ms"] for row in shown["profiles"][0]["endpoints"]] == [1000.0, 1000.0]
     assert scheduler().choose(ask(), BOTH).predicted is None
+
+
+@pytest.mark.parametrize("strategy", ["prefix-aware", "kv-aware", "session", "least-load", "round-robin"])
+def test_a_wall_clock_that_jumps_changes_no_pick(strategy: str) -> None:
+    def picks(wall_clock: Iterator[float]) -> list[str]:
+        now, found, failing = 100.0, [], pods("abcd")
+        pipeline = load_strategy(strategy, clock=lambda: now, random=Random(1))
+        made = pipeline.scheduler(wall_clock=lambda: next(wall_clock), on_error=fail)
+        for plugin in pipeline.plugins:
+            plugin.start(services(failing, wall_clock=lambda: next(wall_clock)))
+        for number in range(200):
+            prompt = f"{number % 7} is what the prompt is about ".encode() * 60
+            request = ask(f"{number}", prompt=prompt, tokens=500, headers={"x-session-id": f"{number % 5}"})
+            decision = made.choose(request, failing)
+            found.append(decision.endpoint.name)
+            now += 0.05
+            response = Response(status=500 if decision.endpoint.name == "a" else 200)
+            made.answered(decision, response)
+            if number % 3:
+                made.finished(decision, response)
+            for endpoint in failing:
+                endpoint.load = Load(running=number % 5, at=now)
+                made.scraped(endpoint)
+        return found
+
+    steady = picks(counting(1e9, 0.01))
+    assert len({*steady}) > 1
+    assert picks(1e9 + (86_400.0 if number % 20 < 10 else -86_400.0) for number in counting()) == steady
