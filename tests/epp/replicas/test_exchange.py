@@ -30,6 +30,23 @@ async def test_what_is_in_flight_is_in_every_replicas_accounts_until_it_ends() -
     assert not b.scheduler._open
 
 
+async def test_both_stages_of_a_request_are_in_every_replicas_accounts_until_each_ends() -> None:
+    network, (a, b) = together(2, roles=("prefill", "decode"))
+    waiting = [await a.ask(bytes([number]) * 40_000) for number in range(8)]  # the one that decodes has much to do
+    decision = await a.ask(b"x" * 40_000)
+    assert (decision.endpoint.name, decision.beside) == ("default/pod-1", {"prefill": ("default/pod-0",)})
+    network.deliver()
+    stages = sum(1 + len(each.beside) for each in (*waiting, decision))
+    assert a.exchange.open == b.exchange.open == stages > len(waiting) + 1
+    for each in (*waiting, decision):
+        a.answer(each)
+    network.deliver()
+    assert (a.exchange.open, b.exchange.open) == (0, 0)
+    figures = b.scheduler.statistics()["expected-ttft"]
+    assert (figures["pending_seconds"], figures["decodes"]) == (0, 0)
+    assert not b.scheduler._open
+
+
 async def test_failures_seen_by_one_replica_keep_the_others_away() -> None:
     network, (a, b) = together(2)
     broken = (await a.ask()).endpoint.name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-async def until(condition: Callable[[], bool], timeout: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 60.0) -> None:
     """Return as soon as `condition` holds; TimeoutError if it does not within `timeout` seconds."""
     async with asyncio.timeout(timeout):
         while not condition():

@@ -58,14 +58,22 @@ class Network:
 class Member:
     """One replica at `address`: a `Link`, the exchange on it, and a scheduler of the default strategy."""
 
-    def __init__(self, network: Network, address: str, instance: int = 0, *, pods: int = 4) -> None:
+    def __init__(
+        self, network: Network, address: str, instance: int = 0, *, pods: int = 4, roles: Sequence[str] = ()
+    ) -> None:
+        """`roles`: of the pods, instead of so many without any."""
         self.network, self.address, self.alive = network, address, True
         self.degraded: list[str] = []
         self.recovered: list[str] = []
         self._topics: set[tuple[str, bytes]] = set()
         self.endpoints = tuple(
-            Endpoint(f"default/pod-{n}", f"10.0.0.{n}:8000", load=Load(block_size=16, blocks=10_000, at=network.now))
-            for n in range(pods)
+            Endpoint(
+                f"default/pod-{n}",
+                f"10.0.0.{n}:8000",
+                {"llm-d.ai/role": roles[n]} if roles else {},
+                load=Load(block_size=16, blocks=10_000, at=network.now),
+            )
+            for n in range(len(roles) or pods)
         )
         self.ready = True
         instance = instance or len(network.replicas) + 1
@@ -127,10 +135,10 @@ class Member:
         return sorted((e.name, d) for d, mask in self.cache.index.match(chain) for e in self.cache.index.holders(mask))
 
 
-def together(count: int) -> tuple[Network, list[Member]]:
+def together(count: int, roles: Sequence[str] = ()) -> tuple[Network, list[Member]]:
     """A network of replicas that know each other and have joined."""
     network = Network()
-    members = [Member(network, f"replica-{n}:9004") for n in range(count)]
+    members = [Member(network, f"replica-{n}:9004", roles=roles) for n in range(count)]
     for member in members:
         member.exchange.found(list(network.replicas))
     network.run(2.0)
