@@ -270,10 +270,17 @@ class ServedPool:
         for listeners in (pool.on_added, pool.on_removed):
             listeners.append(lambda endpoint: self._flow.endpoints_changed() if self._flow else None)
         shared.metrics.add_pool(pool)
+        shared.metrics.add_handler(pool.name, self._handler)
         shared.metrics.add_source(lambda: self.router.policy.scheduler.statistics(), pool.name)
         shared.metrics.add_source(lambda: {"tokens": self._prompts.statistics()}, pool.name)
         shared.metrics.add_endpoint_source(lambda: self.router.policy.scheduler.endpoint_statistics(), pool.name)
         shared.metrics.add_kv_events(pool.name, lambda: self.router.policy.scheduler.kv_events(pool.endpoints))
+
+    def _handler(self) -> tuple[str, str]:
+        """Name and type of the profile handler."""
+        name = self.router.policy.scheduler.handler.name
+        entry = self.pipeline.registry.get(name)
+        return name, entry.type if entry is not None else ""
 
     def _check_role(self, endpoint: Endpoint) -> None:
         if wrong := unknown_role(endpoint):

@@ -478,6 +478,9 @@ class Picked(NamedTuple):
     """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
     ways: Mapping[str, float] = {}
     """Seconds that each way would have taken, to explain the choice between them."""
+    division: str = ""
+    """Of a handler that divides requests: which stages have endpoints of their own, to be counted by it: `decode-only`,
+    `prefill-decode`, `encode-decode`, `encode-prefill-decode`."""
 
 
 class RunProfile(Protocol):

@@ -193,6 +193,7 @@ class Recorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._open: dict[Decision, Record] = {}
+        self._tiers = metrics.add_tiers(pool)
 
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at` (on our clock)."""
@@ -200,7 +201,12 @@ class Recorder:
         request, endpoint = decision.request, decision.endpoint
         matches = request.signals.get(PrefixMatch)
         match = matches.get(endpoint) if matches is not None and request.stage != "decode" else None
-        predicted = match.tokens + match.l1 + match.l2 if match is not None else None
+        predicted: int | None = None
+        if match is not None:
+            tiers, predicted = self._tiers, match.tokens + match.l1 + match.l2
+            tiers.device += match.tokens
+            tiers.l1 += match.l1
+            tiers.l2 += match.l2
         size = len(request.body)
         record = Record(
             decision,
@@ -251,6 +257,7 @@ class Recorder:
             completion=usage.completion,
             cached=usage.cached,
             predicted=None if moved else record.predicted,
+            stages=(self._pool, decision.division) if decision.division else None,
         )
         if request.slo is not None or (request.stream and decision.predictions):
             self._compare(record)

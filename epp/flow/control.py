@@ -255,12 +255,19 @@ class FlowControl(Plugin):
             entry.refuse(NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN))
 
     def figures(self) -> FlowFigures:
-        rows = []
-        for band in self._queues.bands(self.clock()):
+        rows, bands, queues, settings = [], [], self._queues, self.settings
+        for band in queues.bands(self.clock()):
             for flow in band.in_turn:
                 rows.append((flow.id, band.priority, flow.requests, flow.bytes))
+            limits = self._limit(band.settings.max_requests), self._limit(band.settings.max_bytes)
+            bands.append((band.priority, band.requests / limits[0], band.bytes / limits[1]))
+        whole = (
+            queues.requests / self._limit(settings.max_requests) if settings.max_requests < inf else None,
+            queues.bytes / self._limit(settings.max_bytes) if settings.max_bytes < inf else None,
+        )
         stages = [*stages_of(self._candidates(None))]
-        return FlowFigures(rows, max(self._last, *map(self._fullness, stages[1:])) if stages[1:] else self._last)
+        saturation = max(self._last, *map(self._fullness, stages[1:])) if stages[1:] else self._last
+        return FlowFigures(rows, saturation, bands, whole)
 
     # --- limits and times -------------------------------------------------------------------------------------------
 
@@ -293,12 +300,15 @@ class FlowControl(Plugin):
             ("requests", queues.requests + 1, settings.max_requests),
             ("bytes of requests", queues.bytes + entry.size, settings.max_bytes),
         )
-        share = 1 / self._replicas()
         for what, would_be, whole in limits:
-            limit = max(whole * share, min(whole, 1))
+            limit = self._limit(whole)
             if would_be > limit:
                 self._observe(fairness_id, entry.request.priority, "RejectedCapacity", 0.0)
                 raise Rejected(f"the pool is full and {limit:.0f} {what} wait already, which is the most; retry later")
+
+    def _limit(self, whole: float) -> float:
+        """This replica's part of a limit."""
+        return max(whole / self._replicas(), min(whole, 1))
 
     # --- looking at the queues --------------------------------------------------------------------------------------
 

@@ -68,14 +68,19 @@ class Scraper:
                 error = await self._scrape(endpoint, engine, visit, places, answers)
                 if not error:
                     self._stale.discard(endpoint)
-                elif endpoint not in self._stale:
-                    good = endpoint.load.at if endpoint.load.at is not None else since
-                    if self._clock() - good >= self._stale_after:
-                        self._stale.add(endpoint)
-                        self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
+                else:
+                    self._metrics.scrape_failed(self._pool.name)
+                    self._report(endpoint, since, error)
                 await asyncio.sleep(self._interval * self._random.uniform(0.9, 1.1))
         finally:
             visit.close()
+
+    def _report(self, endpoint: Endpoint, since: float, error: str) -> None:
+        """A scrape failed; `since`: when the first was due."""
+        good = endpoint.load.at if endpoint.load.at is not None else since
+        if endpoint not in self._stale and self._clock() - good >= self._stale_after:
+            self._stale.add(endpoint)
+            self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
 
     async def _scrape(
         self, endpoint: Endpoint, engine: Engine, visit: "Visit", places: Places, answers: EngineAnswers

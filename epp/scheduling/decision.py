@@ -103,6 +103,8 @@ class Decision(msgspec.Struct, eq=False):
     """Names of these endpoints, for good."""
     ways: Mapping[str, float] = {}
     """Seconds that each way would have taken, where the choice between them was one of time."""
+    division: str = ""
+    """Which stages have endpoints of their own, where a handler divides requests (`epp.plugin.Picked`)."""
     port: int = 0
     """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
     predictions: Mapping[Endpoint, LatencyPrediction] = {}

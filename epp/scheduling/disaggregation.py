@@ -80,8 +80,9 @@ class _Stages(ProfileHandler):
 
     def _picked(self, picked: Picked) -> Picked:
         name = ("encode-" if picked.encode else "") + ("prefill-" if picked.prefill else "") + "decode"
-        self._counts[name if name in self._counts else "decode-only"] += 1
-        return picked
+        stages = name if name in self._counts else "decode-only"
+        self._counts[stages] += 1
+        return picked._replace(division=stages)
 
 
 def _unreported(reason: str, detail: str) -> None:

@@ -177,6 +177,7 @@ class Scheduler:
         if len(chosen) < self._named and (ran := run.of(chosen[0])) is not None:
             chosen = [*chosen, *_next_best(ran, chosen, self._named - len(chosen))]
         decision = Decision(request, chosen, picked.headers, run.runs, self._wall_clock())
+        decision.division = picked.division
         if picked.prefill is not None or picked.encode or picked.port or picked.ways:
             _divide(decision, picked)
         return decision

@@ -44,6 +44,7 @@ from epp.telemetry.series import (
     ModelSeries,
     ReplicaFigures,
     ShadowSeries,
+    TierSeries,
 )
 
 log = logging.getLogger("warmpath")
@@ -112,6 +113,10 @@ class Metrics:
         self._flows: dict[str, tuple[FlowSeries, Callable[[], FlowFigures | None]]] = {}
         """Pool -> what waited in its flow control, and what waits."""
         self._limits: dict[str, LimitSeries] = {}
+        self._tiers: dict[str, TierSeries] = {}
+        self._handlers: dict[str, Callable[[], tuple[str, str]]] = {}
+        """Pool -> name and type of its profile handler."""
+        self._scrape_failures: dict[str, int] = {}
         self._models = Models(clock)
         self._engines: dict[str, AnswerSeries] = {}
         """Model, as the engines name it -> what their own histograms say."""
@@ -170,6 +175,15 @@ class Metrics:
         series = self._limits[pool] = LimitSeries()
         return series
 
+    def add_tiers(self, pool: str) -> TierSeries:
+        """Show what is counted in the result."""
+        series = self._tiers[pool] = TierSeries()
+        return series
+
+    def add_handler(self, pool: str, handler: Callable[[], tuple[str, str]]) -> None:
+        """Show this name and type of the pool's profile handler beside what it decided."""
+        self._handlers[pool] = handler
+
     # --- one request
 
     def request_decided(
@@ -206,11 +220,13 @@ class Metrics:
         completion: int = -1,
         cached: int = -1,
         predicted: int | None = None,
+        stages: tuple[str, str] | None = None,
     ) -> None:
         """It has left `endpoint` (the one it was decided for). Token counts as the answer reported them, -1 = not.
 
         `size`: bytes of its body. `watched`: its answer is one of a sample. `predicted` as at the decision; None also
-        where another endpoint served it.
+        where another endpoint served it. `stages`: its pool and which stages had endpoints of their own, where a
+        handler divides requests.
         """
         if (running := self._running.pop(model, 1) - 1) > 0:
             self._running[model] = running
@@ -220,6 +236,8 @@ class Metrics:
             status = status // 100 * 100 if 100 <= status <= 599 else 0
         at_model.statuses[status] = at_model.statuses.get(status, 0) + 1
         at_model.duration.observe(seconds)
+        if stages is not None:
+            at_model.stages[stages] = at_model.stages.get(stages, 0) + 1
         at_endpoint = self.endpoint(endpoint)
         at_endpoint.in_flight -= 1
         if ttft is None and prompt < 0 and completion < 0:
@@ -279,6 +297,10 @@ class Metrics:
     def endpoint_failed(self, endpoint: _Endpoint) -> None:
         """A request failed by this endpoint's fault."""
         self.endpoint(endpoint).failures += 1
+
+    def scrape_failed(self, pool: str) -> None:
+        """A scrape of one of the pool's endpoints brought nothing of use."""
+        self._scrape_failures[pool] = self._scrape_failures.get(pool, 0) + 1
 
     def request_failed(self, status: int, reason: str) -> None:
         """A request got its answer from us. `reason` is from a small fixed set: a drop reason or an error's kind."""
@@ -444,6 +466,21 @@ class Metrics:
             sum(count for (status, _), count in self._refused.items() if status in (429, 503)),
         )
 
+    def _stage_decisions(self) -> Rows:
+        for model, series in self._models:
+            for (pool, stages), count in series.stages.items():
+                yield (*self._handlers[pool](), model, stages), count
+
+    def _in_flight_of_pods(self) -> Rows:
+        for pool in self._pools:
+            for endpoint in pool.endpoints:
+                namespace, _, pod = endpoint.name.rpartition("/")
+                yield (pod, namespace), self.endpoint(endpoint).in_flight
+
+    def _predicted_by_tier(self) -> Rows:
+        for pool, series in self._tiers.items():
+            yield from (((pool, tier), getattr(series, tier)) for tier in TierSeries.__slots__)
+
     def _of_kv_events(self, of: Callable[[KvEventFigures], Rows]) -> Rows:
         for pool, source in self._kv_events:
             if (figures := source()) is not None:
@@ -473,6 +510,23 @@ class Metrics:
             figures = source()
             for row in figures.waiting if figures is not None else ():
                 yield (pool, series.label(row[0]), str(row[1])), of(row)
+
+    def _of_bands(self, of: Callable[[tuple[int, float, float]], float]) -> Rows:
+        for pool, (_, source) in self._flows.items():
+            figures = source()
+            for band in figures.bands if figures is not None else ():
+                yield (str(band[0]), pool), of(band)
+
+    def _of_all_bands(self, at: int) -> Rows:
+        for pool, (_, source) in self._flows.items():
+            if (figures := source()) is not None and (share := figures.whole[at]) is not None:
+                yield (pool,), share
+
+    def _stale_endpoints(self) -> Rows:
+        for _, source in self._sources:
+            for plugin, figures in source().items():
+                if "stale_endpoints" in figures:
+                    yield (plugin,), self._numbers(plugin, figures).get("stale_endpoints", 0)
 
     def _saturations(self) -> Rows:
         for pool, (_, source) in self._flows.items():
@@ -531,19 +585,30 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
     "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),
     "warmpath_pool_saturation": Metrics._saturations,
+    "llm_d_epp_flow_control_capacity_utilization_requests": lambda m: m._of_bands(lambda band: band[1]),
+    "llm_d_epp_flow_control_capacity_utilization_bytes": lambda m: m._of_bands(lambda band: band[2]),
+    "llm_d_epp_flow_control_global_capacity_utilization_requests": lambda m: m._of_all_bands(0),
+    "llm_d_epp_flow_control_global_capacity_utilization_bytes": lambda m: m._of_all_bands(1),
+    "llm_d_epp_flow_control_stale_endpoints": Metrics._stale_endpoints,
     "warmpath_limit_refused_total": Metrics._limit_refusals,
     "warmpath_endpoint_decisions_total": lambda m: m._of_endpoints(lambda s: s.decisions),
     "inference_extension_scheduler_attempts_total": Metrics._attempts,
+    "llm_d_epp_disagg_decision_total": Metrics._stage_decisions,
+    "warmpath_predicted_cached_tokens_total": Metrics._predicted_by_tier,
     "warmpath_endpoint_prompt_tokens_total": lambda m: m._of_endpoints(lambda s: s.tokens),
     "warmpath_endpoint_predicted_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.predicted),
     "warmpath_endpoint_checked_predicted_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_predicted),
     "warmpath_endpoint_checked_cached_tokens_total": lambda m: m._of_endpoints(lambda s: s.checked_cached),
     "warmpath_endpoint_failures_total": lambda m: m._of_endpoints(lambda s: s.failures),
     "warmpath_endpoint_in_flight": lambda m: m._of_endpoints(lambda s: s.in_flight),
+    "llm_d_epp_inflight_requests": Metrics._in_flight_of_pods,
     "warmpath_endpoint_waiting": lambda m: m._of_loads(lambda load: load.waiting),
     "warmpath_endpoint_running": lambda m: m._of_loads(lambda load: load.running),
     "warmpath_endpoint_kv_usage": lambda m: m._of_loads(lambda load: load.kv_usage),
     "warmpath_endpoint_load_age_seconds": lambda m: m._of_loads(m._load_age),
+    "warmpath_scrape_failures_total": lambda m: [
+        ((pool.name,), m._scrape_failures.get(pool.name, 0)) for pool in m._pools
+    ],
     "warmpath_endpoint_kv_events": lambda m: m._of_kv_events(lambda f: [((e[0], e[1]), 1) for e in f.endpoints]),
     "warmpath_endpoint_kv_events_lag_seconds": lambda m: m._of_kv_events(
         lambda f: [((name,), lag) for name, _, lag, _ in f.endpoints if lag is not None]

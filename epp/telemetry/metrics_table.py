@@ -212,6 +212,13 @@ FAMILIES: tuple[Family, ...] = (
         (Alias("inference_extension_prefix_indexer_hit_ratio"), Alias("llm_d_epp_prefix_indexer_hit_ratio")),
     ),
     Family(
+        "warmpath_predicted_cached_tokens_total",
+        "counter",
+        "Prompt tokens that the chosen endpoint is predicted to hold, by tier: device, l1 (its node's memory), l2 "
+        "(shared storage)",
+        ("pool", "tier"),
+    ),
+    Family(
         "warmpath_endpoint_decisions_total",
         "counter",
         "Requests this endpoint was chosen for",
@@ -231,6 +238,19 @@ FAMILIES: tuple[Family, ...] = (
                     ("namespace", "namespace"),
                     ("port", "port"),
                 ),
+            ),
+        ),
+    ),
+    Family(
+        "llm_d_epp_disagg_decision_total",
+        "counter",
+        "Requests given to endpoints by a profile handler that divides them, at their end, by the stages that had "
+        "endpoints of their own: decode-only, prefill-decode, encode-decode, encode-prefill-decode",
+        ("plugin_name", "plugin_type", "model_name", "decision_type"),
+        aliases=(
+            Alias(
+                "llm_d_inference_scheduler_disagg_decision_total",
+                (("model_name", "model_name"), ("decision_type", "decision_type")),
             ),
         ),
     ),
@@ -294,6 +314,30 @@ FAMILIES: tuple[Family, ...] = (
         "`warmpath_flow_wait_seconds` counts, without the flows",
         ("outcome", "priority", "inference_pool"),
     ),
+    *(
+        Family(
+            f"llm_d_epp_flow_control_capacity_utilization_{what}",
+            "gauge",
+            f"Share of the {what} of a priority that may wait in this replica which do",
+            ("priority", "inference_pool"),
+        )
+        for what in ("requests", "bytes")
+    ),
+    *(
+        Family(
+            f"llm_d_epp_flow_control_global_capacity_utilization_{what}",
+            "gauge",
+            f"Share of the {what} of all priorities that may wait in this replica which do; absent without a limit",
+            ("inference_pool",),
+        )
+        for what in ("requests", "bytes")
+    ),
+    Family(
+        "llm_d_epp_flow_control_stale_endpoints",
+        "gauge",
+        "Endpoints that `utilization-detector` left out of its last answer, because their metrics were old or missing",
+        ("detector",),
+    ),
     Family(
         "warmpath_limit_refused_total",
         "counter",
@@ -334,6 +378,12 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family("warmpath_endpoint_in_flight", "gauge", "Our own requests at this endpoint", ENDPOINT),
     Family(
+        "llm_d_epp_inflight_requests",
+        "gauge",
+        "The same by pod, all its ports together",
+        ("endpoint_name", "namespace"),
+    ),
+    Family(
         "warmpath_endpoint_waiting",
         "gauge",
         "Requests queued in the engine, as scraped",
@@ -350,6 +400,16 @@ FAMILIES: tuple[Family, ...] = (
         "gauge",
         "Age of the last successful scrape; absent before the first",
         ENDPOINT,
+    ),
+    Family(
+        "warmpath_scrape_failures_total",
+        "counter",
+        "Scrapes of endpoints' metrics that brought nothing of use",
+        ("pool",),
+        aliases=tuple(
+            Alias(f"{family}_datalayer_poll_errors_total", fixed=(("source_type", "metrics-data-source"),))
+            for family in ("llm_d_epp", "llm_d_inference_scheduler")
+        ),
     ),
     # --- KV events, where a precise prefix producer is configured
     Family(

@@ -81,6 +81,10 @@ class FlowFigures(NamedTuple):
     """Fairness id, priority, requests, bytes."""
     saturation: float
     """Of the pool, as it was seen last; 1 is full."""
+    bands: Sequence[tuple[int, float, float]] = ()
+    """Priority, share of the requests and of the bytes of it that may wait."""
+    whole: tuple[float | None, float | None] = (None, None)
+    """The same of all priorities together; None: there is no limit."""
 
 
 class FlowSeries:
@@ -121,6 +125,17 @@ class LimitSeries:
         self.refusals[tenant, limit] = self.refusals.get((tenant, limit), 0) + 1
 
 
+class TierSeries:
+    """Prompt tokens that endpoints were predicted to hold when they were chosen, by tier."""
+
+    __slots__ = ("device", "l1", "l2")
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.l1 = 0
+        self.l2 = 0
+
+
 class AnswerSeries:
     """What is counted of answers, from one source."""
 
@@ -138,9 +153,11 @@ class AnswerSeries:
 class ModelSeries:
     """What is counted per model."""
 
-    __slots__ = ("answers", "duration", "size", "statuses")
+    __slots__ = ("answers", "duration", "size", "stages", "statuses")
 
     def __init__(self) -> None:
+        self.stages: dict[tuple[str, str], int] = {}
+        """(pool, stages that had endpoints of their own) -> requests."""
         self.statuses: dict[int, int] = {}
         self.size = Histogram(table.BYTES)
         self.duration = Histogram(table.LATENCY)

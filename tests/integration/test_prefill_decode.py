@@ -82,6 +82,8 @@ async def test_no_prefiller_ever_decodes_and_all_accounts_end(chain: Laptop) -> 
     assert (
         await chain.metric("warmpath_plugin_statistic", plugin="role-profile-handler", statistic="prefill-decode") >= 12
     )
+    labels = {"plugin_type": "role-profile-handler", "model_name": "sim", "decision_type": "prefill-decode"}
+    assert await chain.metric("llm_d_epp_disagg_decision_total", **labels) >= 12
 
 
 async def test_what_the_prefiller_fails_at_is_done_where_it_is_decoded(chain: Laptop) -> None:

@@ -9,11 +9,16 @@ from msgspec.structs import replace
 from epp.admin.recorder import Decisions, Recorder, brief
 from epp.errors import NoEndpoint, Queued, Rejected, SloUnmet
 from epp.parsing.request import RawRequest
-from epp.plugin import LatencyPrediction, Response, Slo, Usage
+from epp.plugin import LatencyPrediction, PrefixMatch, Response, Slo, Usage
 from epp.scheduling.decision import Comparison
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
 from tests.support.scheduling.decisions import SECRET, decision, endpoint
+from tests.support.scheduling.signals import with_signal
+
+APART = {
+    "plugin_name": "pd", "plugin_type": "disagg-profile-handler", "model_name": "m", "decision_type": "prefill-decode",
+}  # fmt: skip
 
 
 class Desk:
@@ -57,6 +62,32 @@ def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     assert not kept.decision.request.signals
     assert not kept.decision.headers
     assert kept.as_dict()["predicted_cached_tokens"] == 60
+    assert desk.value("warmpath_predicted_cached_tokens_total", pool="p", tier="device") == 60
+    assert desk.value("llm_d_epp_disagg_decision_total", **APART) is None
+
+
+def test_what_each_tier_is_predicted_to_hold_is_counted() -> None:
+    desk, pod = Desk(), endpoint(1)
+    for _ in range(2):
+        made = decision("r1", [pod])
+        made.request = with_signal(made.request, PrefixMatch, {pod: PrefixMatch(16, 1, 10, l1=32, l2=8)})
+        desk.recorder.decided(made, 100.0)
+    tiers = {
+        tier: desk.value("warmpath_predicted_cached_tokens_total", pool="p", tier=tier)
+        for tier in ("device", "l1", "l2")
+    }
+    assert tiers == {"device": 32, "l1": 64, "l2": 16}
+    assert desk.value("warmpath_endpoint_predicted_cached_tokens_total", pool="p", endpoint=pod.name) is None
+    assert desk.metrics.endpoint(pod).predicted == 112
+
+
+def test_stages_that_were_apart_are_counted_with_the_request() -> None:
+    desk, made = Desk(), decision("r1", [endpoint(1)])
+    desk.metrics.add_handler("p", lambda: ("pd", "disagg-profile-handler"))
+    made.division = "prefill-decode"
+    desk.recorder.decided(made, 100.0)
+    desk.recorder.finished(made, Response(status=200))
+    assert desk.value("llm_d_epp_disagg_decision_total", **APART) == 1
 
 
 def test_what_the_shadow_would_have_done_is_counted() -> None:

@@ -523,6 +523,16 @@ def test_every_limit_counts(limit: dict[str, Any]) -> None:
     assert world.fates == {"0": ["let go"], "1": [], "2": ["429 rejected-saturated"]}
 
 
+def test_figures_say_how_much_of_each_limit_is_used() -> None:
+    world = World(band_requests=8, band_bytes=100, max_requests=40)
+    for number in range(5):
+        world.ask(str(number))
+    assert (world.flow.figures().bands, world.flow.figures().whole) == ([(0, 0.5, 0.4)], (0.1, None))
+    world.replicas = 2
+    assert (world.flow.figures().bands, world.flow.figures().whole) == ([(0, 1.0, 0.8)], (0.2, None))
+    assert World(max_requests=inf).flow.figures().whole == (None, None)
+
+
 def test_replicas_share_a_limit() -> None:
     world = World(band_requests=4)
     world.replicas = 2

@@ -195,6 +195,9 @@ async def test_nobody_listening_is_a_failure_with_a_reason() -> None:
         pool, metrics = pool_of(f"127.0.0.1:{taken.getsockname()[1]}"), RecordedMetrics()
         async with scraping(pool, metrics):
             await until(lambda: bool(metrics.degradations))
+    assert dict(metrics.rows("warmpath_scrape_failures_total")) == {}
+    metrics.add_pool(pool)
+    assert dict(metrics.rows("warmpath_scrape_failures_total"))[("p",)]
     assert "Connect call failed" in metrics.degradations[0][1] or "refused" in metrics.degradations[0][1]
 
 

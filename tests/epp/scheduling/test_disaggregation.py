@@ -152,6 +152,7 @@ def test_a_long_prompt_is_prefilled_elsewhere(strategy: str) -> None:
     assert decision.headers == {"x-prefiller-host-port": where.address}
     assert (part.stage, part.max_tokens, part.stream, decision.request.stage) == ("prefill", 1, False, "decode")
     assert decision.as_dict()["prefill"] == [where.name]
+    assert decision.division == "prefill-decode"
 
 
 @pytest.mark.parametrize("strategy", strategies())
@@ -159,7 +160,7 @@ def test_without_roles_nothing_is_apart(strategy: str) -> None:
     pool = by_strategy(strategy, pod("a"), pod("b"))
     decision = pool.choose()
     assert (decision.parts, decision.headers, decision.request.stage) == ([], {}, "")
-    assert len(decision.runs) == 1
+    assert (len(decision.runs), decision.division) == (1, "")
 
 
 def test_who_decodes_and_prefills_serves_as_a_whole() -> None:
@@ -204,7 +205,8 @@ def test_a_gateway_s_subset_without_prefillers_is_no_shortage_of_long() -> None:
 
 def test_a_short_prompt_and_a_cached_one_stay() -> None:
     pool = busy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
-    assert pool.choose(SHORT).parts == []
+    short = pool.choose(SHORT)
+    assert (short.parts, short.division) == ([], "decode-only")
     first = pool.choose()
     assert first.parts
     pool.scheduler.finished(first, Response(status=200))
@@ -489,6 +491,7 @@ def test_images_are_encoded_elsewhere() -> None:
     assert pool.choose(body=b'{"messages":[{"content":"hello"}]}').headers == {}
     decision = pool.choose(body=b'{"messages":[{"content":[{"type":"image_url","image_url":{"url":"x"}}]}]}')
     assert decision.headers == {"x-encoder-hosts-ports": e.address}
+    assert decision.division == "encode-decode"
     assert pool.diary.open == [("", "d"), ("", "d"), ("encode", "e")]
     pool.scheduler.answered(decision, Response(status=200))
     assert pool.diary.open == [("", "d"), ("", "d")]

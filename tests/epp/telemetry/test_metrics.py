@@ -9,7 +9,7 @@ import pytest
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import SLICE, Metrics
 from epp.telemetry.metrics_table import FAMILIES, MAX_MODELS
-from epp.telemetry.series import CANDIDATES, LONGEST_MODEL
+from epp.telemetry.series import CANDIDATES, LONGEST_MODEL, FlowFigures
 from tests.support.scheduling.decisions import endpoint
 
 ANSWERS = ("ttft_seconds", "tpot_seconds", "ntpot_seconds", "prompt_tokens", "completion_tokens", "cached_tokens")
@@ -347,6 +347,52 @@ def test_plugins_show_what_they_know_of_the_pools_endpoints_alone() -> None:
     rows = [*metrics.rows("warmpath_plugin_endpoint_statistic")]
     assert rows == [(("a", "ttft", "default/pod-1", "speed"), 0.5)]
     assert value(metrics, "warmpath_degraded_total", reason="statistic-no-number")
+
+
+def test_requests_are_counted_by_the_stages_that_were_apart_for_llm_ds_dashboards() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.add_handler("p", lambda: ("pd", "disagg-profile-handler"))
+    for stages in (("p", "prefill-decode"), ("p", "decode-only"), ("p", "decode-only"), None):
+        metrics.request_decided(pod, "m", 0.0, 0, None)
+        metrics.request_finished(pod, "m", 200, 1.0, stages=stages)
+    whole = {"plugin_name": "pd", "plugin_type": "disagg-profile-handler", "model_name": "m"}
+    name = "disagg_decision_total"
+    assert value(metrics, f"llm_d_epp_{name}", decision_type="prefill-decode", **whole) == 1
+    assert value(metrics, f"llm_d_epp_{name}", decision_type="decode-only", **whole) == 2
+    assert value(metrics, f"llm_d_inference_scheduler_{name}", decision_type="decode-only", model_name="m") == 2
+
+
+def test_what_flow_control_holds_is_shown_as_shares_of_what_may_wait() -> None:
+    metrics = Metrics()
+    metrics.add_flow("p", lambda: FlowFigures([], 0.5, [(0, 0.25, 0.5), (-1, 1.0, 0.0)], (None, 0.125)))
+    metrics.add_flow("off", lambda: None)
+    name = "llm_d_epp_flow_control_{}capacity_utilization_{}"
+    assert value(metrics, name.format("", "requests"), priority="0", inference_pool="p") == 0.25
+    assert value(metrics, name.format("", "requests"), priority="-1", inference_pool="p") == 1
+    assert value(metrics, name.format("", "bytes"), priority="0", inference_pool="p") == 0.5
+    assert value(metrics, name.format("global_", "requests"), inference_pool="p") is None
+    assert value(metrics, name.format("global_", "bytes"), inference_pool="p") == 0.125
+    metrics.add_source(lambda: {"full": {"stale_endpoints": 3}, "other": {"x": 1}}, "p")
+    assert value(metrics, "llm_d_epp_flow_control_stale_endpoints", detector="full") == 3
+    assert value(metrics, "llm_d_epp_flow_control_stale_endpoints", detector="other") is None
+
+
+def test_ports_of_a_pod_are_added_up_under_its_name() -> None:
+    metrics, ports = Metrics(), tuple(Endpoint("default/pod-1", f"10.0.0.1:{8000 + n}") for n in range(2))
+    metrics.add_pool(APool("p", ports))
+    for port in (*ports, ports[0]):
+        metrics.request_decided(port, "m", 0.0, 0, None)
+    assert value(metrics, "llm_d_epp_inflight_requests", endpoint_name="pod-1", namespace="default") == 3
+
+
+def test_failed_scrapes_are_counted_from_nothing_on() -> None:
+    metrics = Metrics()
+    metrics.add_pool(APool("p", ()))
+    assert value(metrics, "warmpath_scrape_failures_total", pool="p") == 0
+    metrics.scrape_failed("p")
+    assert value(metrics, "warmpath_scrape_failures_total", pool="p") == 1
+    for family in ("llm_d_epp", "llm_d_inference_scheduler"):
+        assert value(metrics, f"{family}_datalayer_poll_errors_total", source_type="metrics-data-source") == 1
 
 
 def test_a_shadow_profile_is_counted_by_outcome_and_its_seconds_by_sign() -> None:
