@@ -193,7 +193,7 @@ class Recorder:
         self._clock = clock
         self._wall_clock = wall_clock
         self._open: dict[Decision, Record] = {}
-        self._tiers = metrics.add_tiers(pool)
+        self._series = metrics.add_pool_series(pool)
 
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at` (on our clock)."""
@@ -203,10 +203,10 @@ class Recorder:
         match = matches.get(endpoint) if matches is not None and request.stage != "decode" else None
         predicted: int | None = None
         if match is not None:
-            tiers, predicted = self._tiers, match.tokens + match.l1 + match.l2
-            tiers.device += match.tokens
-            tiers.l1 += match.l1
-            tiers.l2 += match.l2
+            series, predicted = self._series, match.tokens + match.l1 + match.l2
+            series.device += match.tokens
+            series.l1 += match.l1
+            series.l2 += match.l2
         size = len(request.body)
         record = Record(
             decision,
@@ -245,14 +245,16 @@ class Recorder:
             self._metrics.endpoint_failed(record.endpoint)
         if response.failed:
             self._metrics.endpoint_failed(decision.endpoint)
+        seconds, ttft = record.duration, record.ttft
+        self._series.took(request.priority, seconds, ttft)
         self._metrics.request_finished(
             record.endpoint,
             record.model,
             response.status,
-            record.ended_at - record.complete_at,
+            seconds,
             size=record.size,
             watched=request.watched,
-            ttft=None if response.first_token_at is None else response.first_token_at - record.complete_at,
+            ttft=ttft,
             prompt=usage.prompt,
             completion=usage.completion,
             cached=usage.cached,

@@ -16,7 +16,7 @@ class ConfigFile:
     """Loads `path` at once (raises ConfigError), and again whenever it changes.
 
     A file that is wrong or gone is refused: the pipeline stays, and `metrics.degraded("config-refused")` says why, once
-    for each state of the file.
+    for each state of the file, and lasts until the file is right.
     """
 
     def __init__(
@@ -47,11 +47,12 @@ class ConfigFile:
             try:
                 fresh = await asyncio.to_thread(self._changed)
             except ConfigError as error:
-                self._metrics.degraded("config-refused", str(error))
+                self._metrics.degraded("config-refused", str(error), lasting=True)
                 continue
             except Exception as error:  # a bug, ours or of a plugin: the pipeline as it is serves on
-                self._metrics.degraded("config-refused", f"not loaded: {type(error).__name__}: {error}")
+                self._metrics.degraded("config-refused", f"not loaded: {type(error).__name__}: {error}", lasting=True)
                 continue
+            self._metrics.recovered("config-refused")
             if fresh is not None:
                 self.pipeline = fresh
                 changed(fresh)

@@ -42,9 +42,10 @@ from epp.telemetry.series import (
     LimitSeries,
     Models,
     ModelSeries,
+    PoolSeries,
+    PrioritySeries,
     ReplicaFigures,
     ShadowSeries,
-    TierSeries,
 )
 
 log = logging.getLogger("warmpath")
@@ -113,7 +114,7 @@ class Metrics:
         self._flows: dict[str, tuple[FlowSeries, Callable[[], FlowFigures | None]]] = {}
         """Pool -> what waited in its flow control, and what waits."""
         self._limits: dict[str, LimitSeries] = {}
-        self._tiers: dict[str, TierSeries] = {}
+        self._of_pool: dict[str, PoolSeries] = {}
         self._handlers: dict[str, Callable[[], tuple[str, str]]] = {}
         """Pool -> name and type of its profile handler."""
         self._scrape_failures: dict[str, int] = {}
@@ -175,9 +176,9 @@ class Metrics:
         series = self._limits[pool] = LimitSeries()
         return series
 
-    def add_tiers(self, pool: str) -> TierSeries:
+    def add_pool_series(self, pool: str) -> PoolSeries:
         """Show what is counted in the result."""
-        series = self._tiers[pool] = TierSeries()
+        series = self._of_pool[pool] = PoolSeries()
         return series
 
     def add_handler(self, pool: str, handler: Callable[[], tuple[str, str]]) -> None:
@@ -478,8 +479,13 @@ class Metrics:
                 yield (pod, namespace), self.endpoint(endpoint).in_flight
 
     def _predicted_by_tier(self) -> Rows:
-        for pool, series in self._tiers.items():
-            yield from (((pool, tier), getattr(series, tier)) for tier in TierSeries.__slots__)
+        for pool, series in self._of_pool.items():
+            yield from (((pool, tier), getattr(series, tier)) for tier in ("device", "l1", "l2"))
+
+    def _of_priorities(self, of: Callable[[PrioritySeries], Histogram]) -> Rows:
+        for pool, pool_series in self._of_pool.items():
+            for priority, series in pool_series.priorities.items():
+                yield (pool, OTHER if priority is None else str(priority)), of(series)
 
     def _of_kv_events(self, of: Callable[[KvEventFigures], Rows]) -> Rows:
         for pool, source in self._kv_events:
@@ -570,6 +576,8 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_request_bytes": lambda m: m._of_models(lambda s: s.size),
     "warmpath_request_duration_seconds": lambda m: m._of_models(lambda s: s.duration),
     "warmpath_ttft_seconds": lambda m: m._of_answers(lambda s: s.ttft, TIMES),
+    "warmpath_priority_duration_seconds": lambda m: m._of_priorities(lambda s: s.duration),
+    "warmpath_priority_ttft_seconds": lambda m: m._of_priorities(lambda s: s.ttft),
     "warmpath_tpot_seconds": lambda m: m._of_answers(lambda s: s.tpot, TIMES),
     "warmpath_ntpot_seconds": lambda m: m._of_answers(lambda s: s.ntpot, TIMES),
     "warmpath_prompt_tokens": lambda m: m._of_answers(lambda s: s.prompt, TOKENS),

@@ -16,6 +16,8 @@ engines among them. Any other counts as the first of its hundred, as clients tak
 
 MAX_OBJECTIVES = 100
 """InferenceObjectives with labels of their own; those that come later count as `other`."""
+MAX_PRIORITIES = 100
+"""Priorities with labels of their own, which InferenceObjectives have; those that come later count as `other`."""
 MAX_FLOWS = 100
 """Distinct values of the label `fairness_id`; all others count as `other`."""
 
@@ -153,6 +155,20 @@ FAMILIES: tuple[Family, ...] = (
         LATENCY,
         "request_ttft_seconds",
         "request_ttft_seconds",
+    ),
+    Family(
+        "warmpath_priority_duration_seconds",
+        "histogram",
+        "From the complete request to the end of its answer, by the priority of its InferenceObjective (0 without one)",
+        ("pool", "priority"),
+        LATENCY,
+    ),
+    Family(
+        "warmpath_priority_ttft_seconds",
+        "histogram",
+        "From the complete request to the first token, of answers that are seen (all or a sample), by priority",
+        ("pool", "priority"),
+        LATENCY,
     ),
     _answers(
         "warmpath_tpot_seconds",

@@ -125,17 +125,6 @@ class LimitSeries:
         self.refusals[tenant, limit] = self.refusals.get((tenant, limit), 0) + 1
 
 
-class TierSeries:
-    """Prompt tokens that endpoints were predicted to hold when they were chosen, by tier."""
-
-    __slots__ = ("device", "l1", "l2")
-
-    def __init__(self) -> None:
-        self.device = 0
-        self.l1 = 0
-        self.l2 = 0
-
-
 class AnswerSeries:
     """What is counted of answers, from one source."""
 
@@ -169,6 +158,41 @@ class ModelSeries:
         if found is None:
             found = self.answers[source] = AnswerSeries()
         return found
+
+
+class PrioritySeries:
+    """How long a pool's requests of one priority took."""
+
+    __slots__ = ("duration", "ttft")
+
+    def __init__(self) -> None:
+        self.duration = Histogram(table.LATENCY)
+        self.ttft = Histogram(table.LATENCY)
+
+
+class PoolSeries:
+    """What is counted per pool: prompt tokens that endpoints were predicted to hold when they were chosen, by tier, and
+    times by priority, of at most `MAX_PRIORITIES`.
+    """
+
+    __slots__ = ("device", "l1", "l2", "priorities")
+
+    def __init__(self) -> None:
+        self.device = 0
+        self.l1 = 0
+        self.l2 = 0
+        self.priorities: dict[int | None, PrioritySeries] = {}
+        """None: all others."""
+
+    def took(self, priority: int, duration: float, ttft: float | None) -> None:
+        """A request of it has ended; seconds, None: not seen."""
+        series = self.priorities.get(priority)
+        if series is None:
+            known = len(self.priorities) < table.MAX_PRIORITIES
+            series = self.priorities.setdefault(priority if known else None, PrioritySeries())
+        series.duration.observe(duration)
+        if ttft is not None:
+            series.ttft.observe(ttft)
 
 
 class ShadowSeries:

@@ -40,7 +40,7 @@ OVERLAYS: dict[str, set[str]] = {
 COMPONENTS: dict[str, set[str]] = {
     "ha": set(),
     "kv-events": set(),
-    "monitoring": {"ServiceMonitor"},
+    "monitoring": {"PrometheusRule", "ServiceMonitor"},
     "tls": {"Issuer", "Certificate"},
     "autoscaling": {"ScaledObject"},
 }
@@ -259,7 +259,7 @@ def test_each_role_has_a_deployment_and_who_decodes_a_sidecar(
     plane: ControlPlane, restricted: str, served: set[tuple[str, str]], tmp_path: Path, added: tuple[str, ...]
 ) -> None:
     text = build(plane, tmp_path, "envoy-gateway", added)
-    assert admit(plane, text, served) == LEAN | ({"ServiceMonitor"} if "monitoring" in added else set())
+    assert admit(plane, text, served) == LEAN | (COMPONENTS["monitoring"] if "monitoring" in added else set())
     found = documents(text)
     servers = {
         each["metadata"]["name"]: each["spec"]

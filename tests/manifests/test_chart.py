@@ -16,7 +16,11 @@ CHART = MANIFESTS / "chart"
 COPIES = {
     "files/envoy.json": "overlays/standalone/envoy.json",
     "files/kv-aware-tiers.yaml": "components/tiered-kv/config.yaml",
-    "files/warmpath.json": "components/monitoring/warmpath.json",
+    "files/rules.yaml": "components/monitoring/rules.yaml",
+    **{
+        f"files/{path.name}": f"components/monitoring/dashboards/{path.name}"
+        for path in (MANIFESTS / "components" / "monitoring" / "dashboards").iterdir()
+    },
     **{f"crds/{path.name}": f"crds/{path.name}" for path in (MANIFESTS / "crds").glob("inference*.yaml")},
 }
 

@@ -15,14 +15,18 @@ from epp.configuration.loader import strategy_text
 from epp.telemetry.metrics_table import FAMILIES
 from gateway.load import load
 from gateway.sidecar import sidecar
+from hack.docs import monitoring
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
 STANDALONE = MANIFESTS / "overlays" / "standalone"
-DASHBOARD = MANIFESTS / "components" / "monitoring" / "warmpath.json"
+MONITORING = MANIFESTS / "components" / "monitoring"
 SUFFIXES = ("_bucket", "_sum", "_count")
-PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes"}
-WORDS = {"sum", "rate", "by", "le", "max", "avg", "histogram_quantile", "label_values", "__rate_interval", "topk"}
+PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "up"}
+WORDS = {
+    "sum", "rate", "by", "max", "min", "avg", "histogram_quantile", "label_values", "__rate_interval", "topk", "scalar",
+    "absent", "or", "and", "pool",
+}  # fmt: skip
 
 
 def documents(path: Path) -> list[Any]:
@@ -35,38 +39,73 @@ def container() -> Any:
 
 
 def known() -> dict[str, set[str]]:
-    """Every metric's series with its labels."""
-    found: dict[str, set[str]] = {name: {"job", "instance"} for name in PROCESS}
+    """Every metric's series with its labels, those that Prometheus adds among them."""
+    found: dict[str, set[str]] = {name: set() for name in PROCESS}
     for family in FAMILIES:
         names = [family.name + suffix for suffix in SUFFIXES] if family.kind == "histogram" else [family.name]
         found |= {name: {*family.labels, "le"} for name in names}
-    return found
+    return {name: labels | {"job", "instance"} for name, labels in found.items()}
+
+
+def rules() -> list[Any]:
+    (content,) = documents(MONITORING / "rules.yaml")
+    return [rule for group in content["groups"] for rule in group["rules"]]
 
 
 def expressions() -> Iterator[str]:
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    for panel in dashboard["panels"]:
-        yield from (target["expr"] for target in panel.get("targets", ()))
-    yield from (variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable)
+    for path in sorted((MONITORING / "dashboards").iterdir()):
+        dashboard = json.loads(path.read_text(encoding="utf-8"))
+        for panel in dashboard["panels"]:
+            yield from (target["expr"] for target in panel.get("targets", ()))
+        yield from (variable["definition"] for variable in dashboard["templating"]["list"] if "definition" in variable)
+    yield from (rule["expr"] for rule in rules())
     (scaled,) = documents(MANIFESTS / "components" / "autoscaling" / "scaledobject.yaml")
     yield from (trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"])
 
 
 @pytest.mark.parametrize("expression", list(expressions()))
 def test_every_query_asks_for_metrics_and_labels_that_exist(expression: str) -> None:
-    words = set(re.findall(r"[a-zA-Z_]\w*", re.sub(r'"[^"]*"', "", expression))) - WORDS
-    metrics = {word for word in words if re.search(r"^(warmpath|process|inference|llm)_", word)}
+    words = set(re.findall(r"[a-zA-Z_]\w*", re.sub(r'"[^"]*"|\[\d+m\]', "", expression))) - WORDS
+    metrics = {word for word in words if re.search(r"^(up$|(warmpath|process|inference|llm)_)", word)} - {
+        "inference_pool"
+    }
     assert metrics
     assert metrics - known().keys() == set()
     assert words - metrics <= set.union(*(known()[metric] for metric in metrics))
 
 
-def test_the_dashboard_shows_what_people_need() -> None:
-    asked = " ".join(expressions())
-    for name in ("warmpath_degraded_total", "warmpath_decision_seconds", "warmpath_refused_total"):
-        assert name in asked
-    for name in ("warmpath_pool_saturation", "warmpath_flow_waiting", "warmpath_flow_wait_seconds"):
-        assert name in asked
+def test_every_metric_is_on_a_dashboard_but_for_some() -> None:
+    """Those say the same again, what is on the admin server's pages, or what a version is."""
+    left_out = {
+        "warmpath_info", "warmpath_prefix_hit_ratio", "warmpath_scrape_failures_total", "warmpath_degraded_now",
+        "warmpath_endpoint_predicted_cached_tokens_total", "warmpath_ntpot_seconds",
+        "warmpath_shadow_picks_total", "warmpath_shadow_dearer_seconds_total", "warmpath_shadow_cheaper_seconds_total",
+    }  # fmt: skip
+    asked = " ".join(each for path in (MONITORING / "dashboards").iterdir() for each in [path.read_text()])
+    ours = {family.name for family in FAMILIES if family.name.startswith("warmpath_")}
+    assert {name for name in ours if name not in asked} == left_out
+
+
+def test_what_is_made_for_prometheus_and_grafana_is_up_to_date() -> None:
+    files = monitoring.made()
+    assert set((MONITORING / "dashboards").iterdir()) < files.keys()
+    for path, content in files.items():
+        assert path.read_text(encoding="utf-8") == content, "expected as `hack/manifests` makes it"
+    (made,) = documents(MONITORING / "prometheusrule.yaml")
+    assert made["spec"]["groups"][0]["rules"] == rules()
+    component = yaml.safe_load((MONITORING / "kustomization.yaml").read_text(encoding="utf-8"))
+    (config_map,) = component["configMapGenerator"]
+    assert {MONITORING / file for file in config_map["files"]} == {*(MONITORING / "dashboards").iterdir()}
+
+
+def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (Warmpath\w+)$", page, re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules()]
+    assert [rule["annotations"]["runbook"] for rule in rules()] == [
+        f"docs/alerts.md#{name.lower()}" for name in sections
+    ]
+    assert {rule["labels"]["severity"] for rule in rules()} == {"critical", "warning"}
 
 
 def test_configurations_are_the_strategies_they_are_named_for() -> None:

@@ -1,5 +1,6 @@
 """Plugins as a user writes them, for configurations in tests: `type: tests.support.plugins.Name`."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -185,3 +186,11 @@ class OtherHalf(_Producer):
 
 
 CONSTANT = 3
+
+
+class Slow(Scorer):
+    """Holds up the picker for 0.1 s whenever it is asked."""
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
+        time.sleep(0.1)
+        return [1.0] * len(endpoints)

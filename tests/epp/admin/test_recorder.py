@@ -13,6 +13,7 @@ from epp.plugin import LatencyPrediction, PrefixMatch, Response, Slo, Usage
 from epp.scheduling.decision import Comparison
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.metrics_table import MAX_PRIORITIES
 from tests.support.scheduling.decisions import SECRET, decision, endpoint
 from tests.support.scheduling.signals import with_signal
 
@@ -79,6 +80,24 @@ def test_what_each_tier_is_predicted_to_hold_is_counted() -> None:
     assert tiers == {"device": 32, "l1": 64, "l2": 16}
     assert desk.value("warmpath_endpoint_predicted_cached_tokens_total", pool="p", endpoint=pod.name) is None
     assert desk.metrics.endpoint(pod).predicted == 112
+
+
+def test_times_are_counted_by_priority_of_which_there_is_a_bounded_number() -> None:
+    desk, pods = Desk(), [endpoint(1)]
+    for priority in (0, -1, *range(2, MAX_PRIORITIES + 5)):
+        made = decision("r1", pods)
+        made.request = replace(made.request, priority=priority)
+        desk.now = 100.0
+        desk.recorder.decided(made, 100.0)
+        desk.now = 103.0
+        desk.recorder.finished(made, Response(status=200, first_token_at=None if priority else 101.0))
+    here = {"pool": "p", "priority": "0"}
+    assert desk.value("warmpath_priority_duration_seconds_sum", **here) == 3
+    assert desk.value("warmpath_priority_ttft_seconds_sum", **here) == 1
+    assert desk.value("warmpath_priority_ttft_seconds_count", pool="p", priority="-1") == 0
+    assert desk.value("warmpath_priority_duration_seconds_count", pool="p", priority="other") == 5
+    rows = [*desk.metrics.rows("warmpath_priority_duration_seconds")]
+    assert len(rows) == MAX_PRIORITIES + 1
 
 
 def test_stages_that_were_apart_are_counted_with_the_request() -> None:

@@ -104,8 +104,10 @@ async def test_a_bad_file_is_refused_once_and_the_old_pipeline_stays(path: Path)
         await until(lambda: len(watched.metrics.degradations) > 1)
         assert watched.file.pipeline is old
         assert watched.pipelines == []
+        assert watched.metrics.going_on() == {"config-refused"}
         write(path, WARM)
         assert "tests.support.plugins.Warm" in await watched.change()
+    assert watched.metrics.going_on() == set()
     assert watched.metrics.reasons() == ["config-refused"] * 2
     assert "did you mean 'queue-scorer'" in watched.metrics.degradations[0][1]
 
