@@ -55,6 +55,7 @@ from epp.replicas.exchange import SharedPool
 from epp.replicas.group import ReplicaGroup, ReplicaSettings
 from epp.route import Admission, Policy, RequestObserver, Router
 from epp.scheduling.scheduler import Scheduler
+from epp.scheduling.timed import TimedScheduler
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
@@ -346,6 +347,7 @@ class ServedPool:
             fallbacks=self._shared.settings.fallbacks,
             others=[each for each in beside if each is not None],
             shadow_random=self._shared.random,
+            made=Scheduler if self._shared.tracing is None else partial(TimedScheduler, self._shared.clock),
         )
         admission = Admission(self.pipeline.detector)
         return Policy(admission, scheduler, flow, Guards(guards, self._plugin_failed) if guards else None, limits)

@@ -1,22 +1,25 @@
 """Spans of requests, joined to the caller's trace and handed on to the endpoint, for the collector that OTEL_* names.
 
 Names as the reference pickers have them (GIE v1.5): `gateway.request`, and in it `gateway.request_orchestration`, from
-the complete request to the decision. The environment says the rest, as OpenTelemetry has it: OTEL_TRACES_EXPORTER
-(`console`, the default, or `otlp` over gRPC), OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and
-OTEL_TRACES_SAMPLER_ARG (default: a tenth of the traces begun here). No prompt is in a span. The SDK is optional,
-and imported only where traces are wanted.
+the complete request to the decision. In that are ours, one for each stage: `warmpath.parse`, `warmpath.prepare`,
+`warmpath.flow_control` where the request had to wait, and `warmpath.choose`, whose attributes are the bill.
+
+The environment says the rest, as OpenTelemetry has it: OTEL_TRACES_EXPORTER (`console`, the default, or `otlp` over
+gRPC), OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG (default: a tenth
+of the traces begun here). No prompt is in a span. The SDK is optional, and imported only where traces are wanted.
 """
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from epp import __version__, protocol
 from epp.errors import ConfigError, EppError
 from epp.parsing.request import RawRequest, Response
+from epp.plugin import Endpoint, PrefixMatch
 from epp.route import RequestObserver
-from epp.scheduling.decision import Decision
+from epp.scheduling.decision import Decision, ProfileRun, row_as_dict
 
 SHARE: Final = 0.1
 """Of traces that begin here, how many are kept if the environment does not say."""
@@ -103,8 +106,8 @@ class Traces:
         """The span begins when the request was complete; the endpoint gets it in `traceparent`."""
         self._inner.decided(decision, complete_at)
         request = decision.request
-        now = int(self._wall_clock() * 1e9)
-        began = now - int((self._clock() - complete_at) * 1e9)
+        at = self._wall()
+        now, began = at(self._clock()), at(complete_at)
         span = self._begun(request.headers, began)
         inside = self._otel.set_span_in_context(span)
         if span.is_recording():
@@ -118,6 +121,7 @@ class Traces:
             )
             child = self._tracer.start_span("gateway.request_orchestration", context=inside, start_time=began)
             child.set_attributes({"target_model": request.model[:LONGEST], "request_prio": request.priority})
+            self._stages(decision, at, complete_at, self._otel.set_span_in_context(child))
             child.end(now)
         headers: dict[str, str] = {}
         self._propagator.inject(headers, inside)
@@ -128,6 +132,8 @@ class Traces:
         """The span ends with the answer, or without one."""
         span = self._open.pop(decision, None)
         if span is not None and span.is_recording():
+            if response.first_token_at is not None:
+                span.add_event("first token", timestamp=self._wall()(response.first_token_at))
             span.set_attribute("http.response.status_code", response.status)
             span.set_attribute("warmpath.served", response.served or decision.endpoint.address)
             if (usage := response.usage) is not None:
@@ -153,6 +159,69 @@ class Traces:
         span.end(now)
         self._inner.failed(raw, error)
 
+    def _stages(self, decision: Decision, at: Callable[[float], int], complete_at: float, inside: Any) -> None:
+        if not decision.times:
+            return
+        preparing, prepared, choosing, chosen = decision.times
+        stages: list[tuple[str, float, float, Mapping[str, Any]]] = [
+            ("parse", complete_at, preparing, {"http.request.body.size": len(decision.request.body)}),
+            ("prepare", preparing, prepared, {"warmpath.prompt_tokens": decision.request.tokens}),
+            *([("flow_control", prepared, choosing, {})] if decision.waited else []),
+            ("choose", choosing, chosen, explained(decision)),
+        ]
+        for name, begin, end, attributes in stages:
+            span = self._tracer.start_span(f"warmpath.{name}", context=inside, start_time=at(begin))
+            span.set_attributes(attributes)
+            span.end(at(end))
+
+    def _wall(self) -> Callable[[float], int]:
+        """Makes nanoseconds since the epoch of times on our clock; the same shift for all, so that none overtakes."""
+        shift = self._wall_clock() - self._clock()
+        return lambda at: int((at + shift) * 1e9)
+
     def _begun(self, headers: Any, at: int) -> Any:
         context = self._propagator.extract(headers)
         return self._tracer.start_span("gateway.request", context, self._otel.SpanKind.SERVER, start_time=at)
+
+
+def explained(decision: Decision) -> dict[str, Any]:
+    """Why the request goes where it goes, as attributes: the chosen endpoint's bill, and what the next best would cost.
+
+    Terms in milliseconds. Endpoints of other stages have their bills under `warmpath.STAGE.`.
+    """
+    chosen, found = decision.endpoint, dict[str, Any]()
+    found["warmpath.endpoint"] = chosen.name
+    held = decision.request.signals.get(PrefixMatch, {}).get(chosen)
+    if held is not None:
+        found.update(
+            {"warmpath.cached_tokens": held.tokens, "warmpath.l1_tokens": held.l1, "warmpath.l2_tokens": held.l2}
+        )
+    if decision.predicted is not None:
+        found["warmpath.predicted_ttft_ms"] = round(decision.predicted.ttft * 1000, 3)
+    for way, seconds in decision.ways.items():
+        found[f"warmpath.ways.{way}_ms"] = round(seconds * 1000, 3)
+    for run in decision.runs:
+        prefix = f"warmpath.{run.stage}." if run.stage else "warmpath."
+        found[f"{prefix}profile"] = run.profile
+        found[f"{prefix}candidates"] = len(run.endpoints) + run.others
+        for name, gone in run.dropped:
+            found[f"{prefix}dropped.{name}"] = len(gone)
+        picked = chosen if not run.stage else run.picks[0]
+        if run.stage:
+            found[f"{prefix}endpoint"] = picked.name
+        if picked in run.endpoints:
+            found.update({f"{prefix}{name}": value for name, value in _bill(run, picked).items()})
+            others = [each for each in range(len(run.endpoints)) if run.endpoints[each] is not picked]
+            if others:
+                best = run.endpoints[max(others, key=lambda at: run.totals[at])]
+                found[f"{prefix}next.endpoint"] = best.name
+                cost = row_as_dict(run, run.endpoints.index(best))
+                found.update({f"{prefix}next.{key}": cost[key] for key in ("cost_ms", "total") if key in cost})
+    return found
+
+
+def _bill(run: ProfileRun, endpoint: Endpoint) -> dict[str, float]:
+    row = row_as_dict(run, run.endpoints.index(endpoint))
+    bill = {f"bill.{term}_ms": ms for term, ms in row.get("bill_ms", {}).items()}
+    cost: dict[str, float] = {key: row[key] for key in ("cost_ms", "total") if key in row}
+    return {**bill, **cost, **{f"score.{name}": each["score"] for name, each in row["scores"].items()}}

@@ -120,16 +120,18 @@ class Pipeline:
         fallbacks: int = 0,
         others: Sequence[Plugin] = (),
         shadow_random: Random | None = None,
+        made: Callable[..., Scheduler] = Scheduler,
     ) -> Scheduler:
         """A scheduler of this configuration, see `Scheduler`. `others`: plugins that have hooks beside its own.
 
-        `shadow_random` draws the requests that the shadow profile looks at; None: it looks at none.
+        `shadow_random` draws the requests that the shadow profile looks at; None: it looks at none. `made`: its class,
+        or what takes the same arguments.
         """
         shadow = None
         if self.shadow is not None and shadow_random is not None:
             chain = self.shadow.profile.chain()
             shadow = ShadowPolicy(chain, self.shadow.cost, self.shadow.sample, shadow_random, on_error)
-        return Scheduler(
+        return made(
             self.producers,
             {name: profile.chain() for name, profile in self.profiles.items()},
             self.handler,

@@ -103,6 +103,8 @@ class Decision(msgspec.Struct, eq=False):
     """Names of these endpoints, for good."""
     ways: Mapping[str, float] = {}
     """Seconds that each way would have taken, where the choice between them was one of time."""
+    times: tuple[float, ...] = ()
+    """Where it is traced, on the router's clock: preparing began and ended, choosing began and ended."""
     division: str = ""
     """Which stages have endpoints of their own, where a handler divides requests (`epp.plugin.Picked`)."""
     port: int = 0

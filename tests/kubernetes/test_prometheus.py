@@ -1,8 +1,8 @@
 """Dashboards, alerts and the ScaledObject's queries, on a real Prometheus beside a running chain.
 
 Every panel gets data, and every alert but one fires in a fault that is made. For that, times are shortened: alerts wait
-for nothing, and rates are those of fifteen seconds. That each waits as long as is written, and that none fires where all
-is well, `promtool` shows with series that are made up. In this lane, since it installs Prometheus.
+for nothing, and rates are those of fifteen seconds. That each waits as long as is written, and that none fires where
+all is well, `promtool` shows with series that are made up. In this lane, since it installs Prometheus.
 """
 
 import asyncio

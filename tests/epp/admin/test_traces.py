@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.admin.traces import Traces, Tracing
 from epp.errors import ConfigError, EppError, NoEndpoint
@@ -13,7 +14,7 @@ from epp.parsing.request import RawRequest, Request, Response, Usage
 from epp.plugin import Endpoint
 from epp.scheduling.decision import Decision
 from tests.support.process.otlp import Collector, attributes
-from tests.support.scheduling.decisions import SECRET
+from tests.support.scheduling.decisions import SECRET, decision, endpoint
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE}-{PARENT}-01"
@@ -33,6 +34,25 @@ class Received:
 
     def failed(self, raw: RawRequest, error: EppError) -> None:
         self.reported.append("failed")
+
+
+BILLED = {
+    "warmpath.endpoint": "default/pod-1",
+    "warmpath.profile": "default",
+    "warmpath.candidates": "2",
+    "warmpath.dropped.healthy": "0",
+    "warmpath.cached_tokens": "60",
+    "warmpath.l1_tokens": "0",
+    "warmpath.l2_tokens": "0",
+    "warmpath.bill.queue_ms": "2.0",
+    "warmpath.bill.work_ms": "10.0",
+    "warmpath.cost_ms": "12.0",
+    "warmpath.total": "1.0",
+    "warmpath.score.expected-ttft": "1.0",
+    "warmpath.next.endpoint": "default/pod-2",
+    "warmpath.next.cost_ms": "1012.0",
+    "warmpath.next.total": "1.0",
+}
 
 
 class Rig:
@@ -89,6 +109,43 @@ def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_reported(c
     }
     assert collector.resources[0]["service.name"] == "picker"
     assert SECRET not in str(collector.spans)
+
+
+def test_each_stage_is_a_span_and_the_choice_has_the_bill(collector: Collector) -> None:
+    rig = Rig()
+    made = decision("r1", [endpoint(1), endpoint(2)], cached=60, headers={"traceparent": SAMPLED})
+    made.times, made.waited = (99.0, 99.5, 99.75, 99.875), 0.25
+    rig.traces.decided(made, 98.0)
+    rig.traces.finished(made, Response(status=200, first_token_at=rig.now + 1))
+    rig.tracing.flush()
+    (whole,), (outer,) = collector.named("gateway.request"), collector.named("gateway.request_orchestration")
+    stages = [span for span in collector.spans if span.parent_span_id == outer.span_id]
+    took = {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in stages}
+    assert took == {
+        "warmpath.parse": 1.0, "warmpath.prepare": 0.5, "warmpath.flow_control": 0.25, "warmpath.choose": 0.125,
+    }  # fmt: skip
+    assert stages[0].start_time_unix_nano == whole.start_time_unix_nano
+    by_name = {span.name: attributes(span) for span in stages}
+    assert by_name["warmpath.choose"] == BILLED
+    assert by_name["warmpath.prepare"] == {"warmpath.prompt_tokens": "100"}
+    (event,) = whole.events
+    assert (event.name, (event.time_unix_nano - whole.start_time_unix_nano) / 1e9) == ("first token", 3.0)
+    assert SECRET not in str(collector.spans)
+
+
+def test_another_stage_has_a_bill_of_its_own_and_a_wait_that_was_none_no_span(collector: Collector) -> None:
+    rig, pods = Rig(), [endpoint(1), endpoint(2)]
+    made = decision("r1", pods, headers={"traceparent": SAMPLED})
+    (run,) = made.runs
+    prefill = replace(run, profile="p", stage="prefill", picks=[pods[1]])
+    made.runs, made.times, made.ways = [run, prefill], (99.0, 99.5, 99.5, 99.875), {"here": 2.0, "apart": 1.0}
+    rig.traces.decided(made, 98.0)
+    rig.tracing.flush()
+    assert collector.named("warmpath.flow_control") == []
+    said = attributes(collector.named("warmpath.choose")[0])
+    assert (said["warmpath.prefill.endpoint"], said["warmpath.prefill.profile"]) == ("default/pod-2", "p")
+    assert (said["warmpath.prefill.cost_ms"], said["warmpath.cost_ms"]) == ("1012.0", "12.0")
+    assert said["warmpath.ways.apart_ms"] == "1000.0"
 
 
 def test_what_fails_is_an_error(collector: Collector) -> None:
