@@ -66,4 +66,5 @@ def test_the_arguments_of_an_overlay_are_taken(overlay: str, tmp_path: Path, mon
     settings = settings_of(args, tmp_path, monkeypatch)
     assert settings.idle_flags == ()
     assert settings.peers_service == ("inference", "warmpath-replicas")
-    assert bool(settings.pool_name) != bool(settings.endpoint_selector)
+    assert settings.pool_name
+    assert bool(settings.endpoint_selector) == ("standalone" in overlay)
