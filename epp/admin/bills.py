@@ -98,15 +98,16 @@ def best(decision: Decision) -> dict[str, Any] | None:
         return None
     run = next((run for run in reversed(decision.runs) if not run.stage), decision.runs[-1])
     places = nlargest(BEST, range(len(run.endpoints)), key=run.totals.__getitem__)
-    here = [at for at, endpoint in enumerate(run.endpoints) if endpoint is decision.endpoint]
+    chosen = decision.endpoint
+    here = [at for at, endpoint in enumerate(run.endpoints) if endpoint is chosen]
     if here and here[0] not in places:
         places = [*here, *places[: BEST - 1]]
     profile = {
         "profile": run.profile,
         "stage": run.stage,
-        "picks": [decision.endpoint.name],
+        "picks": [chosen.name],
         "endpoints": [row_as_dict(run, at) for at in places],
         "dropped": [],
         "others": run.others + len(run.endpoints) - len(places),
     }
-    return profile_view(profile, decision.endpoint.name)
+    return profile_view(profile, chosen.name)

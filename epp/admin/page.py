@@ -150,6 +150,7 @@ class DecisionTable:
 
 def _decision(record: Record) -> dict[str, Any]:
     decision, response = record.decision, record.response
+    profile = best(decision)
     return {
         "id": name(decision.request.id)[:40],
         "link": _link(decision.request.id),
@@ -159,8 +160,8 @@ def _decision(record: Record) -> dict[str, Any]:
         "tokens": decision.request.tokens,
         "status": "under way" if response is None else response.status or "no answer",
         "ttft": None if record.ttft is None else milliseconds(record.ttft * 1000),
-        "profile": best(decision),
-        "why": brief(decision),
+        "profile": profile,
+        "why": brief(decision) if profile is None else "",
         "stages": [f"{stage}: {', '.join(map(name, names))}" for stage, names in decision.beside.items()],
     }
 

@@ -315,8 +315,9 @@ def brief(decision: Decision) -> str:
         return "no profile ran"
     run = next((run for run in reversed(decision.runs) if not run.stage), decision.runs[-1])
     found = [f"{run.profile}: 1 of {len(run.endpoints) + run.others}"]
+    chosen = decision.endpoint
     for i, endpoint in enumerate(run.endpoints):
-        if endpoint is not decision.endpoint:
+        if endpoint is not chosen:
             continue
         for scored in run.scored:
             if scored.bills:

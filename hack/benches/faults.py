@@ -178,10 +178,12 @@ async def pod_killed(stage: Stage) -> None:
     await stage.chain.ready(stage.chain.layout.programs[pod.name].ready, pod.name)
 
 
-def one_pod(**faults: object) -> Happening:
+def one_pod(times: float = 1.0, **faults: object) -> Happening:
+    """`times`: so many times as long as others."""
+
     async def happens(stage: Stage) -> None:
         await stage.pods(stage.chain.pods[:1], **faults)
-        await asyncio.sleep(DURING)
+        await asyncio.sleep(times * DURING)
         await stage.pods(stage.chain.pods[:1])
 
     return happens
@@ -241,7 +243,8 @@ FAULTS: Final = (
     Fault("another gateway does not read", gateway_that_does_not_read, replicas=1),
     Fault("the disk of the audit log is full", nothing, flags=("--audit-log", "/dev/full")),
     Fault("one of three pods killed (-9)", pod_killed),
-    Fault("one of three pods hangs", one_pod(hang=True)),
+    Fault("one of three pods hangs, for 20 s", one_pod(4, hang=True, metrics="hang")),
+    Fault("one of three pods hangs, for 20 s; its metrics are read", one_pod(4, hang=True)),
     Fault("one of three pods is 50 times slower", one_pod(slow=50)),
     Fault("one of three pods answers 500", one_pod(status=500)),
     Fault("one of three pods answers 503", one_pod(status=503)),
