@@ -44,6 +44,7 @@ from epp.telemetry.series import KvEventFigures
 
 __all__ = [
     "AGENT_IDENTITY",
+    "NO_HEADERS",
     "Admitter",
     "Api",
     "BadRequest",
@@ -340,6 +341,10 @@ class Plugin:
 
         Asked for after `on_picked`; the first answer that is not empty is kept with the decision.
         """
+        return {}
+
+    def request_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
+        """Headers to set on the request; `endpoint` computes its prompt. Called with the signals of the pick."""
         return {}
 
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:

@@ -40,6 +40,8 @@ PREFILLER_FAULTS: Final = frozenset({"unreachable", "timeout", "status", "no-par
 """Those of them that are the prefiller's own fault."""
 ENCODERS: Final = "x-encoder-hosts-ports"
 """The same of those that encode images, separated by commas."""
+KV_SOURCE: Final = "x-kv-cache-source-host-port"
+"""`ip:port` of an endpoint whose KV cache holds more of the prompt, for llm-d's sidecar."""
 DATA_PARALLEL: Final = "x-data-parallel-host-port"
 """`ip:port` of the data-parallel rank, where requests go to another port of its pod."""
 
@@ -58,6 +60,7 @@ SYSTEM_OWNED: Final = frozenset(
         PREFILLER,
         ENCODERS,
         DATA_PARALLEL,
+        KV_SOURCE,
     }
 )
 """Headers only the EPP or the gateway may set towards an endpoint: a client's own are removed before forwarding."""

@@ -58,6 +58,7 @@ CLASSES: Final = {
     "session-id-producer": "epp.scheduling.sessions.SessionIdProducer",
     "header-label-affinity-scorer": f"{_SCORERS}.HeaderLabelAffinityScorer",
     "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
+    "p2p-source-producer": "epp.scheduling.kv_source.P2pSource",
     "no-hit-lru-scorer": f"{_SCORERS}.NoHitLruScorer",
     "precise-prefix-cache-scorer": f"{_SCORERS}.PrecisePrefixCacheScorer",
     "latency-scorer": f"{_HEADROOM}.LatencyScorer",
@@ -193,7 +194,6 @@ _CLUSTERS: Final = (
 )
 
 MISSING: Final = {
-    "p2p-source-producer": "KV pulled from a peer's cache; remove it: what an endpoint lacks is computed there",
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
     "session-state-producer": "state kept for each session; remove it: session-affinity-filter keeps its endpoint",
@@ -299,6 +299,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
+    "p2p-source-producer": {"prefillProfileName": Idle("it is known who computes the prompt")},
     "dcgm-data-source": {"insecureSkipVerify": Idle("pages are read over plain HTTP", True)},
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }

@@ -98,6 +98,7 @@ class Scheduler:
         self._on_finished = _hooks(plugins, "on_finished"), _hooks(sharing, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
         self._on_scraped = _hooks(plugins, "on_scraped")
+        self._request_headers = _hooks(plugins, "request_headers")
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
         self._endpoint_statistics = _hooks(plugins, "endpoint_statistics")
@@ -180,7 +181,18 @@ class Scheduler:
         decision.division = picked.division
         if picked.prefill is not None or picked.encode or picked.port or picked.ways:
             _divide(decision, picked)
+        if self._request_headers:
+            self._add_headers(decision, picked.prefill or decision.endpoint)
         return decision
+
+    def _add_headers(self, decision: Decision, computes: Endpoint) -> None:
+        headers = dict(decision.headers)
+        for name, hook in self._request_headers:
+            try:
+                headers.update(hook(decision.request, computes))
+            except Exception as error:
+                self._on_error(name, error)
+        decision.headers = headers
 
     def to_peers(self, request: Request) -> dict[str, Any]:
         """What plugins of other replicas need of a request that was picked here: name of the plugin -> its state."""

@@ -272,7 +272,12 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
             "saturationDetector.pluginRef: no plugin is called 'Neve'",
         ),
         ("All", "", "parser: {pluginRef: All}", "parser.pluginRef: 'All' is no parser, data source or extractor"),
-        ("All", "", "parser: {pluginRef: p2p-source-producer}", "parser.pluginRef: p2p-source-producer is not there"),
+        (
+            "All",
+            "",
+            "parser: {pluginRef: session-state-producer}",
+            "parser.pluginRef: session-state-producer is not there",
+        ),
         (
             "All",
             "",
@@ -288,8 +293,8 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         (
             "All",
             "",
-            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: p2p-source-producer}]}]}",
-            "dataLayer.sources[0].extractors[0].pluginRef: p2p-source-producer is not there yet",
+            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: session-state-producer}]}]}",
+            "dataLayer.sources[0].extractors[0].pluginRef: session-state-producer is not there yet",
         ),
     ],
 )
@@ -406,8 +411,8 @@ def test_no_plugins() -> None:
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
     text = (
-        HEAD
-        + "plugins: [{type: queue-scorre}, {type: p2p-source-producer}, {type: max-score-picker, parameters: {a: 1}}]"
+        HEAD + "plugins: [{type: queue-scorre}, {type: session-state-producer}, {type: max-score-picker, "
+        "parameters: {a: 1}}]"
     )
     with pytest.raises(ConfigError) as refused:
         loaded(text, where="my.yaml")
