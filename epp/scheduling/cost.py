@@ -49,6 +49,8 @@ from math import exp, inf
 from statistics import median
 from typing import Any, ClassVar, Final, Literal
 
+from msgspec.structs import replace
+
 from epp.plugin import (
     Admitter,
     CacheRoom,
@@ -62,6 +64,7 @@ from epp.plugin import (
     PrefixMatch,
     Request,
     Response,
+    RoleView,
     Services,
     Slo,
     Slot,
@@ -522,6 +525,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._order: Order | None = None
         """Of a large pool: its accounts, as they were in order when speeds had the version `_ordered`."""
         self._ordered = 0
+        self._roles = RoleView()
         self._ratio, self._pool = 0.0, 1.0
         self._adopt()
 
@@ -646,7 +650,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         and `apart`.
 
         A prefill stalls each answer in flight there for as long as it takes, whole: who waits for the last token does
-        not mind which of them comes late. Memory and the adapter are not compared: who decodes needs them either way.
+        not mind which of them comes late. Memory and the adapter are not compared: who decodes needs them either way. A
+        way that would miss an SLO takes as much longer as the bill's `slo` would say.
         """
         (there, row), account = self.bill(request, (prefill, decode)), self.accounts[decode]
         pending, own, shared, stall, crowd, foreign, _, _, failing, _ = row
@@ -654,12 +659,20 @@ class ExpectedTtft(Cost, Detector, Admitter):
         rate = crowd / sum_ if sum_ else 0.0
         stalled = account.requests * own * (1 + own / self._residence)
         here = (1 + rate) * (pending + own) + stalled + foreign + failing
-        return {"here": here, "apart": sum(there[:-1]) + self._transfer(request, prefill, decode)}
+        ways = {"here": here, "apart": sum(there[:-1]) + self._transfer(request, prefill, decode)}
+        if request.slo is not None and self.slo != "ignore":
+            local, split = self.looked(request, (decode,))[decode], self._split(request, decode, prefill)
+            for way, seen in (("here", local), ("apart", split)):
+                verdict = judge(request.slo, request.waited, 0.0, seen)
+                ways[way] += 0.0 if verdict.kept else _MISSED + _VIOLATION * max(0.0, verdict.excess)
+        return ways
 
     # --- SLOs
 
-    def predict(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, LatencyPrediction]:
-        """What the request would find at each of `endpoints` now."""
+    def predict(
+        self, request: Request, endpoints: Sequence[Endpoint], *, computed: bool = False
+    ) -> Mapping[Endpoint, LatencyPrediction]:
+        """What the request would find at each of `endpoints` now. `computed`: its prompt comes computed."""
         now, n = self.clock(), request.tokens
         matches, rooms = request.signals.get(PrefixMatch, {}), request.signals.get(CacheRoom, {})
         found, adapter = {}, self.adapter_of(request)
@@ -667,7 +680,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             account = self.accounts.get(endpoint) or self._open(endpoint, now)
             if account.due <= now:
                 account.expire(now)
-            work, load, _ = self._work_and_load(n, matches.get(endpoint, _NOTHING))
+            work, load = (0.0, 0.0) if computed else self._work_and_load(n, matches.get(endpoint, _NOTHING))[:2]
             need = self.adapters.need(endpoint, adapter) if adapter else NO_NEED
             found[endpoint] = self._predict(account, (n, work, load), need, rooms.get(endpoint), now)
         return found
@@ -710,13 +723,51 @@ class ExpectedTtft(Cost, Detector, Admitter):
             known = self._predicted.set(request, {**self.predict(request, endpoints)})
         return known
 
+    def _split(self, request: Request, decode: Endpoint, prefill: Endpoint) -> LatencyPrediction:
+        """What it would find if it was prefilled at one endpoint and decoded at another: the wait and the prefill
+        there, the transfer, and a step here, of a prompt that is not computed.
+        """
+        there = self.predict(request, (prefill,))[prefill]
+        here = self.predict(request, (decode,), computed=True)[decode]
+        return replace(here, ttft=there.ttft + self._transfer(request, prefill, decode) + here.ttft)
+
+    def _prospects(
+        self, request: Request, slo: Slo, endpoints: Sequence[Endpoint]
+    ) -> Mapping[Endpoint, LatencyPrediction]:
+        """What the request would find at each of `endpoints`: where others prefill, by the way that suits its SLO best,
+        with the one that is chosen for that, or the one where its first token comes soonest.
+        """
+        if request.stage == "prefill":
+            decode = request.peer
+            return (
+                self.predict(request, endpoints)
+                if decode is None
+                else {each: self._split(request, decode, each) for each in endpoints}
+            )
+        seen, pool = self.looked(request, endpoints), self._endpoints()
+        others = self._roles.of(pool).prefill if request.peer is None else (request.peer,)
+        if not others:
+            return seen
+        there = self.predict(request, others)
+        found = {}
+        for endpoint in endpoints:
+            prefill = min((each for each in others if each is not endpoint), key=lambda e: there[e].ttft, default=None)
+            ways = [seen[endpoint]]
+            if prefill is not None:
+                ways.append(self._split(request, endpoint, prefill))
+            verdicts = [judge(slo, request.waited, 0.0, way) for way in ways]
+            found[endpoint] = ways[min(range(len(ways)), key=lambda i: (not verdicts[i].kept, verdicts[i].excess))]
+        return found
+
     def _judged(
         self, request: Request, slo: Slo, endpoints: Sequence[Endpoint], rows: Sequence[tuple[float, ...]]
     ) -> Sequence[tuple[float, ...]]:
         """The bills with what SLOs make of them: those that keep all come before those that miss any."""
-        if self.slo == "ignore" or request.stage:
+        if self.slo == "ignore" or request.stage == "encode":
             return rows
-        seen, failures = self.looked(request, endpoints), request.signals.get(FailureShare, {})
+        if request.stage == "prefill":  # its tokens come from elsewhere
+            slo = Slo(slo.ttft)
+        seen, failures = self._prospects(request, slo, endpoints), request.signals.get(FailureShare, {})
         judged = []
         for row, endpoint in zip(rows, endpoints, strict=True):
             verdict = judge(slo, request.waited, row[1], seen[endpoint])
@@ -724,6 +775,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 account, each = self.accounts[endpoint], seen[endpoint]
                 missed = max(0.0, verdict.excess) + account.promises.harm(each.tpot_before, each.tpot_after)
                 term = _MISSED + _VIOLATION * missed
+            elif request.stage == "prefill":  # rooms are kept where it is decoded
+                term = 0.0
             elif self.slo_packing >= 0:
                 term = self.slo_packing * verdict.room
             else:
@@ -734,7 +787,10 @@ class ExpectedTtft(Cost, Detector, Admitter):
     def refusal(self, request: Request, endpoints: Sequence[Endpoint]) -> str:
         if (slo := request.slo) is None or self.slo != "shed":
             return ""
-        seen = self.looked(request, endpoints)
+        roles = self._roles.of(endpoints)
+        if not roles.decode:
+            return ""
+        seen = self._prospects(request, slo, roles.decode)
         if any(judge(slo, request.waited, 0.0, each).kept for each in seen.values()):
             return ""
         ttft = min(each.ttft for each in seen.values())
@@ -746,10 +802,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         )
 
     def predictions(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
-        """Of all that were looked at; of the chosen one where only it was. None where prefill and decode are apart."""
-        if request.stage:
-            return {}
-        if (seen := self._predicted.get(request)) is not None:
+        """Of all that were looked at; of the chosen one where only it was, or where another one prefills."""
+        if not request.stage and (seen := self._predicted.get(request)) is not None:
             return seen
         sent = self._sent.get(request) or {}
         return {endpoint: each.predicted for endpoint, each in sent.items() if each.predicted is not None}
@@ -946,7 +1000,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             need = self.adapters.need(endpoint, adapter)
             self.adapters.start(endpoint, adapter)
         if request.stage == "decode":
-            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0, 0.0), True, (None, self._tpot(request)))
+            split = None if request.peer is None else self._split(request, endpoint, request.peer)
+            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0, 0.0), True, (split, self._tpot(request)))
             sent.adapter = adapter
             account.decode(sent)
             return

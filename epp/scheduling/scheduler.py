@@ -140,7 +140,7 @@ class Scheduler:
         The caller ends it with `finished`, however the request ends. Raises EppError: then no account was opened.
         """
         request, few = self._look(request, endpoints)
-        if self._admitters and not self.handler.divides(endpoints):
+        if self._admitters:
             self._admit(request, few)
         decision = self._decided(request, _Runs(self.profiles, request, few, endpoints, self._on_error))
         if self._shadow is not None:  # it sees what the pick saw
@@ -480,14 +480,15 @@ def _divide(decision: Decision, picked: Picked) -> None:
     beside: dict[Stage, Sequence[str]] = {}
     parts = []
     if picked.prefill is not None:
-        part = replace(request, stage="prefill", stream=False, max_tokens=1, kept=dict(request.kept))
+        kept = dict(request.kept)
+        part = replace(request, stage="prefill", peer=decision.endpoint, stream=False, max_tokens=1, kept=kept)
         parts.append((part, picked.prefill))
         beside["prefill"] = (picked.prefill.name,)
         headers[protocol.PREFILLER] = picked.prefill.address
         if picked.prefill in decision.endpoints[1:]:  # a retry there would be prefilled and decoded in one place
             others = [endpoint for endpoint in decision.endpoints if endpoint is not picked.prefill]
             decision.endpoints = [*others, picked.prefill]
-        decision.request = replace(request, stage="decode")
+        decision.request = replace(request, stage="decode", peer=picked.prefill)
     if picked.encode:
         part = replace(request, stage="encode", stream=False, tokens=0, max_tokens=0, kept={})
         parts += [(part if at == 0 else replace(part, kept={}), e) for at, e in enumerate(picked.encode)]

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from epp.configuration.loader import Pipeline, load_strategy, load_text, strategies
-from epp.errors import ConfigError, NoEndpoint
-from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response
+from epp.errors import ConfigError, NoEndpoint, SloUnmet
+from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
 from epp.replicas import wire
+from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
 from epp.testing import endpoint, services
@@ -565,3 +566,89 @@ def test_a_rank_is_named_in_a_header(handler: str, profiles: str) -> None:
 )
 def test_what_cannot_work_is_refused(plugins: str, stages: str, message: str) -> None:
     assert message in refusal(plugins, stages=stages)
+
+
+# --- SLOs -----------------------------------------------------------------------------------------------------------
+
+
+def cost_of(pool: Pool) -> ExpectedTtft:
+    return next(plugin for plugin in pool.pipeline.plugins if isinstance(plugin, ExpectedTtft))
+
+
+def test_the_first_token_of_a_request_prefilled_elsewhere_is_predicted_by_all_of_its_way() -> None:
+    pool = always(*two_and_two())
+    cost, (p1, _, d1, _) = cost_of(pool), pool.endpoints
+    request = asyncio.run(pool.scheduler.prepare(ask(LONG)))
+    looked = pool.scheduler.look(request, pool.endpoints, {PrefixMatch, CacheRoom})
+    there, alone = cost.predict(looked, [p1])[p1], cost.predict(looked, [d1])[d1]
+    found = pool.choose().predicted
+    assert found is not None
+    transfer = cost.transfer_seconds + request.tokens / cost.transfer_tokens_per_second
+    assert found.ttft == pytest.approx(there.ttft + transfer + cost.step_seconds, rel=0.01)
+    assert found.tpot_after < alone.tpot_after, "its prompt stalls nobody who decodes"
+    again = pool.choose(prompt="other " + LONG).predicted
+    assert again is not None
+    assert again.ttft == pytest.approx(found.ttft, rel=0.01), "the other two"
+    third = pool.choose(prompt="third " + LONG).predicted
+    assert third is not None
+    assert third.ttft > 1.5 * found.ttft, "it waits for one that prefills already"
+
+
+def ways(pool: Pool, slo: Slo | None) -> Mapping[str, float]:
+    p, d = pool.endpoints
+    request = asyncio.run(pool.scheduler.prepare(ask(LONG)))
+    looked = pool.scheduler.look(msgspec.structs.replace(request, slo=slo), pool.endpoints, {PrefixMatch, CacheRoom})
+    return cost_of(pool).ways(looked, d, p)
+
+
+def test_a_way_that_would_miss_an_slo_is_left_where_the_other_keeps_it() -> None:
+    pool = by_strategy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
+    cost = cost_of(pool)
+    waiting = msgspec.structs.replace(ask(LONG, id="before"), stage="prefill", tokens=20_000)
+    cost.on_picked(waiting, pool.endpoints[0])
+    plain = ways(pool, None)
+    first = ways(pool, Slo(ttft=1.0))
+    assert plain["here"] < 1000 < first["apart"], "it would wait at the one that prefills"
+    assert first["here"] == plain["here"]
+    cost.on_finished(waiting, pool.endpoints[0], Response(status=200))
+    both = ways(pool, Slo(ttft=0.001))
+    assert min(both.values()) > 1000, "where neither keeps it the less missed is taken"
+
+
+def test_who_is_shed_for_an_slo_is_shed_where_prefill_is_apart_too() -> None:
+    plugins = "- {type: role-profile-handler}\n- {type: expected-ttft, parameters: {slo: shed}}\n"
+    pool = by_config(plugins, *two_and_two(), stages="")
+    with pytest.raises(SloUnmet, match="no endpoint would keep the SLO"):
+        pool.choose(slo=Slo(ttft=0.05))
+
+
+def test_what_was_promised_where_it_is_decoded_is_kept_by_a_prefill_elsewhere() -> None:
+    plugins = "- {type: role-profile-handler}\n- {type: expected-ttft, parameters: {slo: shed, sloPacking: 0}}\n"
+    pool = by_config(plugins, pod("p", "prefill"), pod("d", "decode"), stages="")
+    cost, (p, d) = cost_of(pool), pool.endpoints
+    request = asyncio.run(pool.scheduler.prepare(ask(LONG)))
+    looked = pool.scheduler.look(request, pool.endpoints, {PrefixMatch, CacheRoom})
+    first = pool.choose(SHORT, slo=Slo(tpot=1.0))
+    pool.scheduler.first_token(first)
+    local, split = cost.predict(looked, [d])[d], cost._split(looked, d, p)
+    assert split.tpot_after < local.tpot_after
+    pool.scheduler.finished(first, Response(status=200))
+    pool.scheduler.first_token(pool.choose(SHORT, slo=Slo(tpot=(split.tpot_after + local.tpot_after) / 2)))
+    made = pool.choose(LONG, slo=Slo(ttft=5.0))
+    assert [endpoint for _, endpoint in made.parts] == [p]
+    assert made.ways["here"] > 1000 > made.ways["apart"]
+
+
+def test_of_those_that_prefill_one_that_keeps_the_slo_is_chosen() -> None:
+    pool = always(*two_and_two())
+    cost, (p1, p2, _, _) = cost_of(pool), pool.endpoints
+    held = pool.choose()
+    ((_, holder),) = held.parts
+    pool.scheduler.finished(held, Response(status=200))
+    before = msgspec.structs.replace(ask(SHORT, id="before"), stage="prefill", tokens=12_000)
+    cost.on_picked(before, holder)
+    plain = pool.choose()
+    assert plain.parts[0][1] is holder, "it costs less to wait there than to compute it again"
+    pool.scheduler.finished(plain, Response())
+    ((_, chosen),) = pool.choose(slo=Slo(ttft=0.72)).parts
+    assert {holder, chosen} == {p1, p2}
