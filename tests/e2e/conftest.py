@@ -169,9 +169,16 @@ def gateway_of(namespace: str) -> tuple[Kubectl, str]:
     return gateways, service["metadata"]["name"]
 
 
-def put_into(namespace: str, overlay: Path, folder: Path, components: Sequence[str] = ()) -> Kubectl:
+def put_into(
+    namespace: str,
+    overlay: Path,
+    folder: Path,
+    components: Sequence[str] = (),
+    patches: Sequence[Any] = (),
+    **more: Any,
+) -> Kubectl:
     """Apply an overlay with `components` in a namespace of its own, as docs/kubernetes.md says; `folder` is for the
-    kustomization.
+    kustomization, which gets `patches` and whatever `more` there is.
     """
     kubectl = Kubectl(namespace)
     content = {
@@ -186,8 +193,10 @@ def put_into(namespace: str, overlay: Path, folder: Path, components: Sequence[s
             {
                 "target": {"kind": "ClusterRoleBinding", "name": "warmpath-metrics-auth"},
                 "patch": f"- {{op: replace, path: /metadata/name, value: warmpath-metrics-auth-{namespace}}}",
-            }
+            },
+            *patches,
         ],
+        **more,
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
     made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
