@@ -162,8 +162,13 @@ class Laptop:
             assert answer.status == 200, await answer.text()
 
     async def endpoints(self, pool: str = "sim") -> list[Any]:
+        """TimeoutError where the picker is so busy that it does not tell."""
         pools, _ = await self.chain.seen(1)
-        return next(each["endpoints"] for each in pools if each["name"] == pool)
+        for each in pools:
+            if each["name"] == pool:
+                found: list[Any] = each["endpoints"]
+                return found
+        raise TimeoutError(f"the picker tells of no pool {pool!r}")
 
     async def in_flight(self) -> int:
         """Of all pools, by the first replica's accounts."""
