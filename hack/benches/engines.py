@@ -3,7 +3,7 @@
 Two vLLM pods, a Llama of 82 million parameters, Envoy and the picker. The strategies take turns over the same chain,
 each round with conversations of its own that nobody has seen: a context of thousands of tokens, then questions, each
 sent with all before it. Device caches are so small that one pod alone cannot hold all conversations of a round. With
-`--tiers` LMCache and Redis stand behind, which round-robin profits from too. Only ratios mean anything.
+`--tiers` LMCache stands behind, which round-robin profits from too. Only ratios mean anything.
 """
 
 import argparse
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=4000, help="tokens a conversation begins with (4000)")
     parser.add_argument("--every", type=float, default=4.0, help="seconds between beginnings (4)")
     parser.add_argument("--model", choices=["tiny", "small"], default="small")
-    parser.add_argument("--tiers", action="store_true", help="with LMCache and Redis behind")
+    parser.add_argument("--tiers", action="store_true", help="with LMCache behind")
     parser.add_argument("--seed", type=int, default=1)
     try:
         return asyncio.run(run(parser.parse_args(arguments)))

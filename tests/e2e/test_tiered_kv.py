@@ -1,4 +1,4 @@
-"""The overlay `tiered-kv` on CPUs: pods with real vLLM, LMCache on the node, its coordinator, Redis, and kv-aware.
+"""The overlay `tiered-kv` on CPUs: pods with real vLLM, LMCache on the node, its coordinator, a volume, and kv-aware.
 
 `hack/kind-up --engine` makes a cluster for it; hack/kind/tiered-kv says what is not as shipped.
 """
@@ -6,11 +6,9 @@
 import json
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import pairwise
 from random import Random
-from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -20,20 +18,12 @@ from tests.e2e.conftest import ROOT, Admin, Stack, gateway_of, put_into
 from tests.e2e.test_kv_events import all_live
 from tests.support.engines.lmcache import tokens_found
 from tests.support.engines.talk import Turn
-from tests.support.kubernetes.kubectl import Kubectl, KubectlFailed, wait
+from tests.support.kubernetes.kubectl import Kubectl, wait
 
 NAMESPACE = "warmpath-e2e-tiered-kv"
 BLOCK = 64
 DEVICE = 128 * BLOCK
 """Tokens, as hack/kind/tiered-kv has it."""
-REDIS = """
-import os, socket, sys
-lines = sys.argv[1].format(os.environ["LMCACHE_RESP_PASSWORD"])
-with socket.create_connection(("lmcache-redis", 6379), 5) as there, there.makefile("r") as answers:
-    there.sendall(lines.replace("\\n", "\\r\\n").encode())
-    for _ in range(lines.count("\\n")):
-        print(answers.readline().strip())
-"""
 START = 900
 """Seconds in which vLLM starts on a machine that has other things to do."""
 
@@ -45,15 +35,14 @@ def tiered(kind: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
     if not any("warmpath-engine:" in name for image in images for name in image["names"]):
         pytest.skip("this cluster has no vLLM: `hack/kind-up --engine` makes one that has")
     kubectl = put_into(NAMESPACE, ROOT / "hack" / "kind" / "tiered-kv", tmp_path_factory.mktemp("tiered"))
-    # Those who need it wait for it.
-    kubectl("create", "secret", "generic", "lmcache-redis", f"--from-literal=password={token_hex(32)}")
     try:
         kubectl("rollout", "status", f"--timeout={START}s", "daemonset/lmcache", timeout=START)
-        kubectl.rolled_out("lmcache-redis", "lmcache-coordinator", "warmpath", "llm", seconds=START)
+        kubectl.rolled_out("lmcache-coordinator", "warmpath", "llm", seconds=START)
         kubectl("wait", "--timeout=180s", "--for=condition=Programmed", "gateway/inference")
         yield Stack(kubectl, gateway_of(NAMESPACE), kind.token)
     finally:
         kubectl("delete", "namespace", NAMESPACE, "--wait=false")
+        kubectl("delete", "persistentvolume", "warmpath-l2", "--wait=false")  # nobody else's claim gets it
 
 
 @dataclass
@@ -201,22 +190,10 @@ def test_what_falls_off_the_device_is_known_to_be_in_the_node_s_memory(talk: Tal
     assert found.l2 == 0
 
 
-def test_what_falls_off_the_node_is_known_to_be_in_redis(talk: Talk, tiers: Tiers) -> None:
+def test_what_falls_off_the_node_is_known_to_be_on_the_volume(talk: Talk, tiers: Tiers) -> None:
     found = returned(talk, tiers, forget_l1=True)
     assert found.turn.predicted == found.turn.cached >= found.held > 0
     assert found.l2 >= found.held
-
-
-def test_redis_answers_nobody_without_its_password(tiered: Stack, tiers: Tiers) -> None:
-    (server,) = tiers.stack.kubectl.pods("lmcache")  # who is let in by the network, and knows the password
-
-    def said(lines: str) -> list[str]:
-        return tiered.kubectl("exec", server, "--", "python3", "-c", REDIS, lines).split("\n")[:-1]
-
-    assert [each.split()[0] for each in said("DBSIZE\nKEYS *\nFLUSHALL\n")] == ["-NOAUTH"] * 3
-    known, entries = said("AUTH {}\nDBSIZE\n")
-    assert known == "+OK"
-    assert int(entries.removeprefix(":")) > 0
 
 
 def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers) -> None:
@@ -227,31 +204,20 @@ def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers)
     assert said["findings"] == []
 
 
-def test_a_server_that_starts_before_redis_waits_for_it(talk: Talk, tiers: Tiers) -> None:
+def test_what_is_on_the_volume_outlives_the_server(talk: Talk, tiers: Tiers) -> None:
     kubectl = tiers.stack.kubectl
-    (redis,) = kubectl.pods("lmcache-redis")
-    kubectl("scale", "--replicas=0", "deployment/lmcache-redis")
-    kubectl("wait", "--for=delete", f"pod/{redis}", "--timeout=120s")
+    first = talk.say(words("before", 300))
+    tiers.settled()
     (server,) = kubectl.pods("lmcache")
     kubectl("delete", "pod", server)
-
-    def waiting() -> bool:
-        with suppress(KubectlFailed):  # it has begun nothing yet
-            return "lmcache-redis:6379 does not answer yet, or" in kubectl("logs", "daemonset/lmcache")
-        return False
-
-    wait(waiting, "the new one asks for Redis")
-    assert kubectl.pods("lmcache") == {}
-    assert talk.say(words("alone", 60)).prompt > BLOCK  # without tiers
-    kubectl("scale", "--replicas=1", "deployment/lmcache-redis")
     kubectl("rollout", "status", "--timeout=180s", "daemonset/lmcache")
-
-    attempts = count()
+    messages = talk.messages.copy()
 
     def found() -> bool:
-        talk.messages[:] = [{"role": "system", "content": f"This is attempt {next(attempts)}."}]
-        again = returned(talk, tiers, forget_l1=True)
-        return again.turn.predicted == again.turn.cached >= again.held > 0 and again.l2 >= again.held
+        talk.messages[:] = messages
+        tiers.fill(first.endpoint)
+        before = tiers.loaded()["l2"]
+        return talk.say("And then?").cached > 0 and tiers.loaded()["l2"] - before >= first.prompt // BLOCK * BLOCK
 
     # Each engine sees in its own time that there is a server again.
-    wait(found, "what falls off the node is known to be in Redis again")
+    wait(found, "what the server before had stored is loaded from the volume")

@@ -1,11 +1,11 @@
-"""Two real vLLM pods, each a node with an LMCache server, a coordinator and Redis, behind our picker and a real Envoy.
+"""Two real vLLM pods, each a node with an LMCache server, a coordinator and an L2, behind our picker and Envoy.
 
 All of it is started once for the folder, which takes minutes on a machine that has other things to do. Every test gets
 it whole, whatever the test before broke, and with the strategy that its module's fixture `strategy` names. Tests run on
 the session's loop: `pytestmark = pytest.mark.asyncio(loop_scope="session")`.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
+from tests.support.engines.mounted import Mount, mounted
 from tests.support.engines.real_engines import following, idle, restored
 from tests.support.engines.talk import Talk
 from tests.support.gateway.chain import Laptop, laptop
@@ -36,10 +37,18 @@ def python() -> Path:
     return engine_python()
 
 
+@pytest.fixture(scope="session")
+def l2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+    """Where both nodes have their L2: a volume as of a network, which can be away."""
+    with mounted(tmp_path_factory.mktemp("l2")) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def running(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
-    """The chain: pods `pod-a` and `pod-b`, services `redis`, `coordinator`, `lmcache-pod-a`, `lmcache-pod-b`."""
-    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=Tiers())
+async def running(python: Path, l2: Mount, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
+    """The chain: pods `pod-a` and `pod-b`, services `coordinator`, `lmcache-pod-a`, `lmcache-pod-b`."""
+    tiers = Tiers(directory=l2.path)
+    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=tiers)
     flags = ("--refresh-metrics-interval", "0.2")
     folder = tmp_path_factory.mktemp("fleet")
     async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:

@@ -29,7 +29,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 @dataclass
 class Ward:
-    """Who is ill: pods, LMCache servers, and the Redis behind these."""
+    """Who is ill: pods, LMCache servers, and the Redis behind that of `mute`."""
 
     pods: dict[str, LaptopPod]
     lmcache: dict[str, str]
@@ -68,9 +68,14 @@ async def ward(running: Laptop, python: Path, tmp_path_factory: pytest.TempPathF
     names = ("mute", "stranger", "forgetful")
     layout = Vllm(python, size="tiny", block=BLOCK, blocks=192, context=4096, tiers=Tiers()).lay_out(names)
     services = {each.name: replace(each, name=f"ill-{each.name}") for each in layout.services}
-    redis, server = services["redis"], services["lmcache-mute"]
-    away, deaf = free_ports(2)
-    adapter = json.loads(server.command[list(server.command).index("--l2-adapter") + 1])
+    server = services["lmcache-mute"]
+    away, deaf, port = free_ports(3)
+    redis = Program(
+        "ill-redis",
+        ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""],
+        f"tcp://127.0.0.1:{port}",
+    )
+    adapter = {"type": "resp", "host": "127.0.0.1", "port": port, "num_workers": 2}
     servers = {
         "mute": changed(
             server,
@@ -237,7 +242,7 @@ async def test_a_server_that_lost_redis_and_calls_itself_healthy(fleet: Laptop, 
     assert "l2-stuck" not in await checks()
     await fleet.chain.processes.stop(ward.redis.name)
     await fleet.chain.start(ward.redis)
-    await fleet.chain.ready(ward.redis.ready, ward.redis.name, 60.0)
+    await fleet.chain.ready(ward.redis.ready, ward.redis.name, 600.0)
     level, fix = (await eventually(checks, lambda found: "l2-stuck" in found))["l2-stuck"]
     assert level == "problem"
     assert "start this LMCache server again" in fix
@@ -253,7 +258,7 @@ async def test_a_server_that_began_before_redis(fleet: Laptop, ward: Ward) -> No
     await fleet.chain.processes.stop(ward.redis.name, ward.server.name)
     for program in (ward.server, ward.redis):
         await fleet.chain.start(program)
-        await fleet.chain.ready(program.ready, program.name, 60.0)
+        await fleet.chain.ready(program.ready, program.name, 600.0)
 
     async def checks() -> dict[str, tuple[str, str]]:
         ill = {"endpoint": [ward.pods["mute"].url], "lmcache": [ward.lmcache["mute"]]}

@@ -1,14 +1,18 @@
 """What is behind the picker is killed, one after the other: requests go on, and what is known recovers."""
 
+import asyncio
+
 import openai
 import pytest
 
 from tests.engine.conftest import BLOCK
+from tests.support.engines.mounted import Mount
 from tests.support.engines.real_engines import (
     eventually,
     in_l1,
     killed,
     kv_aware,
+    loaded,
     received,
     restored,
     settled,
@@ -96,18 +100,45 @@ async def test_an_lmcache_server(fleet: Laptop, talk: Talk) -> None:
     await well(fleet, talk)
 
 
-async def test_redis(fleet: Laptop, talk: Talk) -> None:
+async def loaded_elsewhere(fleet: Laptop, talk: Talk, endpoint: str) -> float:
+    """Tokens of a conversation that the node of another pod than `endpoint` finds in L2, asked for by that pod."""
+    other = next(pod for pod in fleet.chain.pods if pod.name != endpoint)
+    _, before = await loaded(fleet, other.name)
+    async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
+        await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
+    _, after = await loaded(fleet, other.name)
+    return after - before
+
+
+async def test_the_volume_of_l2_under_load(fleet: Laptop, client: openai.AsyncOpenAI, talk: Talk, l2: Mount) -> None:
     first = await talk.say(talk.words(400))
     await settled(fleet)
-    await killed(fleet, "redis")
-    for _ in range(3):
-        turn = await talk.say(talk.words(30))
-        assert turn.cached >= first.prompt // BLOCK * BLOCK
-    # LMCache 0.5.6 does not connect to a Redis that came back: its servers are started anew too.
-    servers = [f"lmcache-{pod.name}" for pod in fleet.chain.pods]
-    for server in servers:
-        await killed(fleet, server)
-    await started(fleet, "redis", *servers)
-    await restored(fleet)
-    await remembered(fleet, *(pod.name for pod in fleet.chain.pods))
+    enough = asyncio.Event()
+
+    async def asking() -> int:
+        answers = 0
+        while not enough.is_set():
+            other = Talk(fleet, client)
+            await other.say(other.words(200))
+            answers += 1
+        return answers
+
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(asking()) for _ in range(3)]
+        try:
+            l2.kill()
+            for _ in range(3):
+                unstored = Talk(fleet, client)
+                await unstored.say(unstored.words(400))
+        finally:
+            l2.start()
+        await Talk(fleet, client).say("And now?")
+        enough.set()
+    assert all(each.result() for each in asked)  # no request failed: that would have been an exception
+    # Nothing else was started again. What L2 had it still has, and it takes what is new.
+    assert await loaded_elsewhere(fleet, talk, first.endpoint) >= first.prompt // BLOCK * BLOCK
+    fresh = Talk(fleet, client)
+    second = await fresh.say(fresh.words(400))
+    await settled(fleet)
+    assert await loaded_elsewhere(fleet, fresh, second.endpoint) >= second.prompt // BLOCK * BLOCK
     await well(fleet, talk)

@@ -8,13 +8,13 @@ import yaml
 
 from epp.prefix.lmcache.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
-from tests.support.engines.lmcache import tokens_found
 from tests.support.engines.real_engines import (
     eventually,
     fill,
     following,
     in_l1,
     kv_aware,
+    loaded,
     saturated,
     settled,
     statistic,
@@ -33,13 +33,6 @@ def strategy(running: Laptop) -> str:
 
 def exact(turn: Turn) -> bool:
     return turn.predicted == turn.cached
-
-
-async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
-    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2."""
-    async with fleet.http.get(f"http://{fleet.service(f'lmcache-{pod}')}/metrics") as answer:
-        found = tokens_found(await answer.text())
-    return found["l1"], found["l2"]
 
 
 async def test_what_is_predicted_is_what_is_cached(fleet: Laptop, client: openai.AsyncOpenAI) -> None:

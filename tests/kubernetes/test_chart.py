@@ -121,6 +121,7 @@ def test_two_releases_in_two_namespaces_have_no_object_in_common() -> None:
         *(pytest.param({"strategy": each}, id=each) for each in strategies()),
         pytest.param({"tiers": {"l1GiB": 1024}}, id="l1"),
         pytest.param({"tiers": {"l1GiB": 8, "l2GiB": 1}}, id="l1 and l2"),
+        pytest.param({"tiers": {"l1GiB": 8, "l2Adapter": {"type": "fs", "base_path": "/tmp/x"}}}, id="adapter"),
         pytest.param({"gateway": {"type": "standalone"}, "picker": {"replicas": 2}}, id="standalone replicas"),
         *(pytest.param(yaml.safe_load(each), id="docs") for each in SHOWN),
     ],
@@ -159,23 +160,34 @@ def test_a_configuration_of_ones_own_comes_from_a_file() -> None:
 
 def test_an_l1_is_as_large_as_said_and_an_l2_may_be_left_out() -> None:
     made = by_name(rendered({"tiers": {"l1GiB": 1024}}))
-    assert not [name for _, name in made if "redis" in name]
+    assert "lmcache-l2" not in json.dumps(list(made.values()))
     (server,) = made["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
     assert "--l1-size-gb=1024" in server["args"]
     assert not [each for each in server["args"] if "l2-adapter" in each]
     assert server["command"] == ["lmcache", "server"]
-    assert "LMCACHE_RESP_PASSWORD" not in [each["name"] for each in server["env"]]
     assert server["resources"]["limits"]["memory"] == server["resources"]["requests"]["memory"] == "1032Gi"
 
 
-def test_an_l2_is_as_large_for_redis_as_for_who_writes_to_it() -> None:
-    made = by_name(rendered({"tiers": {"l1GiB": 1, "l2GiB": 7}}))
-    (redis,) = made["Deployment", "lmcache-redis"]["spec"]["template"]["spec"]["containers"]
-    assert redis["args"][redis["args"].index("--maxmemory") + 1] == "7gb"
-    assert redis["resources"]["limits"]["memory"] == "8Gi"
+def test_an_l2_is_a_volume_as_large_as_what_is_swept() -> None:
+    made = by_name(rendered({"tiers": {"l1GiB": 1, "l2GiB": 7, "l2StorageClass": "files"}}))
+    claim = made["PersistentVolumeClaim", "lmcache-l2"]["spec"]
+    assert claim["storageClassName"] == "files"
+    assert claim["resources"] == {"requests": {"storage": "7Gi"}}
+    for kind, name in (("DaemonSet", "lmcache"), ("Deployment", "lmcache-coordinator")):
+        pod = made[kind, name]["spec"]["template"]["spec"]
+        assert {"name": "l2", "persistentVolumeClaim": {"claimName": "lmcache-l2"}} in pod["volumes"]
+    _, sweeper = made["Deployment", "lmcache-coordinator"]["spec"]["template"]["spec"]["containers"]
+    assert sweeper["args"] == ["/l2", "7"]
+
+
+def test_an_adapter_that_is_said_is_instead_of_the_volume() -> None:
+    said = {"type": "valkey", "startup_nodes": "redis:6379", "num_workers": 32}
+    made = by_name(rendered({"tiers": {"l1GiB": 1, "l2Adapter": said}}))
     (server,) = made["DaemonSet", "lmcache"]["spec"]["template"]["spec"]["containers"]
     (adapter,) = [each.partition("=")[2] for each in server["args"] if each.startswith("--l2-adapter=")]
-    assert json.loads(adapter)["max_capacity_gb"] == 7
+    assert json.loads(adapter) == {**said, "shared": True}
+    assert ("PersistentVolumeClaim", "lmcache-l2") not in made
+    assert "lmcache-l2" not in json.dumps(list(made.values()))
 
 
 def test_images_and_arguments_are_those_that_are_said() -> None:
@@ -231,8 +243,12 @@ def test_images_and_arguments_are_those_that_are_said() -> None:
         ("{autoscaling: {max: 4}}", "at '/autoscaling': additional properties 'max' not allowed"),
         ("{servers: {args: --x}}", "at '/servers/args': got string, want array"),
         ("{images: {vlm: v}}", "at '/images': additional properties 'vlm' not allowed"),
-        ("{images: {redis: 'a b'}}", "images.redis: expected an image such as registry.example/redis@sha256:"),
-        ("{images: {redis: 'r@sha256:12'}}", "images.redis: expected an image such as"),
+        ("{images: {vllm: 'a b'}}", "images.vllm: expected an image such as registry.example/vllm@sha256:"),
+        ("{images: {vllm: 'r@sha256:12'}}", "images.vllm: expected an image such as"),
+        ("{tiers: {l1GiB: 1, l2GiB: 1, l2Adapter: {type: s3}}}", "tiers.l2Adapter: it is instead of the volume"),
+        ("{tiers: {l1GiB: 1, l2Adapter: {host: r}}}", "tiers.l2Adapter.type: expected an adapter of LMCache"),
+        ("{tiers: {l2Adapter: {type: s3}}}", "L2 is reached through L1"),
+        ("{tiers: {l1GiB: 1, l2StorageClass: files}}", "tiers.l2StorageClass: there is no volume"),
     ],
 )
 def test_a_wrong_value_is_refused_with_a_sentence(values: str, error: str) -> None:
@@ -250,7 +266,7 @@ def test_a_wrong_value_is_refused_with_a_sentence(values: str, error: str) -> No
             ["create secret generic warmpath-replicas", "deployment/warmpath deployment/llm"],
         ),
         ({"roles": {"prefill": 1, "decode": 1}}, ["deployment/llm-prefill deployment/llm-decode\n"]),
-        ({"tiers": {"l1GiB": 1, "l2GiB": 1}}, ["create secret generic lmcache-redis", '"model": "Qwen/Qwen3-8B"']),
+        ({"tiers": {"l1GiB": 1, "l2GiB": 1}}, ["get persistentvolumeclaim lmcache-l2", '"model": "Qwen/Qwen3-8B"']),
     ],
 )
 def test_the_notes_tell_the_next_steps(plane: ControlPlane, values: dict[str, Any], expected: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -127,7 +129,7 @@ def test_its_pods_are_restricted_and_fenced(plane: ControlPlane, restricted: str
         labels = pod["metadata"]["labels"].items()
         (fence,) = [each for each in policies if each["podSelector"]["matchLabels"].items() <= labels]
         every = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
-        ports = {port["containerPort"] for each in every for port in each["ports"]}
+        ports = {port["containerPort"] for each in every for port in each.get("ports", ())}
         let_in = {port["port"] for rule in fence["ingress"] for port in rule.get("ports", ())}
         assert let_in
         assert let_in <= ports
@@ -242,16 +244,33 @@ def test_the_picker_asks_the_coordinator_where_it_is(tiered: dict[tuple[str, str
     assert [url.port] == [each["port"] for each in tiered["Service", url.hostname or ""]["spec"]["ports"]]
 
 
-def test_redis_and_who_loads_from_it_have_a_password_that_is_in_no_manifest(
-    tiered: dict[tuple[str, str], Any],
+def test_l2_is_one_volume_for_all_nodes_and_swept(tiered: dict[tuple[str, str], Any], tmp_path: Path) -> None:
+    claim = tiered["PersistentVolumeClaim", "lmcache-l2"]["spec"]
+    assert claim["accessModes"] == ["ReadWriteMany"]
+    pods = pods_of(tiered)
+    (server,) = pods["lmcache"]["containers"]
+    (adapter,) = [each.partition("=")[2] for each in server["args"] if each.startswith("--l2-adapter=")]
+    mounts = {each["name"]: each["mountPath"] for each in server["volumeMounts"]}
+    assert json.loads(adapter)["base_path"] == mounts["l2"]
+    assert json.loads(adapter)["shared"]
+    _, sweeper = pods["lmcache-coordinator"]["containers"]
+    assert sweeper["args"] == [mounts["l2"], claim["resources"]["requests"]["storage"].removesuffix("Gi")]
+
+
+def test_the_sweeper_removes_the_oldest_chunks_until_a_fifth_is_free(
+    tiered: dict[tuple[str, str], Any], tmp_path: Path
 ) -> None:
-    assert not [name for kind, name in tiered if kind == "Secret"]
-    for name, variable in (("lmcache-redis", "PASSWORD"), ("lmcache", "LMCACHE_RESP_PASSWORD")):
-        (container,) = pods_of(tiered)[name]["containers"]
-        (source,) = [each["valueFrom"] for each in container["env"] if each["name"] == variable]
-        assert source == {"secretKeyRef": {"name": "lmcache-redis", "key": "password"}}
-        assert not [each for each in container["args"] if variable in each or "protected-mode" in each]
-    assert "requirepass" in str(tiered["Deployment", "lmcache-redis"])
+    _, sweeper = pods_of(tiered)["lmcache-coordinator"]["containers"]
+    for number in range(19):
+        with (tmp_path / f"{number}.data").open("wb") as file:
+            file.truncate(2**30 // 20)
+        os.utime(tmp_path / f"{number}.data", (1000 + number, 1000 + number))
+    command = [sys.executable, *sweeper["command"][1:], str(tmp_path), "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "removed 3 of 19 chunks: the oldest\n"
+        running.kill()
+    assert {int(file.stem) for file in tmp_path.iterdir()} == set(range(3, 19))
 
 
 @pytest.mark.parametrize("added", [("pd",), ("pd", "kv-events", "ha", "monitoring")], ids=["alone", "with-others"])

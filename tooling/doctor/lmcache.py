@@ -148,7 +148,7 @@ def _hashes(url: str, config: Mapping[str, Any], pods: Sequence[ProbedEndpoint])
 def _l2(url: str, config: Mapping[str, Any]) -> list[Finding]:
     adapters = _at(config, "storage_manager", "l2_adapter_config", "adapters") or ()
     if not adapters:
-        fix = '--l2-adapter \'{"type": "resp", "host": HOST, "port": 6379, "shared": true}\''
+        fix = '--l2-adapter \'{"type": "fs_native", "base_path": DIRECTORY, "shared": true}\''
         return [hint(url, "l2-shared", "it has no L2: what its node forgets is computed again", fix)]
     own = [each for each in adapters if isinstance(each, dict) and not each.get("shared")]
     if own:
@@ -172,8 +172,8 @@ def _reports(url: str, config: Mapping[str, Any]) -> list[Finding]:
 def stuck(url: str, before: Stores | None, after: Stores | None) -> list[Finding]:
     """Chunks that were handed to L2 and did not arrive. Pure.
 
-    LMCache's Redis adapter does not connect again after Redis was away: every store fails from then on, and the
-    server calls itself healthy.
+    LMCache's adapters for Redis (`resp`) and S3 do not connect again after those were away: every store fails from then
+    on, and the server calls itself healthy.
     """
     if before is None or after is None or after.ended < after.begun:
         return []

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from tooling.laptop.ports import free_ports
 SOURCE: Final = Path(__file__).parents[2]
 ENGINE_PYTHON: Final = SOURCE / ".venv-engine" / "bin" / "python"
 """Made by `hack/install engine`."""
-REDIS_MEGABYTES: Final = 1024
+L2_GIGABYTES: Final = 0.5
+"""Of what each node has stored there; what was not used for longest goes first."""
 _QUIET: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -168,11 +170,13 @@ def _with_sidecars(
 
 @dataclass(frozen=True)
 class Tiers:
-    """LMCache beside the pods: a server each, as if each pod were a node; a coordinator, and Redis for all."""
+    """LMCache beside the pods: a server each, as if each pod were a node; a coordinator, and a directory for all."""
 
     l1_gigabytes: float = 0.5
     l2: bool = True
-    """Whether there is a Redis that the nodes share."""
+    """Whether there is a directory that the nodes share."""
+    directory: Path | None = None
+    """The one for L2, which then stays; None: one that is removed at the end."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ class Vllm:
         if self.roles:
             return self._by_role(names, model)
         count = len(names)
-        redis, coordinator, *free = free_ports(2 + 3 * count)
+        coordinator, *free = free_ports(1 + 3 * count)
         servers, http_ports = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
@@ -221,12 +225,13 @@ class Vllm:
             for name, port in zip(names, free[2 * count :], strict=True)
         ]
         services: list[Program] = []
+        own: list[Path] = []
         if tiers is not None:
-            if tiers.l2:
-                services.append(_redis(redis))
+            l2 = tiers.directory if tiers.l2 else None
+            if tiers.l2 and l2 is None:
+                own = [l2 := Path(tempfile.mkdtemp(prefix="warmpath-l2-"))]
             services.append(self._coordinator(coordinator))
             for pod, server, http_port in zip(pods, servers, http_ports, strict=True):
-                l2 = redis if tiers.l2 else None
                 services.append(self._node(pod, server, http_port, coordinator, l2, tiers))
         programs = {
             pod.name: self._program(pod, pod.port, model, _lmcache(server) if tiers else None)
@@ -234,7 +239,13 @@ class Vllm:
         }
         caches = [f"http://{_LOOPBACK}:{http_port}/cache/clear" for http_port in http_ports] if tiers else []
         url = f"http://{_LOOPBACK}:{coordinator}" if tiers else ""
-        return Layout(pods, programs, services, caches, url, _free_shared_memory)
+
+        def tidy() -> None:
+            _free_shared_memory()
+            for each in own:
+                shutil.rmtree(each, ignore_errors=True)
+
+        return Layout(pods, programs, services, caches, url, tidy)
 
     def _by_role(self, names: Sequence[str], model: Path) -> Layout:
         ports = iter(free_ports(3 * len(self.roles)))
@@ -290,7 +301,7 @@ class Vllm:
         return Program("coordinator", command, f"http://{_LOOPBACK}:{port}/healthz", _QUIET)
 
     def _node(
-        self, pod: LaptopPod, port: int, http_port: int, coordinator: int, redis: int | None, tiers: Tiers
+        self, pod: LaptopPod, port: int, http_port: int, coordinator: int, l2: Path | None, tiers: Tiers
     ) -> Program:
         command = [
             *(str(self.python.parent / "lmcache"), "server", "--instance-id", pod.node),
@@ -301,9 +312,10 @@ class Vllm:
             *("--coordinator-url", f"http://{_LOOPBACK}:{coordinator}", "--coordinator-advertise-ip", _LOOPBACK),
             "--coordinator-event-reporting",
         ]
-        if redis is not None:
-            adapter = {"type": "resp", "host": _LOOPBACK, "port": redis, "num_workers": 2, "max_capacity_gb": 1}
-            command += ["--l2-adapter", json.dumps({**adapter, "shared": True})]
+        if l2 is not None:
+            eviction = {"eviction_policy": "LRU"}
+            adapter = {"type": "fs_native", "base_path": str(l2), "num_workers": 2, "max_capacity_gb": L2_GIGABYTES}
+            command += ["--l2-adapter", json.dumps({**adapter, "eviction": eviction, "shared": True})]
         return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{http_port}/healthcheck", _QUIET)
 
 
@@ -342,15 +354,6 @@ def _side_channel(port: int) -> Mapping[str, str]:
         "UCX_TLS": "tcp,sm,self",
         "UCX_NET_DEVICES": "lo",
     }
-
-
-def _redis(port: int) -> Program:
-    found = shutil.which("redis-server")
-    if found is None:
-        raise EngineError("redis-server was not found: install it (Debian and Ubuntu: apt-get install redis-server)")
-    memory = ["--maxmemory", f"{REDIS_MEGABYTES}mb", "--maxmemory-policy", "allkeys-lru"]
-    command = [found, "--port", str(port), "--bind", _LOOPBACK, "--save", "", "--appendonly", "no", *memory]
-    return Program("redis", command, f"tcp://{_LOOPBACK}:{port}")
 
 
 def knowing_tiers(config: str, layout: Layout) -> str:

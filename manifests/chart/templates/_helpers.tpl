@@ -18,7 +18,7 @@
 {{- end }}
 
 {{- define "warmpath.l2" -}}
-{{- if gt (int .Values.tiers.l2GiB) 0 }}true{{ end -}}
+{{- if or (gt (int .Values.tiers.l2GiB) 0) .Values.tiers.l2Adapter }}true{{ end -}}
 {{- end }}
 
 {{- define "warmpath.roles" -}}

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 
 from epp.configuration.loader import strategy_text
+from tests.support.engines.lmcache import tokens_found
 from tests.support.engines.talk import Talk
 from tests.support.gateway.chain import Laptop
 from tests.support.gateway.chain import eventually as eventually_within
@@ -51,10 +52,6 @@ async def restored(fleet: Laptop) -> None:
     processes, layout = fleet.chain.processes, fleet.chain.layout
     names = [*(service.name for service in layout.services), *layout.programs]
     down = [name for name in names if not processes.runs(name)]
-    if "redis" in down:  # an LMCache server does not connect to a Redis that came back
-        servers = [name for name in names if name.startswith("lmcache-")]
-        await processes.stop(*servers)
-        down = [*servers, *(name for name in down if name not in servers)]
     if back := [*down, *(name for name in fleet.chain.gone if name not in down)]:
         await started(fleet, *back)
     await eventually(lambda: missing(fleet), lambda names: not names)
@@ -105,6 +102,13 @@ async def swept(fleet: Laptop) -> None:
     before = await statistic(fleet, "tier_sweeps")
     # The next may have begun already.
     await eventually(lambda: statistic(fleet, "tier_sweeps"), lambda count: count >= before + 2)
+
+
+async def loaded(fleet: Laptop, pod: str) -> tuple[float, float]:
+    """Tokens that the LMCache server of a pod's node has found so far: in its L1, in L2."""
+    async with fleet.http.get(f"http://{fleet.service(f'lmcache-{pod}')}/metrics") as answer:
+        found = tokens_found(await answer.text())
+    return found["l1"], found["l2"]
 
 
 async def in_l1(fleet: Laptop, node: str) -> int:

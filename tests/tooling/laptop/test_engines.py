@@ -120,11 +120,12 @@ def test_processors_that_are_slow_with_16_bits_get_32(cpu: str, expected: str, t
 def test_with_tiers_each_pod_is_a_node_with_a_server(python: Path) -> None:
     layout = Vllm(python, size="tiny", block=64, tiers=Tiers(l1_gigabytes=0.25)).lay_out(["pod-a", "pod-b"])
     names = [service.name for service in layout.services]
-    assert names == ["redis", "coordinator", "lmcache-pod-a", "lmcache-pod-b"]
+    assert names == ["coordinator", "lmcache-pod-a", "lmcache-pod-b"]
     ports = ports_in(layout)
     assert len(set(ports)) == len(ports)
     assert [(pod.node, pod.role) for pod in layout.pods] == [("node-pod-a", ""), ("node-pod-b", "")]
-    redis, coordinator, *nodes = layout.services
+    coordinator, *nodes = layout.services
+    directories = set()
     for pod, node in zip(layout.pods, nodes, strict=True):
         server = value(node.command, "--port")
         extra = json.loads(value(layout.programs[pod.name].command, "--kv-transfer-config"))[
@@ -132,11 +133,22 @@ def test_with_tiers_each_pod_is_a_node_with_a_server(python: Path) -> None:
         ]
         assert str(extra["lmcache.mp.port"]) == server
         assert value(node.command, "--coordinator-url") == coordinator.ready.removesuffix("/healthz")
-        assert json.loads(value(node.command, "--l2-adapter"))["port"] == int(redis.ready.rpartition(":")[2])
+        directories.add(Path(json.loads(value(node.command, "--l2-adapter"))["base_path"]))
     programs = (*nodes, coordinator)
     assert {value(program.command, "--chunk-size") for program in programs} == {"64"}
     assert {value(program.command, "--hash-algorithm") for program in programs} == {"sha256_cbor"}
     assert {value(program.command, "--block-size") for program in layout.programs.values()} == {"64"}
+    [l2] = directories  # both nodes'
+    assert l2.is_dir()
+    layout.tidy()
+    assert not l2.exists()
+
+
+def test_a_directory_for_l2_that_is_given_stays(python: Path, tmp_path: Path) -> None:
+    layout = Vllm(python, size="tiny", tiers=Tiers(directory=tmp_path)).lay_out(["pod-a"])
+    assert json.loads(value(layout.services[-1].command, "--l2-adapter"))["base_path"] == str(tmp_path)
+    layout.tidy()
+    assert tmp_path.is_dir()
 
 
 def test_everything_listens_on_loopback(python: Path) -> None:
@@ -146,6 +158,7 @@ def test_everything_listens_on_loopback(python: Path) -> None:
         assert "0.0.0.0" not in words
         assert "127.0.0.1" in words
     assert layout.programs["pod-a"].environment["VLLM_HOST_IP"] == "127.0.0.1"  # what `tcp://*:0` becomes
+    layout.tidy()
 
 
 def test_kv_aware_is_reported_where_lmcache_is(python: Path) -> None:
@@ -159,6 +172,7 @@ def test_kv_aware_is_reported_where_lmcache_is(python: Path) -> None:
     for wrong in ("[" * 100_000, "", "plugins: 5", config.replace("plugins:", "plugin:")):
         with pytest.raises(ConfigError):
             knowing_tiers(wrong, layout)
+    layout.tidy()
 
 
 def test_the_picker_is_reported_where_the_tokenizer_is(python: Path) -> None:
@@ -167,17 +181,10 @@ def test_the_picker_is_reported_where_the_tokenizer_is(python: Path) -> None:
     assert not Simulated().picker_flags
 
 
-def test_without_l2_no_redis_is_needed(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
+def test_without_l2_there_is_l1_alone(python: Path) -> None:
     layout = Vllm(python, size="tiny", tiers=Tiers(l2=False)).lay_out(["pod-a"])
     assert [service.name for service in layout.services] == ["coordinator", "lmcache-pod-a"]
     assert "--l2-adapter" not in layout.services[-1].command
-
-
-def test_a_missing_redis_is_reported_with_what_to_do(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)
-    with pytest.raises(EngineError, match=r"redis-server was not found: install it"):
-        Vllm(python, size="tiny", tiers=Tiers()).lay_out(["pod-a"])
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(python: Path) -> None:
