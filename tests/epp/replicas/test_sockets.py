@@ -127,7 +127,8 @@ async def test_strangers_neither_listen_nor_speak_and_it_is_said(secret: bytes |
             a.sockets.publish(FRAME)
         assert stranger.received == []
         assert (a.received, a.asked) == ([], [])
-        await until(lambda: said(a) == said(stranger) == {why})
+        # Where one has a secret, the end that notices first closes the connection, and the other may never hear why.
+        await until(lambda: said(a) | said(stranger) == {why})
         assert said(b) == set()
 
 
