@@ -261,16 +261,21 @@ def test_the_sweeper_removes_the_oldest_chunks_until_a_fifth_is_free(
     tiered: dict[tuple[str, str], Any], tmp_path: Path
 ) -> None:
     _, sweeper = pods_of(tiered)["lmcache-coordinator"]["containers"]
+    volume = tmp_path / "volume"
+    volume.mkdir()
     for number in range(19):
-        with (tmp_path / f"{number}.data").open("wb") as file:
+        with (volume / f"{number}.data").open("wb") as file:
             file.truncate(2**30 // 20)
-        os.utime(tmp_path / f"{number}.data", (1000 + number, 1000 + number))
-    command = [sys.executable, *sweeper["command"][1:], str(tmp_path), "1"]
+        os.utime(volume / f"{number}.data", (1000 + number, 1000 + number))
+    command = [sys.executable, *sweeper["command"][1:], str(volume), "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "removed 3 of 19 chunks: the oldest\n"
-        running.kill()
-    assert {int(file.stem) for file in tmp_path.iterdir()} == set(range(3, 19))
+        try:
+            said = running.stdout.readline()
+        finally:
+            running.kill()
+    assert said == "removed 3 of 19 chunks: the oldest\n"
+    assert {int(file.stem) for file in volume.iterdir()} == set(range(3, 19))
 
 
 @pytest.mark.parametrize("added", [("pd",), ("pd", "kv-events", "ha", "monitoring")], ids=["alone", "with-others"])
