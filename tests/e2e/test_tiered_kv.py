@@ -202,22 +202,3 @@ def test_the_doctor_finds_nothing_wrong_from_within(tiered: Stack, tiers: Tiers)
     said = json.loads(tiered.kubectl("exec", picker, "--", "warmpath", "doctor", "--json", *where))
     assert len(said["examined"]) == 3
     assert said["findings"] == []
-
-
-def test_what_is_on_the_volume_outlives_the_server(talk: Talk, tiers: Tiers) -> None:
-    kubectl = tiers.stack.kubectl
-    first = talk.say(words("before", 300))
-    tiers.settled()
-    (server,) = kubectl.pods("lmcache")
-    kubectl("delete", "pod", server)
-    kubectl("rollout", "status", "--timeout=180s", "daemonset/lmcache")
-    messages = talk.messages.copy()
-
-    def found() -> bool:
-        talk.messages[:] = messages
-        tiers.fill(first.endpoint)
-        before = tiers.loaded()["l2"]
-        return talk.say("And then?").cached > 0 and tiers.loaded()["l2"] - before >= first.prompt // BLOCK * BLOCK
-
-    # Each engine sees in its own time that there is a server again.
-    wait(found, "what the server before had stored is loaded from the volume")
