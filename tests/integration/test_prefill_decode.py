@@ -1,41 +1,27 @@
 """Prefill and decode apart through a real Envoy: headers, sidecars, accounts, and what happens without a prefiller."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from tests.support.gateway.chain import Laptop, eventually, laptop
+from tests.support.gateway.chain import Laptop, eventually
+from tests.support.gateway.roles import (
+    DECODERS,
+    apart,
+    check_that_answers_are_what_one_engine_would_say,
+    check_that_one_prefills_and_another_decodes,
+)
 from tooling.laptop.chain import write_endpoints
-from tooling.laptop.engines import Simulated
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
-
-ALWAYS = """
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- type: expected-ttft
-- type: role-profile-handler
-  parameters: {decider: always-disagg-pd-decider}
-"""
-DECODERS = {"pod-b", "pod-c"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
-    engine = Simulated(flags=("--time-scale", "5"), roles=("prefill", "decode", "decode"))
-    async with laptop(tmp_path_factory.mktemp("roles"), engine=engine, wiring="full-duplex") as made:
-        await made.chain.reconfigure(made.config, ALWAYS)
+    async with apart(tmp_path_factory.mktemp("roles")) as made:
         yield made
-
-
-async def engine_figure(chain: Laptop, url: str, name: str) -> float:
-    async with chain.http.get(f"{url}/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 async def newest(chain: Laptop) -> dict[str, Any]:
@@ -45,30 +31,11 @@ async def newest(chain: Laptop) -> dict[str, Any]:
 
 
 async def test_one_pod_prefills_and_another_decodes(chain: Laptop) -> None:
-    prefiller = chain.pod("pod-a")
-    before = await engine_figure(chain, prefiller.url, "vllm:prompt_tokens_total")
-    answer = await chain.chat("tell me all of it " * 100, max_tokens=7)
-    assert answer.status == 200
-    assert answer.headers["x-sim-pod"] in DECODERS
-    assert (await answer.json())["usage"]["completion_tokens"] == 7
-    decision = await newest(chain)
-    assert decision["prefill"] == ["default/pod-a"]
-    assert decision["endpoint"] in ("default/pod-b", "default/pod-c")
-    assert await engine_figure(chain, prefiller.url, "vllm:prompt_tokens_total") > before + 300
-    served = chain.pod(decision["endpoint"].removeprefix("default/"))
-    by_itself = 'vllm:prompt_tokens_by_source_total{engine="0",model_name="sim",source="local_compute"}'
-    assert await engine_figure(chain, served.url, by_itself) <= 16
+    await check_that_one_prefills_and_another_decodes(chain)
 
 
 async def test_answers_are_what_one_engine_would_say(chain: Laptop) -> None:
-    body = {"model": "sim", "prompt": "the same from both " * 60, "max_tokens": 12, "stream": True}
-    said = []
-    for url in (chain.url, chain.pod("pod-a").url):
-        async with chain.http.post(f"{url}/v1/completions", json=body) as answer:
-            events = [line[6:] for line in (await answer.text()).splitlines() if line.startswith("data: {")]
-        said.append([json.loads(event)["choices"] for event in events])
-    assert said[0] == said[1]
-    assert len(said[0]) >= 12
+    await check_that_answers_are_what_one_engine_would_say(chain)
 
 
 async def test_no_prefiller_ever_decodes_and_all_accounts_end(chain: Laptop) -> None:

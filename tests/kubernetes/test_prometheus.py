@@ -26,6 +26,7 @@ from epp.configuration.loader import strategy_text
 from epp.protocol import ROLE_LABEL
 from tests.support.engines.coordinator import StandIn
 from tests.support.gateway.chain import Laptop, eventually, laptop
+from tests.support.gateway.roles import ALWAYS
 from tests.support.process.waiting import beside
 from tooling.laptop.engines import Simulated
 from tooling.laptop.ports import free_ports
@@ -74,14 +75,6 @@ plugins:
 schedulingProfiles:
 - name: default
   plugins: [{pluginRef: expected-ttft}, {pluginRef: max-score-picker}]
-"""
-APART = """
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- type: expected-ttft
-- type: role-profile-handler
-  parameters: {decider: always-disagg-pd-decider}
 """
 AT_MOST = 150.0
 """Seconds until a query has data or an alert fires; never reached where all is well."""
@@ -259,7 +252,7 @@ async def test_kv_events_and_tiers(watched: Watched) -> None:
 async def test_prefill_and_decode(watched: Watched) -> None:
     chain = watched.chain
     watched.endpoints(("prefill", "decode", "decode"))
-    await chain.chain.reconfigure(chain.config, APART)
+    await chain.chain.reconfigure(chain.config, ALWAYS)
     async with watched.asked({}, NOBODY, by=2):
         assert await watched.fires("WarmpathRefusing")
         assert await watched.fires("WarmpathNoEndpoints", pool="nobody")

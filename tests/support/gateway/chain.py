@@ -175,9 +175,9 @@ class Laptop:
         pools, _ = await self.chain.seen(1)
         return sum(endpoint["in_flight"] for pool in pools for endpoint in pool["endpoints"])
 
-    async def metric(self, name: str, **labels: str) -> float:
-        """Sum of the first replica's samples of that name whose labels include these."""
-        async with self.http.get(f"{self.chain.replicas[0].admin}/metrics") as answer:
+    async def metric(self, name: str, *, at: str = "", **labels: str) -> float:
+        """Sum of the samples of that name whose labels include these, of the first replica or of the server `at`."""
+        async with self.http.get(f"{at or self.chain.replicas[0].admin}/metrics") as answer:
             families = text_string_to_metric_families(await answer.text())
         samples = [sample for family in families for sample in family.samples if sample.name == name]
         return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
