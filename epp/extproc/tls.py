@@ -171,11 +171,16 @@ def _context(pair: Pair, ciphers: str | None) -> ssl.SSLContext:
     context.set_alpn_protocols(["h2"])
     if ciphers is not None:
         context.set_ciphers(ciphers)
+    try:
+        load_pair(context, pair)
+    except OSError as error:
+        raise ConfigError("--cert-path", f"this certificate cannot be used: {error}") from error
+    return context
+
+
+def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
+    """Have the context show this pair. Raises OSError."""
     with NamedTemporaryFile(suffix=".pem") as file:  # readable by this user alone; `ssl` takes nothing but files
         file.write(pair[0] + b"\n" + pair[1])
         file.flush()
-        try:
-            context.load_cert_chain(file.name)
-        except OSError as error:
-            raise ConfigError("--cert-path", f"this certificate cannot be used: {error}") from error
-    return context
+        context.load_cert_chain(file.name)

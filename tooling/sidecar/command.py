@@ -7,13 +7,12 @@ import signal
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvloop
 
 from epp.errors import ConfigError
-from epp.extproc.tls import make_pair
+from epp.extproc.tls import load_pair, make_pair
 from epp.telemetry import log as logs
 from tooling.sidecar.proxy import Sidecar, SidecarSettings
 
@@ -35,10 +34,7 @@ def tls_of(directory: Path | None) -> ssl.SSLContext:
     """From tls.crt and tls.key, as cert-manager writes them; None: from a pair made here. Raises ConfigError."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     if directory is None:
-        with NamedTemporaryFile(suffix=".pem") as file:  # readable by this user alone; `ssl` takes nothing but files
-            file.write(b"".join(make_pair()))
-            file.flush()
-            context.load_cert_chain(file.name)
+        load_pair(context, make_pair())
         return context
     try:
         context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
