@@ -96,7 +96,7 @@ def best(decision: Decision) -> dict[str, Any] | None:
     """The profile that a list shows, with its best endpoints only; None: no profile ran."""
     if not decision.runs:
         return None
-    run = next((run for run in reversed(decision.runs) if not run.stage), decision.runs[-1])
+    run = decision.last_run
     places = nlargest(BEST, range(len(run.endpoints)), key=run.totals.__getitem__)
     chosen = decision.endpoint
     here = [at for at, endpoint in enumerate(run.endpoints) if endpoint is chosen]

@@ -313,7 +313,7 @@ def brief(decision: Decision) -> str:
     """
     if not decision.runs:
         return "no profile ran"
-    run = next((run for run in reversed(decision.runs) if not run.stage), decision.runs[-1])
+    run = decision.last_run
     found = [f"{run.profile}: 1 of {len(run.endpoints) + run.others}"]
     chosen = decision.endpoint
     for i, endpoint in enumerate(run.endpoints):

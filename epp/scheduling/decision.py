@@ -122,6 +122,11 @@ class Decision(msgspec.Struct, eq=False):
         return self.predictions.get(self.endpoint)
 
     @property
+    def last_run(self) -> ProfileRun:
+        """The last that is of no stage, or the last of all. Not of a decision without runs."""
+        return next((run for run in reversed(self.runs) if not run.stage), self.runs[-1])
+
+    @property
     def destination(self) -> str:
         """Value of the destination header and metadata: `ip:port[,ip:port…]`."""
         if len(self.endpoints) == 1 and not self.port:
