@@ -119,7 +119,12 @@ MODULES: Final = {"epp.rivals": "tooling.policies"}
 """Older name of a module of ours -> the one that has its plugins."""
 
 _PLAIN: Final = Idle("pages are read over plain HTTP")
-_METRICS_OFTEN: Final = Idle("--refresh-metrics-interval says how often")
+_PAGES: Final[Mapping[str, tuple[Any, ...] | Idle]] = {
+    "scheme": ("http",),
+    "insecureSkipVerify": (True,),
+    **dict.fromkeys(("caCertPath", "clientCertPath", "clientKeyPath"), _PLAIN),
+}
+"""Parameters of what reads pages of endpoints."""
 _TOKENS: Final = Idle("tokens come from the files of --tokenizer, else from a pod's own /tokenize")
 BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "openai-parser": {},
@@ -130,21 +135,13 @@ BUILT_IN: Final[Mapping[str, Mapping[str, tuple[Any, ...] | Idle]]] = {
     "vertexai-parser": {},
     "passthrough-parser": {},
     "metrics-data-source": {
-        "scheme": ("http",),
+        **_PAGES,
         "path": ("/metrics",),
-        "insecureSkipVerify": (True,),
-        "caCertPath": _PLAIN,
-        "clientCertPath": _PLAIN,
-        "clientKeyPath": _PLAIN,
-        "interval": _METRICS_OFTEN,
+        "interval": Idle("--refresh-metrics-interval says how often"),
     },
     "models-data-source": {
-        "scheme": ("http",),
+        **_PAGES,
         "path": ("/v1/models",),
-        "insecureSkipVerify": (True,),
-        "caCertPath": _PLAIN,
-        "clientCertPath": _PLAIN,
-        "clientKeyPath": _PLAIN,
         "interval": Idle("models are read every ten seconds"),
     },
     "models-data-extractor": {},
@@ -300,7 +297,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
     "p2p-source-producer": {"prefillProfileName": Idle("it is known who computes the prompt")},
-    "dcgm-data-source": {"insecureSkipVerify": Idle("pages are read over plain HTTP", True)},
+    "dcgm-data-source": {"insecureSkipVerify": _PLAIN._replace(usual=True)},
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},
 }
 """Type -> its parameters that are taken from llm-d's files and do nothing."""
