@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
@@ -77,14 +77,13 @@ def command(*arguments: str, text: str = "") -> str:
 
 def served(*flags: str) -> str:
     """What `warmpath serve` prints, in a process of its own: it sets up logs, signals and the event loop."""
-    done = subprocess.run(
-        [sys.executable, "-m", "epp.cli", "serve", *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=AT_MOST,
-        check=False,
-    )
+    return failed("-m", "epp.cli", "serve", *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def failed(*arguments: str, env: Mapping[str, str]) -> str:
+    """What Python prints that is run with these; it must not end well."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=AT_MOST, check=False)
     assert done.returncode != 0, done.stdout
     return done.stdout + done.stderr
 
@@ -153,21 +152,8 @@ def hung() -> str:
 
 def without(module: str, *arguments: str) -> str:
     """What a command prints where a package is not installed."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.modules[{module!r}] = None; from epp.cli import main; main()",
-            *arguments,
-        ],
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": os.environ["HOME"]},
-        capture_output=True,
-        text=True,
-        timeout=AT_MOST,
-        check=False,
-    )
-    assert done.returncode != 0, done.stdout
-    return done.stdout + done.stderr
+    program = f"import sys; sys.modules[{module!r}] = None; from epp.cli import main; main()"
+    return failed("-c", program, *arguments, env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": os.environ["HOME"]})
 
 
 class Said(Metrics):
