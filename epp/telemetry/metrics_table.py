@@ -396,7 +396,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "llm_d_epp_inflight_requests",
         "gauge",
-        "The same by pod, all its ports together",
+        "The same under llm-d's labels; a pod with several ports has a name for each",
         ("endpoint_name", "namespace"),
     ),
     Family(

@@ -57,7 +57,7 @@ class SidecarSettings:
     port: int = 8000
     model_server_port: int = 8200
     kv_connector: Connector = "nixlv2"
-    enable_prefiller_sampling: bool | None = False
+    enable_prefiller_sampling: bool = False
     """Of several prefillers that are named, take one by chance instead of the first."""
     prefill_max_retries: int = 0
     prefill_retry_backoff: float = 0.1
