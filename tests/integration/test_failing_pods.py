@@ -46,17 +46,17 @@ async def well(chain: Laptop, *pods: LaptopPod) -> None:
     )
 
 
-async def answers(chain: Laptop, count: int, stream: bool = True, patience: float = 5.0) -> "Counter[str]":
+async def answers(chain: Laptop, count: int, stream: bool = True, timeout: float = 5.0) -> "Counter[str]":
     """Answers by pod, and those that failed, of so many requests sent at `RATE`, of 60 tokens; each is given up after
-    `patience` seconds.
+    `timeout` seconds.
     """
-    timeout = aiohttp.ClientTimeout(total=patience)
+    most = aiohttp.ClientTimeout(total=timeout)
 
     async def one() -> str:
         prompt = f"{next(_number)} is a prompt of its own"
         body: dict[str, Any] = {"model": "sim", "prompt": prompt, "max_tokens": 60, "stream": stream}
         try:
-            async with chain.http.post(f"{chain.url}/v1/completions", json=body, timeout=timeout) as answer:
+            async with chain.http.post(f"{chain.url}/v1/completions", json=body, timeout=most) as answer:
                 await answer.read()
                 return answer.headers["x-sim-pod"] if answer.status == 200 else "failed"
         except (aiohttp.ClientError, TimeoutError):
@@ -113,7 +113,7 @@ async def test_one_that_hangs_gets_nothing_until_its_metrics_are_read_again(chai
     seen = await answers(chain, RATE)
     assert seen[ill.name] > 0
     await chain.faults(ill, hang=True, metrics="hang")
-    unanswered = asyncio.ensure_future(answers(chain, RATE, patience=600))
+    unanswered = asyncio.ensure_future(answers(chain, RATE, timeout=600))
     try:
         await eventually(
             lambda: chain.metric("warmpath_degraded_now", reason="endpoint-hanging"), lambda now: now == 1, seconds=240
