@@ -516,7 +516,10 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     help="Ranks of the engine: each has a port of its own, and one here, counted from the two ports above.",
 )  # fmt: skip
 @click.option(
-    "--enable-prefiller-sampling", default=False, type=click.BOOL, help="Of several prefillers named take one by chance."
+    "--enable-prefiller-sampling",
+    default=False,
+    type=click.BOOL,
+    help="Of several prefillers named take one by chance.",
 )
 @click.option("--prefill-max-retries", default=0, show_default=True, type=click.IntRange(0, 10))
 @click.option("--prefill-retry-backoff", default="100ms", show_default=True, type=Duration())
