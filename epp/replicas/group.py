@@ -102,7 +102,7 @@ class ReplicaGroup:
 
     def _not_let_in(self, why: str) -> None:
         expected = "expected --replica-secret-file with the same content everywhere"
-        self._degraded("replicas-secret", f"a replica that connects was refused: {why}; {expected}")
+        self._degraded("replicas-secret", f"a connection between replicas was refused: {why}; {expected}")
 
     @property
     def live(self) -> int:

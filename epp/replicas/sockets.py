@@ -41,8 +41,8 @@ def keys_of(secret: bytes) -> tuple[bytes, bytes]:
 
 
 class Sockets:
-    """Of this process. `received(address, frame)`, `asked(topic)` and `refused(why)`, of who was not let in, are called
-    on the event loop.
+    """Of this process. `received(address, frame)`, `asked(topic)` and `refused(why)`, of a peer that this end did not
+    let in or that did not let in this end, are called on the event loop.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, 1023)
         self._authenticator: AsyncioAuthenticator | None = None
         self._publisher = self._socket(zmq.XPUB)
-        self._handshakes = self._publisher.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         self._peers: dict[str, zmq.SyncSocket] = {}
+        self._handshakes: dict[zmq.SyncSocket, zmq.SyncSocket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def open(self, host: str, port: int) -> int:
@@ -83,7 +83,7 @@ class Sockets:
         except zmq.ZMQError as error:
             raise ConfigError("--replica-port", f"cannot listen on {where}:{port}: {error}") from error
         self._loop.add_reader(self._publisher.fileno(), self._take_subscriptions)
-        self._loop.add_reader(self._handshakes.fileno(), self._take_handshakes)
+        self._watch_handshakes(self._publisher)
         endpoint = self._publisher.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(endpoint, bytes)
         return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
@@ -94,9 +94,7 @@ class Sockets:
             self.disconnect(address)
         if self._loop is not None:
             self._loop.remove_reader(self._publisher.fileno())
-            self._loop.remove_reader(self._handshakes.fileno())
-        self._publisher.disable_monitor()
-        self._handshakes.close(linger=0)
+        self._close_handshakes(self._publisher)
         self._publisher.close(linger=_LINGER)
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -109,6 +107,7 @@ class Sockets:
         if self._keys is not None:
             socket.curve_publickey, socket.curve_secretkey = self._keys
             socket.curve_serverkey = self._keys[0]
+        self._watch_handshakes(socket)
         socket.connect(f"tcp://{address}")
         self._loop.add_reader(socket.fileno(), self._take, address)
 
@@ -117,6 +116,7 @@ class Sockets:
         socket = self._peers.pop(address, None)
         if socket is not None:
             self._loop.remove_reader(socket.fileno())
+            self._close_handshakes(socket)
             socket.close(linger=0)
 
     def publish(self, frame: bytes) -> None:
@@ -148,7 +148,8 @@ class Sockets:
         """
         assert self._loop is not None
         self._loop.call_soon(self._take_subscriptions)
-        self._loop.call_soon(self._take_handshakes)
+        for socket in self._handshakes:
+            self._loop.call_soon(self._take_handshakes, socket)
         for address in self._peers:
             self._loop.call_soon(self._take, address)
 
@@ -192,10 +193,25 @@ class Sockets:
             if message[:1] == b"\1" and len(topic) == wire.TOPIC_BYTES and topic[:1] in (wire.SNAPSHOT, wire.IN_FLIGHT):
                 self._asked(topic)
 
-    def _take_handshakes(self) -> None:
-        while not self._handshakes.closed:
+    def _watch_handshakes(self, socket: zmq.SyncSocket) -> None:
+        """Of both ends: where one has a secret and the other has none, the end that notices first closes the
+        connection, and the other may never hear why.
+        """
+        assert self._loop is not None
+        monitor = self._handshakes[socket] = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        self._loop.add_reader(monitor.fileno(), self._take_handshakes, socket)
+
+    def _close_handshakes(self, socket: zmq.SyncSocket) -> None:
+        monitor = self._handshakes.pop(socket, None)
+        if monitor is not None and self._loop is not None:
+            self._loop.remove_reader(monitor.fileno())
+            socket.disable_monitor()
+            monitor.close(linger=0)
+
+    def _take_handshakes(self, socket: zmq.SyncSocket) -> None:
+        while (monitor := self._handshakes.get(socket)) is not None:
             try:
-                event = parse_monitor_message(self._handshakes.recv_multipart(zmq.NOBLOCK))
+                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
             if (why := _STRANGERS.get(event["value"])) is not None:

@@ -184,23 +184,28 @@ def not_let_in() -> str:
     said = Said()
     group = ReplicaGroup(ReplicaSettings("127.0.0.1", 0), time.monotonic, Random(1), said.degraded, said.recovered)
 
-    def sockets(refused: Callable[[str], None], secret: bytes | None) -> tuple[Sockets, str]:
-        made = Sockets(lambda address, frame: None, lambda topic: None, refused, secret)
+    def sockets(secret: bytes | None) -> tuple[Sockets, str]:
+        made = Sockets(lambda address, frame: None, lambda topic: None, group._not_let_in, secret)
         return made, f"127.0.0.1:{made.open('127.0.0.1', 0)}"
 
     async def connect() -> None:
         group.open()
-        one, address = sockets(group._not_let_in, b"ours")
-        for number, secret in enumerate((b"another", None)):
-            other, _ = sockets(lambda why: None, secret)
-            other.subscribe(address, LIVE_TOPIC)
-            async with asyncio.timeout(AT_MOST):
-                while len({*said.lines}) <= number:
-                    one.poll()  # as a group does
-                    await asyncio.sleep(0.05)
-            other.close()
-        one.close()
-        group.close()
+        one, address = sockets(b"ours")
+        try:
+            for number, secret in enumerate((b"another", None)):
+                other, _ = sockets(secret)
+                try:
+                    other.subscribe(address, LIVE_TOPIC)
+                    async with asyncio.timeout(AT_MOST):
+                        while len({*said.lines}) <= number:
+                            one.poll()  # as a group does
+                            other.poll()  # either end may be the one that hears of it
+                            await asyncio.sleep(0.05)
+                finally:
+                    other.close()
+        finally:
+            one.close()
+            group.close()
 
     asyncio.run(connect())
     return said.text
