@@ -10,18 +10,23 @@ compares with another implementation.
 """
 
 import argparse
+import atexit
+import functools
 import hashlib
 import json
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 from jinja2 import TemplateError
@@ -147,10 +152,12 @@ def fuzz(name: str, target: Target, inputs: int, seconds: float, seed: int) -> R
     return Report(name, done, refused, time.monotonic() - start, slowest, _rss_kb() - before, findings)
 
 
-def _tried(target: Target, data: bytes) -> Exception | None:
+def _tried(target: Target, data: bytes) -> BaseException | None:
     try:
         target.read(data)
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
         return error
     return None
 
@@ -303,35 +310,48 @@ def templates(data: bytes) -> None:
     )
 
 
-@contextmanager
-def _file(name: str, data: bytes) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        path = Path(folder) / name
-        path.write_bytes(data)
-        yield path
+@functools.cache
+def _folder() -> Path:
+    """Of this process, in memory where that can be had; gone with it."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="warmpath-fuzz-", dir=memory if memory.is_dir() else None))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
-def _corpus(name: str) -> list[bytes]:
+def _file(name: str, data: bytes) -> Path:
+    """A file of that name with that content. The one folder serves all inputs, each of which writes it anew."""
+    path = _folder() / name
+    path.write_bytes(data)
+    return path
+
+
+@functools.cache
+def _corpus(name: str) -> Sequence[bytes]:
     return [file.read_bytes() for file in sorted((Path(__file__).parent / "fuzz_corpus" / name).iterdir())]
 
 
 def tokenizer_files(data: bytes) -> None:
     """Either file of the two, as it begins."""
-    tokenizer, settings = _corpus("tokenizer_files")
+    tokenizer, settings, *_ = _corpus("tokenizer_files")
     is_settings = b"chat_template" in data[:60]
-    with _file("tokenizer_config.json", data if is_settings else settings) as path:
-        (path.parent / "tokenizer.json").write_bytes(tokenizer if is_settings else data)
-        ModelTokenizer.load(path.parent, TokenCache(1 << 20))
+    path = _file("tokenizer_config.json", data if is_settings else settings)
+    _file("tokenizer.json", tokenizer if is_settings else data)
+    ModelTokenizer.load(path.parent, TokenCache(1 << 20))
+
+
+INSTALLED: Final = functools.cache(metadata.entry_points)
+"""What is installed does not change here, and looking takes as long as reading a configuration."""
 
 
 def configurations(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
-    load_text(text, clock=lambda: 0.0, random=random.Random(1), plugins_from=())
+    with patch.object(metadata, "entry_points", INSTALLED):
+        load_text(text, clock=lambda: 0.0, random=random.Random(1), plugins_from=())
 
 
 def pool_files(data: bytes) -> None:
-    with _file("pools.yaml", data) as path:
-        static.load([path])
+    static.load([_file("pools.yaml", data)])
 
 
 def kubernetes_objects(data: bytes) -> None:
@@ -347,8 +367,7 @@ def kubernetes_objects(data: bytes) -> None:
 
 
 def traces(data: bytes) -> None:
-    with _file("t.jsonl", data) as path:
-        read_mooncake(path, limit=50)
+    read_mooncake(_file("t.jsonl", data), limit=50)
 
 
 def replica_frames(data: bytes) -> None:
@@ -383,6 +402,7 @@ STREAMS: Final = [
     if sum(map(len, each)) < 9000
 ]
 STRATEGIES: Final = [strategy_text(name).encode() for name in ("prefix-aware", "kv-aware", "session", "least-load")]
+CONFIGS: Final = [file.read_bytes() for file in sorted((ROOT / "manifests" / "configs").glob("*.yaml"))]
 BEAT: Final = replicas.Beat(1, 2.0, {3: (4.0, 5.0)}, ready=True, open=6)
 MESSAGES: Final = (BEAT, replicas.Begin(7), replicas.Leaving())
 FRAME: Final = replicas.frame(b"l", 1, 2, [replicas.encode(message) for message in MESSAGES])
@@ -394,12 +414,14 @@ TARGETS: Final = {
     "rewrites": Target(rewrites, _corpus("bodies"), (EppError,)),
     "answers": Target(answers, _corpus("answers")),
     "kv_events": Target(kv_events, EVENTS, (MalformedBatch,)),
-    "metrics_pages": Target(metrics_pages, [vllm_page(), vllm_page(lora=ADAPTERS, buckets=3)]),
+    "metrics_pages": Target(
+        metrics_pages, [vllm_page(), vllm_page(lora=ADAPTERS, buckets=3), *_corpus("metrics_pages")]
+    ),
     "endpoints_answers": Target(endpoints_answers, _corpus("endpoints_answers"), (BadAnswer,)),
     "coordinator": Target(coordinator, _corpus("coordinator"), (Away, *NOT_OURS)),
     "templates": Target(templates, _corpus("templates"), (TemplateError, TemplateTooLong, RecursionError)),
     "tokenizer_files": Target(tokenizer_files, _corpus("tokenizer_files"), (ConfigError,)),
-    "configurations": Target(configurations, STRATEGIES, (ConfigError,)),
+    "configurations": Target(configurations, [*STRATEGIES, *CONFIGS, *_corpus("configurations")], (ConfigError,)),
     "pool_files": Target(pool_files, _corpus("pool_files"), (ConfigError,)),
     "kubernetes_objects": Target(kubernetes_objects, _corpus("kubernetes_objects"), NOT_OURS),
     "traces": Target(traces, _corpus("traces"), (ConfigError,)),

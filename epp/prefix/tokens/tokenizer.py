@@ -14,6 +14,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +68,10 @@ _TRIALS: Final = (
 
 class TooLate(Exception):
     """The time given was over before all was read. What was read is remembered."""
+
+
+class LibraryPanic(Exception):
+    """The `tokenizers` library met what its authors thought could not be. Its own class for that is no Exception."""
 
 
 class ModelTokenizer:
@@ -128,14 +133,15 @@ class ModelTokenizer:
         settings = _json(directory / "tokenizer_config.json", optional=True)
         if "added_tokens_decoder" not in settings:  # newer files say all in one place
             settings |= _json(directory / "special_tokens_map.json", optional=True)
-        tokenizer = _read_tokenizer(directory / "tokenizer.json")
-        try:
-            named = _complete(tokenizer, settings)
-        except ValueError as error:  # half a surrogate pair is text in JSON, and none for the library
-            where = directory / "tokenizer_config.json"
-            raise ConfigError(str(where), f"expected tokens that are Unicode text: {str(error)[:200]}") from None
-        templates = ChatTemplates.load(directory, settings, chat_template, content_format)
-        return cls(tokenizer, templates, named, chat_template_kwargs or {}, pieces)
+        with _refused(directory / "tokenizer.json") as path:
+            tokenizer = _read_tokenizer(path)
+            try:
+                named = _complete(tokenizer, settings)
+            except ValueError as error:  # half a surrogate pair is text in JSON, and none for the library
+                where = directory / "tokenizer_config.json"
+                raise ConfigError(str(where), f"expected tokens that are Unicode text: {str(error)[:200]}") from None
+            templates = ChatTemplates.load(directory, settings, chat_template, content_format)
+            return cls(tokenizer, templates, named, chat_template_kwargs or {}, pieces)
 
     @property
     def cut(self) -> bool:
@@ -242,8 +248,13 @@ class ModelTokenizer:
 
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool = False) -> list[int]:
-    """In a batch of one: that way, and not with `encode`, other threads run meanwhile."""
-    encodings: list[Encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+    """In a batch of one: that way, and not with `encode`, other threads run meanwhile. Raises LibraryPanic."""
+    try:
+        encodings: list[Encoding] = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+    except BaseException as error:
+        if _is_panic(error):
+            raise LibraryPanic(str(error)) from None
+        raise
     found: list[int] = encodings[0].ids
     return found
 
@@ -340,6 +351,23 @@ def _template(source: str, where: Path) -> ChatTemplate:
         return ChatTemplate(source)
     except (TemplateError, RecursionError) as error:
         raise ConfigError(str(where), f"expected a chat template in Jinja: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[Path]:
+    """What the library fails at when it is used is as wrong as what it does not read: ConfigError."""
+    try:
+        yield path
+    except BaseException as error:
+        if type(error) in (Exception, LibraryPanic) or _is_panic(error):  # its own class for all else is Exception
+            expected = "expected a tokenizer that the `tokenizers` library can use"
+            raise ConfigError(str(path), f"{expected}, it fails with {str(error)[:200]!r}") from None
+        raise
+
+
+def _is_panic(error: BaseException) -> bool:
+    """The class, made by pyo3, cannot be imported, and each library has one of its own."""
+    return type(error).__name__ == "PanicException"
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

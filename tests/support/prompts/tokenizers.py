@@ -199,6 +199,14 @@ def make(style: str, directory: Path) -> Path:
     return write(directory, tokenizer, settings, template)
 
 
+def panicking() -> Tokenizer:
+    """It reads one character, as is tried when it is loaded, and the library panics of any longer text."""
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[], byte_fallback=True))
+    tokenizer.normalizer = normalizers.Prepend("")
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return tokenizer
+
+
 def write(directory: Path, tokenizer: Tokenizer, settings: Mapping[str, Any], template: str | None) -> Path:
     directory.mkdir(parents=True)
     tokenizer.save(str(directory / "tokenizer.json"))

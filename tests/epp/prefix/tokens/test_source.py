@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.remote import Remote
 from epp.prefix.tokens.source import ANY_MODEL, TokenizerFiles, Tokens, load_tokenizers, tokenizer_files
 from tests.support.process.waiting import until
-from tests.support.prompts.tokenizers import make
+from tests.support.prompts.tokenizers import make, panicking, write
 from tooling.simulator import tokenizer as sim
 from tooling.simulator.server import SimulatedPod
 
@@ -113,6 +114,15 @@ async def test_text_that_no_tokenizer_takes_fails(tokens: Made) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     body = {"messages": [{"role": "assistant", "tool_calls": [call]}, CHAT["messages"][0]]}
     assert await reason(tokens(deadline=60.0), asked(body)) == "failed"
+
+
+async def test_text_of_which_the_library_panics_fails(tmp_path: Path) -> None:
+    """A panic is no Exception: unnoticed, one request would end the picker."""
+    directory = write(tmp_path / "m", panicking(), {}, "{{ messages[0].content }}")
+    pieces = TokenCache(1 << 20)
+    reader = Tokens(load_tokenizers({"m": TokenizerFiles(str(directory))}, pieces), pieces, deadline=60.0)
+    with closing(reader):
+        assert await reason(reader, asked(CHAT)) == "failed"
 
 
 async def test_an_endless_template_is_late_and_holds_nothing_up(tokens: Made) -> None:

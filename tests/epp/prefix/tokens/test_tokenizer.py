@@ -18,9 +18,9 @@ from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import Text, prompt_of
 from epp.prefix.tokens.sandbox import TemplateTooLong
-from epp.prefix.tokens.tokenizer import LONGEST_PIECE, LONGEST_TEXT, ModelTokenizer, TooLate
+from epp.prefix.tokens.tokenizer import LONGEST_PIECE, LONGEST_TEXT, LibraryPanic, ModelTokenizer, TooLate
 from tests.support.prompts.bodies import PROMPTS
-from tests.support.prompts.tokenizers import QWEN, STYLES, make, write
+from tests.support.prompts.tokenizers import QWEN, STYLES, make, panicking, write
 
 Load = Callable[[str], tuple[ModelTokenizer, Tokenizer]]
 GOLDEN = Path(__file__).parent / "golden" / "vllm-0.32.json"
@@ -331,6 +331,23 @@ def test_files_that_are_no_good_are_refused(tmp_path: Path, change: Callable[[Pa
     change(directory)
     with pytest.raises(ConfigError, match=reported):
         ModelTokenizer.load(directory, TokenCache(10_000))
+
+
+def test_files_that_are_read_and_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    """The library raises something that is no Exception, or its own Exception."""
+    panics = panicking()
+    panics.add_special_tokens([AddedToken("<s>", normalized=False)])  # texts are tried where there is where to cut
+    word_level = Tokenizer(models.WordLevel({"b": 0}, unk_token="[UNK]"))
+    for name, tokenizer, said in (("panics", panics, "index out of bounds"), ("unknown", word_level, "Missing")):
+        expected = rf"tokenizer\.json: expected a tokenizer that .* can use, it fails with .*{said}"
+        with pytest.raises(ConfigError, match=expected):
+            ModelTokenizer.load(write(tmp_path / name, tokenizer, {}, None), TokenCache(10_000))
+
+
+def test_a_panic_of_the_library_is_an_exception(tmp_path: Path) -> None:
+    tokenizer = ModelTokenizer.load(write(tmp_path / "m", panicking(), {}, None), TokenCache(10_000))
+    with pytest.raises(LibraryPanic, match="index out of bounds"):
+        tokenizer.ids(Text("ab"), 60.0)
 
 
 def test_a_directory_that_is_not_there_is_reported(tmp_path: Path) -> None:
