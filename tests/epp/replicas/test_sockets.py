@@ -91,14 +91,14 @@ async def test_strangers_neither_listen_nor_speak_and_it_is_said(secret: bytes |
         b.sockets.subscribe(a.address, wire.LIVE)
         await arrives(a, b)
 
-        def heard() -> bool:
+        def received() -> bool:
             """By either: the end that notices first closes the connection, and the other may never hear why."""
             return said(a) | said(stranger) == {why}
 
         for one, other in ((stranger, a), (a, stranger)):
             one.sockets.subscribe(other.address, wire.LIVE)
             one.sockets.subscribe(other.address, wire.topic_of(wire.SNAPSHOT, 9, 1))
-            await until(heard)
+            await until(received)
             stranger.sockets.publish(FRAME)
             await arrives(a, b)
             assert (a.received, a.asked, stranger.received, stranger.asked) == ([], [], [], [])
