@@ -4,7 +4,9 @@ The reference picker's flags and files (GIE v1.5 `--secure-serving`, `--cert-pat
 directory is looked at again for each new connection, so a renewed certificate needs no restart.
 """
 
+import os
 import ssl
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,7 +182,9 @@ def _context(pair: Pair, ciphers: str | None) -> ssl.SSLContext:
 
 def load_pair(context: ssl.SSLContext, pair: Pair) -> None:
     """Have the context show this pair. Raises OSError."""
-    with NamedTemporaryFile(suffix=".pem") as file:  # readable by this user alone; `ssl` takes nothing but files
-        file.write(pair[0] + b"\n" + pair[1])
+    # `ssl` takes nothing but files that have a name. One in memory where there can be: a container may have no other.
+    memory = sys.platform == "linux"
+    with open(os.memfd_create("pair"), "wb") if memory else NamedTemporaryFile(suffix=".pem") as file:
+        file.write(b"\n".join(pair))
         file.flush()
-        context.load_cert_chain(file.name)
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}" if memory else file.name)

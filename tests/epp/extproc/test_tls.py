@@ -1,6 +1,8 @@
 import asyncio
 import os
 import ssl
+import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +44,14 @@ async def seen(port: int) -> str:
 
 
 async def test_self_signed_is_enough_for_a_gateway() -> None:
+    settings = Settings(listen=LOOPBACK, health=LOOPBACK, certificate=Certificate(None, Metrics()))
+    async with ext_proc_server(Route(), settings) as served:
+        assert "BEGIN CERTIFICATE" in await seen(served.ports[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a key can be loaded from a file on a disk only")
+async def test_no_disk_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")  # as with a root file system that is read-only
     settings = Settings(listen=LOOPBACK, health=LOOPBACK, certificate=Certificate(None, Metrics()))
     async with ext_proc_server(Route(), settings) as served:
         assert "BEGIN CERTIFICATE" in await seen(served.ports[0])
