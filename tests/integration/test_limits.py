@@ -96,14 +96,16 @@ async def test_what_a_request_may_be_is_said_as_openai_says_it(chain: Laptop) ->
 async def test_requests_at_once_count_over_replicas_and_end_with_their_clients(chain: Laptop) -> None:
     for pod in chain.chain.pods:
         await chain.faults(pod, hang=True)
-    holding = []
-    for _ in range(2):
-        holding.append(asyncio.ensure_future(chain.chat("hold", headers=token("few"))))
-        await asyncio.sleep(0.3)
+    holding = [asyncio.ensure_future(chain.chat("hold", headers=token("few"))) for _ in range(2)]
+    await eventually(chain.hanging, lambda count: count == len(holding))
     for pod in chain.chain.pods:
         await chain.faults(pod)
-    for _ in range(4):
-        assert (await chain.chat("one more", headers=token("few"))).status == 429
+
+    async def refused() -> bool:
+        """Whether all are, whichever replica they come to."""
+        return all([(await chain.chat("one more", headers=token("few"))).status == 429 for _ in range(4)])
+
+    await eventually(refused, bool)
     for task in holding:
         task.cancel()
 

@@ -97,7 +97,7 @@ async def test_an_endpoint_that_would_miss_it_is_left_alone(chain: Laptop) -> No
     for pod in chain.chain.pods:
         await chain.faults(pod, hang=True)
     long = asyncio.ensure_future(chain.chat("long " * 20_000))
-    await eventually(chain.in_flight, lambda count: count == 1)
+    await eventually(chain.hanging, lambda count: count == 1)
     busy = (await newest(chain))["endpoint"]
     for pod in chain.chain.pods:
         await chain.faults(pod)

@@ -47,6 +47,7 @@ class Endpoints:
         self._generation = Generation(identity, clockwork, wall)
         self._chance = random.Random(identity.seed)
         self._load = 0
+        self._hanging = 0
 
     def application(self) -> web.Application:
         """The aiohttp application that serves this pod."""
@@ -108,7 +109,11 @@ class Endpoints:
         if faults.refuse:
             await cut(request)
         if faults.hang:
-            await asyncio.Event().wait()
+            self._hanging += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self._hanging -= 1
         if faults.status is not None:
             raise Refused(faults.status, "InjectedError", f"fault injected into {self._identity.name}")
         if faults.drop_after is not None:
@@ -196,7 +201,7 @@ class Endpoints:
     # --- faults -----------------------------------------------------------------------------------------------
 
     async def _show_faults(self, request: web.Request) -> web.Response:
-        return json_reply(msgspec.to_builtins(self._faults))
+        return json_reply({**msgspec.to_builtins(self._faults), "hanging": self._hanging})
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         return self._put(parse(await request.read(), Faults))

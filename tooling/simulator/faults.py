@@ -1,5 +1,7 @@
 """What goes wrong on purpose: set by `POST /admin/faults`, cleared by `DELETE`, shown by `GET`.
 
+`GET` says with them how many requests are `hanging` now.
+
 Faults hit the pod's own endpoints, never `/admin/*`. `/metrics` has its own fault and is spared by the others.
 """
 

@@ -161,6 +161,14 @@ class Laptop:
         async with self.http.post(f"{pod.url}/admin/faults", json=faults) as answer:
             assert answer.status == 200, await answer.text()
 
+    async def hanging(self) -> int:
+        """Requests that hang in pods. The picker has those on account that are still on their way there, too."""
+        counts = []
+        for pod in self.chain.pods:
+            async with self.http.get(f"{pod.url}/admin/faults") as answer:
+                counts.append((await answer.json())["hanging"])
+        return sum(counts)
+
     async def endpoints(self, pool: str = "sim") -> list[Any]:
         """TimeoutError where the picker is so busy that it does not tell."""
         pools, _ = await self.chain.seen(1)

@@ -33,6 +33,25 @@ async def test_a_hanging_pod_says_nothing(client: aiohttp.ClientSession) -> None
         assert response.status == 200
 
 
+async def test_a_pod_tells_how_many_requests_hang(client: aiohttp.ClientSession) -> None:
+    async def hanging() -> int:
+        async with client.get("/admin/faults") as response:
+            return int((await response.json())["hanging"])
+
+    await post(client, "/admin/faults", {"hang": True})
+    asking = [asyncio.ensure_future(client.get("/health")) for _ in range(2)]
+    async with asyncio.timeout(60):
+        while await hanging() < len(asking):
+            await asyncio.sleep(0.01)
+    await post(client, "/admin/faults", {})
+    assert await hanging() == len(asking), "they go on hanging"
+    for task in asking:
+        task.cancel()
+    async with asyncio.timeout(60):
+        while await hanging():
+            await asyncio.sleep(0.01)
+
+
 async def test_a_refusing_pod_cuts_the_connection(client: aiohttp.ClientSession) -> None:
     await post(client, "/admin/faults", {"refuse": True})
     with pytest.raises(aiohttp.ClientConnectionError):
