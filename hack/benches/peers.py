@@ -1,7 +1,7 @@
 """What a pick costs beside other endpoint pickers: CPU of each and of Envoy, behind the same Envoy, in the same run.
 
-    hack/bench peers --peer llm-d-router="hack/peers/llm-d-router run build/llm-d-epp {endpoints} {grpc_port}
-        {health_port} {metrics_port}"
+    ports="{endpoints} {grpc_port} {health_port} {metrics_port}"
+    hack/bench peers --peer gie="hack/peers/gie run $ports" --peer llm-d="hack/peers/llm-d-router run build/epp $ports"
 
 Any picker that speaks ext_proc can be compared: its command is started with the ports it has to listen on. Only ratios
 mean anything: absolute figures are the machine's. Each picker shares its core with the others, which are idle then.
