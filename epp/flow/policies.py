@@ -234,8 +234,8 @@ class PriorityHoldback(UsageLimitPolicy):
     """`priority-holdback-policy`: the highest priority up to `max_ceiling` (1.0), the lowest up to `min_ceiling`, those
     between in even steps (`domain: rank`) or as their numbers lie (`value`). `shape`: linear.
 
-    `min_ceiling` has no default in llm-d; here it is 0.5, at which chats beside batches have a TTFT (p95) of 1.4
-    times what they have alone, and the batches lose 2.6 % of their throughput (docs/flow-control.md).
+    `min_ceiling` has no default in llm-d; here it is 0.5, at which chats beside batches have a TTFT (p95) of 1.5
+    times what they have alone, and the batches lose 1.9 % of their throughput (docs/flow-control.md).
     """
 
     min_ceiling: float = 0.5

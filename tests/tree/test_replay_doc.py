@@ -70,6 +70,8 @@ def test_flags_and_names_in_the_text_are_there() -> None:
         assert flag in help_
     for name in (*WORKLOADS, *ARRIVALS):
         assert f"`{name}`" in DOC
+    workloads = help_.split("or a workload: ")[1].split(".\n")[0]
+    assert re.split(r",\s+", workloads) == [*WORKLOADS]
 
 
 def test_what_learning_costs_is_what_the_benchmark_prints_and_follows_from_its_figures() -> None:
