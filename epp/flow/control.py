@@ -58,6 +58,8 @@ class FlowObserver(Protocol):
 
 
 D = TypeVar("D")
+Stages = Sequence[Sequence[Endpoint]]
+"""The groups of endpoints of which a request needs one each; who decodes comes first."""
 
 
 class Chooser(Protocol[D]):
@@ -66,8 +68,8 @@ class Chooser(Protocol[D]):
     def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
         """The request with its signals of these kinds."""
 
-    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
-        """The groups of `endpoints` of which the request needs one each, at least one; who decodes comes first."""
+    def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Stages:
+        """Those of `endpoints`, at least one."""
 
     def choose(self, request: Request, endpoints: Sequence[Endpoint]) -> D:
         """Decide and account, in one step. Raises EppError."""
@@ -178,10 +180,10 @@ class FlowControl(Plugin):
         fairness_id = entry.fairness_id = self._fairness_id(request)
         entry.since = now
         endpoints = self._candidates_of(entry)
-        self._say_needs(entry, endpoints)
+        stages = self._say_needs(entry, endpoints)
         if not self._queues.requests:
             self._found.clear()
-            if endpoints and (self._closed or self._is_open_to(entry, now)):
+            if endpoints and (self._closed or self._is_open_to(entry, now, stages)):
                 self._observe(fairness_id, request.priority, "Dispatched", 0.0)
                 self._tell(fairness_id, entry, now)
                 entry.choose(endpoints)
@@ -386,11 +388,11 @@ class FlowControl(Plugin):
             self._on_error(name_of(band.settings.fairness), error)
             return 1.0
 
-    def _is_open_to(self, entry: Entry, now: float) -> bool:
+    def _is_open_to(self, entry: Entry, now: float, stages: Stages) -> bool:
         band = self._queues.band(entry.request.priority, now)
         bands = self._queues.bands(now)
         at = bands.index(band)
-        return all(found < self._ceilings(found, bands)[at] for _, found in self._saturations(entry))
+        return all(found < self._ceilings(found, bands)[at] for _, found in self._saturations(entry, stages))
 
     def _ceilings(self, saturation: float, bands: Sequence[Band]) -> Sequence[float]:
         if saturation == inf:
@@ -404,20 +406,24 @@ class FlowControl(Plugin):
             return [1.0] * len(bands)
         return found
 
-    def _say_needs(self, entry: Entry, endpoints: Sequence[Endpoint]) -> None:
-        """What it will wait for, if it has to wait."""
+    def _say_needs(self, entry: Entry, endpoints: Sequence[Endpoint]) -> Stages:
+        """What it will wait for, if it has to wait. Returns its stages as they are now; () where there are none."""
         group, detector, needs = entry.group, self.settings.detector, entry.needs[:1]
+        stages: Stages = ()
         try:
-            if endpoints and len(entry.stages(entry.request, endpoints)) > 1:
+            if endpoints and len(stages := entry.stages(entry.request, endpoints)) > 1:
                 needs += (Need(group, "prefill"),)
             if name := detector.scarce(entry.request):
                 needs += (Need(group, "scarce"), Need(group, "scarce", name))
         except Exception as error:
             self._on_error(name_of(detector), error)
         entry.needs = needs
+        return stages
 
-    def _saturations(self, entry: Entry) -> Sequence[tuple[Need, float]]:
-        """How full is what it needs, as far as that is not certain to be there; inf: there is none of it."""
+    def _saturations(self, entry: Entry, stages: Stages = ()) -> Sequence[tuple[Need, float]]:
+        """How full is what it needs, as far as that is not certain to be there; inf: there is none of it. `stages`:
+        its own, where they have just been found.
+        """
         known = self._found.get(entry.needs)
         if known is not None and known[0] is entry:
             return known[1]
@@ -425,7 +431,7 @@ class FlowControl(Plugin):
         found = [(entry.needs[0], inf)]
         if endpoints:
             try:
-                found = [*self._look_at(entry, endpoints, detector)]
+                found = [*self._look_at(entry, endpoints, detector, stages)]
             except Exception as error:
                 self._on_error(name_of(detector), error)
                 found = [(entry.needs[0], 0.0)]
@@ -434,11 +440,13 @@ class FlowControl(Plugin):
         self._found[entry.needs] = entry, found
         return found
 
-    def _look_at(self, entry: Entry, endpoints: Sequence[Endpoint], detector: Detector) -> Iterable[tuple[Need, float]]:
+    def _look_at(
+        self, entry: Entry, endpoints: Sequence[Endpoint], detector: Detector, stages: Stages
+    ) -> Iterable[tuple[Need, float]]:
         request = entry.request
         if detector.looks_at:
             request = entry.look(request, endpoints, detector.looks_at)
-        decode, *others = entry.stages(request, endpoints)
+        decode, *others = stages or entry.stages(request, endpoints)
         for need in entry.needs:
             if not need.kind:
                 yield need, detector.saturation_for(request, decode)

@@ -29,12 +29,7 @@ from epp.plugin import (
     stages_of,
 )
 
-_MEDIA: Final = (b'"image_url"', b'"input_image"', b'"video_url"', b'"input_audio"', b'"audio_url"')
-"""Keys and types of what is not text in OpenAI's chat and responses, and vLLM's additions."""
 _PREFIX_BASED: Final = "prefix-based-pd-decider"
-_IMAGE: Final = b'"image"'
-"""The type of an image in Anthropic's messages."""
-
 _ROLE: Final = "llm-d.ai/role"
 
 WhenNoPrefiller = Literal["decode", "refuse"]
@@ -396,8 +391,7 @@ class AlwaysDisaggMultimodalDecider(Decider):
     """`always-disagg-multimodal-decider`: requests with images, video or sound. No parameters. Source: llm-d-router."""
 
     def wants(self, request: Request, decode: Endpoint | None) -> bool:
-        body = request.body
-        return any(name in body for name in _MEDIA) or (request.api == "messages" and _IMAGE in body)
+        return request.media_tokens > 0
 
 
 class Ways(Protocol):

@@ -120,8 +120,9 @@ class Scheduler:
         return request
 
     def look(self, request: Request, endpoints: Sequence[Endpoint], kinds: Collection[type[Any]]) -> Request:
-        """The request with its signals of these kinds, and nothing chosen."""
-        return self._with_signals(request, endpoints, [each for each in self._producers if each[1] in kinds])
+        """The request with its signals of these kinds, beside those that it has; nothing is chosen."""
+        missing = [each for each in self._producers if each[1] in kinds and each[1] not in request.signals]
+        return self._with_signals(request, endpoints, missing, request.signals) if missing else request
 
     def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
         """The groups of `endpoints` of which the request needs one each, at least one; who decodes comes first."""

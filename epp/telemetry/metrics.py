@@ -113,6 +113,8 @@ class Metrics:
         self._replicas: Callable[[], ReplicaFigures] | None = None
         self._flows: dict[str, tuple[FlowSeries, Callable[[], FlowFigures | None]]] = {}
         """Pool -> what waited in its flow control, and what waits."""
+        self._waiting: Sequence[tuple[str, FlowSeries, FlowFigures]] = ()
+        """Pools with flow control, and what waited there when a scrape began last."""
         self._limits: dict[str, LimitSeries] = {}
         self._of_pool: dict[str, PoolSeries] = {}
         self._handlers: dict[str, Callable[[], tuple[str, str]]] = {}
@@ -394,6 +396,14 @@ class Metrics:
         sources = [source() for name, source in self._kv_events if name == pool]
         return {each[0]: each[1:] for figures in sources if figures is not None for each in figures.endpoints}
 
+    def look_at_flows(self) -> None:
+        """A scrape begins: all rows of flow control are of this moment, and what waits is counted once for them."""
+        self._waiting = [
+            (pool, series, figures)
+            for pool, (series, source) in self._flows.items()
+            if (figures := source()) is not None
+        ]
+
     def rows(self, name: str) -> Rows:
         """The rows of a family of `FAMILIES` as they stand: label values and a number or a histogram."""
         return _ROWS[name](self)
@@ -512,20 +522,18 @@ class Metrics:
                 yield (pool, *labels), count
 
     def _of_flows(self, of: Callable[[tuple[str, int, int, int]], int]) -> Rows:
-        for pool, (series, source) in self._flows.items():
-            figures = source()
-            for row in figures.waiting if figures is not None else ():
+        for pool, series, figures in self._waiting:
+            for row in figures.waiting:
                 yield (pool, series.label(row[0]), str(row[1])), of(row)
 
     def _of_bands(self, of: Callable[[tuple[int, float, float]], float]) -> Rows:
-        for pool, (_, source) in self._flows.items():
-            figures = source()
-            for band in figures.bands if figures is not None else ():
+        for pool, _, figures in self._waiting:
+            for band in figures.bands:
                 yield (str(band[0]), pool), of(band)
 
     def _of_all_bands(self, at: int) -> Rows:
-        for pool, (_, source) in self._flows.items():
-            if (figures := source()) is not None and (share := figures.whole[at]) is not None:
+        for pool, _, figures in self._waiting:
+            if (share := figures.whole[at]) is not None:
                 yield (pool,), share
 
     def _stale_endpoints(self) -> Rows:
@@ -535,9 +543,8 @@ class Metrics:
                     yield (plugin,), self._numbers(plugin, figures).get("stale_endpoints", 0)
 
     def _saturations(self) -> Rows:
-        for pool, (_, source) in self._flows.items():
-            if (figures := source()) is not None:
-                yield (pool,), figures.saturation
+        for pool, _, figures in self._waiting:
+            yield (pool,), figures.saturation
 
     def _statistics(self) -> Rows:
         for pool, source in self._sources:
@@ -662,6 +669,7 @@ class _Exported(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
+        self._metrics.look_at_flows()
         for family in FAMILIES:
             rows = list(self._metrics.rows(family.name))
             yield from _exported(family, family.name, family.labels, rows)

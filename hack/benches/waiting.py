@@ -1,7 +1,8 @@
 """What a request takes that waits in flow control: memory, and CPU from its coming to its endpoint, in process.
 
 Bodies come as from the network, each a copy of its own; the pool has one endpoint, which is full until all wait. Then
-each in turn is let go, chosen for, and ends.
+each in turn is let go, chosen for, and ends. After them as many come one by one, for whom there is room at once. With
+`--roles` the pool has so many endpoints that prefill, and as many that decode.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from epp.parsing.parser import Parser
 from epp.parsing.request import RawRequest, Response
 from epp.plugin import Endpoint, Load
 from epp.pool.store import Pool, PoolState
+from epp.protocol import ROLE_LABEL
 from epp.route import Admission, Policy, Router
 from epp.scheduling.decision import Decision
 from epp.testing import services
@@ -37,10 +39,17 @@ class Unwatched:
         raise error
 
 
-def made() -> Router:
-    endpoint = Endpoint("default/pod", "10.0.0.1:8000", load=Load(block_size=16, blocks=10**9, at=0.0))
+def made(roles: int) -> Router:
+    names = [(f"{role}-{number}", role) for number in range(roles) for role in ("prefill", "decode")] or [("pod", "")]
+    endpoints = tuple(
+        Endpoint(
+            f"default/{name}", f"10.0.0.{at}:8000", labels={ROLE_LABEL: role} if role else {},
+            load=Load(block_size=16, blocks=10**9, at=0.0),
+        )
+        for at, (name, role) in enumerate(names)
+    )  # fmt: skip
     pool = Pool("bench", random=Random(1))
-    pool.apply(PoolState("bench", endpoints=(endpoint,)))
+    pool.apply(PoolState("bench", endpoints=endpoints))
     pipeline = load_strategy("prefix-aware", clock=lambda: 0.0, random=Random(1), flow_control=True)
     assert pipeline.flow is not None
     unbounded = replace(pipeline.flow.usual, max_requests=inf, max_bytes=inf)
@@ -50,7 +59,7 @@ def made() -> Router:
     )
     scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise, others=[flow])
     for plugin in pipeline.plugins:
-        plugin.start(services([endpoint]))
+        plugin.start(services([*endpoints]))
     parser = Parser(pool, lambda model, size: size // 4, trusted=False)
     policy = Policy(Admission(pipeline.detector), scheduler, flow)
     return Router(pool, parser, policy, Unwatched(), lambda: 0.0)
@@ -78,9 +87,11 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-async def measure(count: int, size: int) -> Mapping[str, float]:
-    """Bytes a request that waits, beside its body; microseconds of CPU until it waits, and from there to its end."""
-    router = made()
+async def measure(count: int, size: int, roles: int) -> Mapping[str, float]:
+    """Bytes a request that waits, beside its body; microseconds of CPU until it waits, from there to its end, and in
+    all where it need not wait.
+    """
+    router = made(roles)
     flow = router.policy.flow
     assert flow is not None
     headers: Mapping[str, str] = {}
@@ -89,8 +100,10 @@ async def measure(count: int, size: int) -> Mapping[str, float]:
         async with router.route(raw):
             pass
 
-    first = router.route(RawRequest("POST", "/v1/chat/completions", headers, body(0, 400_000)))
-    await first.__aenter__()
+    large = [body(10**6 + number, 400_000) for number in range(roles or 1)]
+    full = [router.route(RawRequest("POST", "/v1/chat/completions", headers, each)) for each in large]
+    for each in full:
+        await each.__aenter__()
     before, began = resident(), time.process_time()
     tasks = []
     for number in range(1, count + 1):
@@ -103,22 +116,29 @@ async def measure(count: int, size: int) -> Mapping[str, float]:
     if waiting != count:
         raise SystemExit(f"{waiting} of {count} requests wait")
     began = time.process_time()
-    await first.__aexit__(None, None, None)
+    for each in full:
+        await each.__aexit__(None, None, None)
     await asyncio.gather(*tasks)
     gone = time.process_time() - began
-    each = len(body(1, size))
-    return {"held": held / count, "bodies": held / count / each, "come": come / count * 1e6, "gone": gone / count * 1e6}
+    bodies = [RawRequest("POST", "/v1/chat/completions", headers, body(-number, size)) for number in range(count)]
+    began = time.process_time()
+    for raw in bodies:
+        await one(raw)
+    passed = time.process_time() - began
+    micros = {"come": come / count * 1e6, "gone": gone / count * 1e6, "passed": passed / count * 1e6}
+    return {"held": held / count, "bodies": held / count / len(body(1, size)), **micros}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="hack/bench waiting", description=__doc__)
     parser.add_argument("--requests", type=int, default=5000, help="that wait")
     parser.add_argument("--bytes", type=int, default=32_768, help="of a request's body")
+    parser.add_argument("--roles", type=int, default=0, help="endpoints of each of two roles; 0: one without")
     options = parser.parse_args()
-    found = asyncio.run(measure(options.requests, options.bytes))
+    found = asyncio.run(measure(options.requests, options.bytes, options.roles))
     print(
         "{held:.0f} bytes a request that waits, {bodies:.2f} times its body; {come:.1f} us until it waits, {gone:.1f} "
-        "us to be chosen for and end".format(**found)
+        "us to be chosen for and end; {passed:.1f} us where it need not wait".format(**found)
     )
 
 

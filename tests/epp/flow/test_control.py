@@ -762,6 +762,18 @@ async def test_a_turn_gives_the_decision_and_how_long_it_took() -> None:
     assert world.slots.used[PODS[0]] == 0
 
 
+async def test_the_stages_of_who_goes_at_once_are_found_once() -> None:
+    world, asked = World(), []
+
+    class Counting(Chooser):
+        def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
+            asked.append(request.id)
+            return super().stages(request, endpoints)
+
+    await world.flow.turn(Request(id="a", model="m"), None, Counting(world.slots), lambda: None)
+    assert asked == ["a"]
+
+
 async def test_errors_of_choosing_are_the_requests_own() -> None:
     world = World()
     chooser = Chooser(world.slots)

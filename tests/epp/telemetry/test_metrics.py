@@ -377,6 +377,21 @@ def test_what_flow_control_holds_is_shown_as_shares_of_what_may_wait() -> None:
     assert value(metrics, "llm_d_epp_flow_control_stale_endpoints", detector="other") is None
 
 
+def test_what_waits_is_counted_once_for_a_scrape() -> None:
+    metrics, looks = Metrics(), 0
+
+    def figures() -> FlowFigures:
+        nonlocal looks
+        looks += 1
+        return FlowFigures([("x", 0, looks, 10)], 0.5, [(0, 0.25, 0.5)], (0.5, 0.125))
+
+    metrics.add_flow("p", figures)
+    families = {family.name: family for family in metrics.registry.collect()}
+    assert looks == 1
+    assert [sample.value for sample in families["warmpath_flow_waiting"].samples] == [1]
+    assert value(metrics, "warmpath_flow_waiting", pool="p", fairness_id="x", priority="0") == 2, "the next one"
+
+
 def test_ports_of_a_pod_are_added_up_under_its_name() -> None:
     metrics, ports = Metrics(), tuple(Endpoint("default/pod-1", f"10.0.0.1:{8000 + n}") for n in range(2))
     metrics.add_pool(APool("p", ports))
