@@ -4,8 +4,10 @@
         {health_port} {metrics_port}"
 
 The pods are simulated, in real time. The quiet tenant asks at a steady rate and streams; the other always has so many
-requests under way; the header x-llm-d-inference-fairness-id says whose a request is. Pickers take turns over the same
-pods. Only ratios mean anything: pods, pickers, Envoy and clients share the machine.
+requests under way; the header x-llm-d-inference-fairness-id says whose a request is. With `--priorities` the quiet
+one's requests have an InferenceObjective of a higher priority too; a peer that reads these from a cluster only knows
+tenants. Pickers take turns over the same pods. Only ratios mean anything: pods, pickers, Envoy and clients share the
+machine.
 """
 
 import argparse
@@ -32,11 +34,24 @@ from hack.benches.rig.processes import BenchError, Program, free_ports, running
 
 WITHOUT: Final = "without flow control"
 ALONE: Final = "the quiet tenant alone"
-_COMMANDS: Final = {WITHOUT: EPP, OURS: f"{EPP} --flow-control --trust-client-headers"}
+POOL: Final = "bench"
+_EPP: Final = f"{EPP} --endpoints {{folder}}/objectives.yaml --pool-name {POOL}"
+_COMMANDS: Final = {WITHOUT: _EPP, OURS: f"{_EPP} --flow-control --trust-client-headers"}
 _PROMPT: Final = 700
 """Words of the flood's prompts; the quiet tenant's have a third of them."""
 _ANSWER: Final = 48
 _LONGEST: Final = 120.0
+
+
+_OBJECTIVES: Final = [
+    {
+        "apiVersion": "llm-d.ai/v1alpha2",
+        "kind": "InferenceObjective",
+        "metadata": {"name": name},
+        "spec": {"priority": priority, "poolRef": {"name": POOL}},
+    }
+    for name, priority in (("quiet", 1), ("flood", 0))
+]
 
 
 class Load(NamedTuple):
@@ -45,6 +60,8 @@ class Load(NamedTuple):
     flood: int
     """Requests under way of the other; 0: it is not there."""
     seconds: float
+    priorities: bool = False
+    """The quiet tenant's is higher."""
 
 
 class Outcome(NamedTuple):
@@ -79,10 +96,11 @@ def chain(commands: Mapping[str, str], pods: int) -> Iterator[dict[str, int]]:
             start(f"pod-{number}", [sys.executable, *words], port)
         endpoints = [{"name": f"pod-{n}", "address": "127.0.0.1", "port": port} for n, port in enumerate(engines)]
         (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": endpoints}))
+        (folder / "objectives.yaml").write_text("---\n".join(json.dumps(each) + "\n" for each in _OBJECTIVES))
         listeners: dict[str, envoy.Listener] = {}
         for name, command in commands.items():
             grpc, health, metrics = next(free), next(free), next(free)
-            given = {"endpoints": folder / "endpoints.yaml", "python": sys.executable}
+            given = {"endpoints": folder / "endpoints.yaml", "folder": folder, "python": sys.executable}
             words = shlex.split(command.format(grpc_port=grpc, health_port=health, metrics_port=metrics, **given))
             start(name.replace(" ", "-"), words, grpc)
             listeners[name] = envoy.Listener(next(free), grpc, "full-duplex")
@@ -108,6 +126,8 @@ async def played(port: int, load: Load, seed: int) -> Outcome:
             body = {"model": "sim", "prompt": prompt, "max_tokens": _ANSWER, "ignore_eos": True, "stream": stream}
             began = clock()
             headers = {protocol.FAIRNESS_ID[0]: tenant}
+            if load.priorities:
+                headers[protocol.OBJECTIVE[0]] = tenant
             url = f"http://127.0.0.1:{port}/v1/completions"
             async with client.post(url, json=body, headers=headers) as answer:
                 answer.raise_for_status()
@@ -161,14 +181,20 @@ def run(commands: Mapping[str, str], pods: int, load: Load, rounds: int) -> dict
 def table(found: Mapping[str, Sequence[Outcome]]) -> str:
     """Markdown; medians over rounds."""
     alone = median(outcome.p95 for outcome in found[ALONE])
-    lines = ["| picker | quiet TTFT p50 | p95 | p95 : alone | flood, tokens/s | lost |", "|---|---|---|---|---|---|"]
+    full = median(outcome.flood for outcome in found[WITHOUT])
+    lines = [
+        "| picker | quiet TTFT p50 | p95 | p95 : alone | flood, tokens/s | : without | lost |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name in (ALONE, *(name for name in found if name != ALONE)):
         outcomes = found[name]
         p50 = median(median(outcome.ttfts) for outcome in outcomes)
         p95 = median(outcome.p95 for outcome in outcomes)
         flood = median(outcome.flood for outcome in outcomes)
         lost = sum(outcome.lost for outcome in outcomes)
-        lines.append(f"| {name} | {p50:.3f} s | {p95:.3f} s | {p95 / alone:.2f} | {flood:.0f} | {lost} |")
+        lines.append(
+            f"| {name} | {p50:.3f} s | {p95:.3f} s | {p95 / alone:.2f} | {flood:.0f} | {flood / full:.2f} | {lost} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -181,10 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--flood", type=int, default=100, help="requests of the other under way (100)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement (30)")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--priorities", action="store_true", help="the quiet tenant's requests have a higher priority")
     flags = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
     try:
-        load = Load(flags.rate, flags.flood, flags.seconds)
+        load = Load(flags.rate, flags.flood, flags.seconds, flags.priorities)
         print(table(run({**_COMMANDS, **dict(flags.peer)}, flags.pods, load, flags.rounds)), end="")
     except BenchError as error:
         print(f"hack/bench flow: {error}", file=sys.stderr)
