@@ -59,9 +59,12 @@ from epp.scheduling.timed import TimedScheduler
 from epp.telemetry import log as logs
 from epp.telemetry.audit import AuditLog
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.text import printable
 
 log = logging.getLogger("warmpath")
 
+_NAMED, _LONGEST_NAME = 4, 64
+"""Models that a log line names, and characters of each."""
 _LAST = 1.0
 """Seconds before the drain timeout is over."""
 _TOKEN_CACHE = 256 << 20
@@ -242,7 +245,7 @@ class ServedPool:
         parser = Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers)
         parser.use(self.pipeline.parsers)
         listed = settings.list_models and not settings.conformance_testing
-        self.models = ModelReader(pool, shared.random) if listed else None
+        self.models = ModelReader(pool, shared.random, self._models_differ) if listed else None
         self.router = Router(
             pool,
             parser,
@@ -320,6 +323,17 @@ class ServedPool:
         self.lifecycle.use((*pipeline.plugins, self._learner))
         log.info("pool %s: new configuration from %s", self.pool.name, self._shared.settings.config)
         _log_idle(pipeline)
+
+    def _models_differ(self, names: Sequence[str] | None) -> None:
+        metrics, reason = self._shared.metrics, "models-differ"
+        if names is None:
+            metrics.recovered(reason)
+            return
+        some = ", ".join(printable(name, _LONGEST_NAME) for name in names[:_NAMED]) + (
+            ", ..." if names[_NAMED:] else ""
+        )
+        detail = f"no model is served by all endpoints, and requests go to any: {some}; give each a pool of its own"
+        metrics.degraded(reason, f"{self.pool.name}: {detail}", lasting=True)
 
     def _services(self) -> Services:
         metrics, pool = self._shared.metrics, self.pool

@@ -60,12 +60,22 @@ class ModelReader:
     """Keeps `Endpoint.models` of a pool's endpoints fresh, and makes one list of them.
 
     `interval` and `timeout` (of one reading, connecting included) are seconds. At most `concurrency` readings run at
-    once. An endpoint that cannot be reached keeps the models it had.
+    once. An endpoint that cannot be reached keeps the models it had. `differ` hears the models of a pool whose
+    endpoints have no base model in common, and None when they have one again.
     """
 
     def __init__(
-        self, pool: Pool, random: Random, *, interval: float = 10.0, timeout: float = 2.0, concurrency: int = 16
+        self,
+        pool: Pool,
+        random: Random,
+        differ: Callable[[Sequence[str] | None], None],
+        *,
+        interval: float = 10.0,
+        timeout: float = 2.0,
+        concurrency: int = 16,
     ) -> None:
+        self._tell_differ = differ
+        self._differs = False
         self._pool = pool
         self._random = random
         self._interval = interval
@@ -76,7 +86,7 @@ class ModelReader:
 
     async def run(self) -> None:
         """Read for ever, following the pool as it changes."""
-        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._forget())
+        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._changed())
 
     def answer(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None = None) -> bytes | None:
         """OpenAI's list of what these endpoints serve and of the names that are rewritten, as far as the asker `may`
@@ -110,8 +120,19 @@ class ModelReader:
         data = [entry for name, entry in entries.items() if may is None or may(name)]
         return msgspec.json.encode({"object": "list", "data": data})
 
-    def _forget(self) -> None:
+    def _changed(self) -> None:
+        """The list is to be made anew."""
         self._made = (None, None, None)
+        served = {self._base_of(endpoint) for endpoint in self._pool.endpoints} - {frozenset()}
+        differs = len(served) > 1 and not frozenset.intersection(*served)
+        if differs != self._differs:
+            self._differs = differs
+            self._tell_differ(sorted(frozenset().union(*served)) if differs else None)
+
+    @staticmethod
+    def _base_of(endpoint: Endpoint) -> frozenset[str]:
+        """Names of the models that it serves, without adapters."""
+        return frozenset(model.id for model in endpoint.models or () if not model.parent)
 
     async def _follow(self, endpoint: Endpoint) -> None:
         visit = Visit(endpoint.address, "/v1/models", _LARGEST)
@@ -134,7 +155,7 @@ class ModelReader:
             models = None
         if models is None or endpoint.models is None or not _same(models, endpoint.models):
             endpoint.models = models
-            self._forget()
+            self._changed()
         return models is not None
 
 

@@ -21,7 +21,7 @@ def pool_of(*addresses: str, rewrites: tuple[Rewrite, ...] = ()) -> Pool:
 
 
 def reader_of(pool: Pool, interval: float = 0.01) -> ModelReader:
-    return ModelReader(pool, random.Random(1), interval=interval)
+    return ModelReader(pool, random.Random(1), lambda names: None, interval=interval)
 
 
 @asynccontextmanager
@@ -78,6 +78,25 @@ async def test_an_endpoint_that_wants_a_key_is_not_known_and_one_that_leaves_is_
                 await client.post("/admin/faults", json={"status": 401})
             await until(lambda: pool.endpoints[0].models is None)
             assert reader.answer(pool.endpoints) is None
+
+
+async def test_endpoints_without_a_common_base_model_are_told_of_until_they_have_one() -> None:
+    told: list[Sequence[str] | None] = []
+    async with SimulatedPod(lora=("poet",)) as one, SimulatedPod() as two, SimulatedPod(model="other") as three:
+        addresses = [pod.url.removeprefix("http://") for pod in (one, two, three)]
+        pool = pool_of(*addresses[:2])
+        async with asyncio.TaskGroup() as group:
+            reader = ModelReader(pool, random.Random(1), told.append, interval=0.01)
+            task = group.create_task(reader.run())
+            await until(lambda: all(endpoint.models for endpoint in pool.endpoints))
+            assert told == [], "an adapter makes no other base model"
+            pool.replace([*pool.endpoints, Endpoint("e2", addresses[2])])
+            await until(lambda: bool(told))
+            assert told == [["other", "sim"]]
+            pool.replace(pool.endpoints[:2])
+            await until(lambda: len(told) > 1)
+            assert told[1:] == [None]
+            task.cancel()
 
 
 def test_nothing_is_answered_while_nothing_is_known() -> None:
