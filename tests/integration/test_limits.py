@@ -105,7 +105,7 @@ async def test_requests_at_once_count_over_replicas_and_end_with_their_clients(c
         """Whether all are, whichever replica they come to."""
         return all([(await chain.chat("one more", headers=token("few"))).status == 429 for _ in range(4)])
 
-    await eventually(refused, bool)
+    assert await eventually(refused, bool)
     for task in holding:
         task.cancel()
 
