@@ -138,7 +138,29 @@ class FlowControl(Plugin):
         `queued` is called where it has to wait. Until the first wait it does not matter which task this runs in.
         """
         made: asyncio.Future[D] = asyncio.get_running_loop().create_future()
+        entry = self._entry(request, subset, chooser, made)
+        del request  # while it waits the entry alone has it, without its prompt
+        try:
+            try:
+                if self.enter(entry):
+                    return made.result(), self._queued(entry)
+            except EppError as error:
+                error.queued = self._queued(entry)
+                raise
+            queued()
+            try:
+                decision = await made
+            except BaseException:  # its task may have been ended before its first step, too
+                self.leave(entry)
+                if made.done() and not made.cancelled() and made.exception() is None:
+                    chooser.finished(made.result(), Response())
+                raise
+            return decision, self._queued(entry)
+        finally:  # no cycle stays: what is called holds the entry, and an error this frame
+            entry.ended()
+            del made
 
+    def _entry(self, request: Request, subset: Group, chooser: Chooser[D], made: "asyncio.Future[D]") -> Entry:
         def choose(endpoints: Sequence[Endpoint]) -> None:
             decision = chooser.choose(entry.ready(self.clock()), endpoints)
             if made.cancelled():  # its client is gone since this moment
@@ -152,22 +174,7 @@ class FlowControl(Plugin):
                 made.set_exception(error)
 
         entry = Entry(request, subset, len(request.body), chooser.look, chooser.stages, choose, refuse)
-        del request  # while it waits the entry alone has it, without its prompt
-        try:
-            if self.enter(entry):
-                return made.result(), self._queued(entry)
-        except EppError as error:
-            error.queued = self._queued(entry)
-            raise
-        queued()
-        try:
-            decision = await made
-        except BaseException:  # its task may have been ended before its first step, too
-            self.leave(entry)
-            if made.done() and not made.cancelled() and made.exception() is None:
-                chooser.finished(made.result(), Response())
-            raise
-        return decision, self._queued(entry)
+        return entry
 
     def _queued(self, entry: Entry) -> Queued:
         return Queued(entry.fairness_id, entry.request.priority, self.clock() - entry.since)

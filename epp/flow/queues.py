@@ -82,6 +82,10 @@ class FlowSettings:
         return self.bands.get(priority) or (self.negative if priority < 0 else self.usual)
 
 
+def _untold(_: object) -> None:
+    pass
+
+
 class Entry:
     """One request that waits (`epp.plugin.Waiting`)."""
 
@@ -121,6 +125,10 @@ class Entry:
         self.place: tuple[float, int] = (0.0, 0)
         self.flow: QueuedFlow | None = None
         """None: it does not wait any more."""
+
+    def ended(self) -> None:
+        """Nobody is told anything any more."""
+        self.choose = self.refuse = _untold
 
     def ready(self, now: float) -> Request:
         """The request as it is to be chosen for: one with an SLO says how long it has waited."""

@@ -75,11 +75,12 @@ class Picker:
 
 
 @asynccontextmanager
-async def picker(folder: Path, pool: str) -> AsyncIterator[Picker]:
+async def picker(folder: Path, pool: str, *more: str) -> AsyncIterator[Picker]:
+    """`more`: flags."""
     (folder / "pool.yaml").write_text(pool)
     grpc, health, admin = free_ports(3)
     ports = ("--grpc-port", grpc, "--grpc-health-port", health, "--metrics-port", admin)
-    flags = ["serve", "--endpoints", str(folder / "pool.yaml"), *map(str, ports), *RARELY]
+    flags = ["serve", "--endpoints", str(folder / "pool.yaml"), *map(str, ports), *RARELY, *more]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "epp.cli", *flags)
     made = Picker(process, grpc, admin)
     try:

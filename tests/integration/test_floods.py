@@ -5,10 +5,8 @@ one that is added tomorrow is looked at too. `pytest -s` prints them.
 """
 
 import asyncio
-import base64
 import functools
 import gc
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence, Sized
 from contextlib import asynccontextmanager
@@ -23,16 +21,14 @@ import zmq.asyncio
 from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp import protocol
 from epp.admin.recorder import KEPT
 from epp.app import Settings, serve
 from epp.extproc.http2 import CLOSED_KEPT
-from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.flow import limits, policies
 from epp.scheduling import adapters
 from epp.telemetry import metrics_table, series
 from tests.support.engines.kv_events import batch, stored
-from tests.support.ext_proc.messages import HEADERS, LEAN, answer_headers, request_body, request_headers
+from tests.support.ext_proc.made_up import made_up
 from tests.support.ext_proc.server import Gateway
 from tests.support.gateway.chain import eventually
 from tests.support.process.waiting import beside
@@ -87,6 +83,7 @@ schedulingProfiles:
   - pluginRef: max-score-picker
 flowControl:
   defaultRequestTTL: 5s
+  noEndpointRequestTTL: 50ms
 limits:
   tenant: {{header: x-tenant}}
   maxOutputTokens: 100
@@ -126,41 +123,14 @@ class HostileEndpoint:
             yield self
 
 
-async def one(gateway: Gateway, n: int) -> str:
-    """A request in which all that a client may name is new; what became of it."""
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(b'%d' % n).decode()}"}}
-    body = {
-        "model": f"model-{n}",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": f"{n} " * 600}, image]}],
-        "cache_salt": f"salt-{n}",
-        "prompt_cache_key": f"key-{n}",
-        "max_tokens": 1000 if n % 4 == 0 else 10,  # one of four is refused, for its tenant
-    }
-    named = ("x-request-id", "x-session-id", "x-claude-code-session-id", "x-tenant", *protocol.FAIRNESS_ID)
-    headers = {**HEADERS, **{name: f"{name}-{n}" for name in (*named, *protocol.OBJECTIVE)}, f"x-{n}": "made up"}
-    headers[":path"] = "/v1/chat/completions" if n % 7 else f"/v1/made-up/{n}"
-    call = gateway.channel.stream_stream(f"/{protocol.EXT_PROC_SERVICE}/Process")()
-    await call.write(request_headers(headers, config=LEAN))
-    await call.write(request_body(json.dumps(body).encode(), end=True))
-    reply = pb.ProcessingResponse.FromString(await call.read())
-    became = "refused" if reply.HasField("immediate_response") else "routed"
-    if became == "routed":
-        status = 500 + n % 100 if n % 100 == 1 else 400 + n % 100 if n % 3 else 200
-        await call.write(answer_headers({":status": str(status)}))
-    await call.done_writing()
-    while isinstance(await call.read(), bytes):
-        pass
-    return became
-
-
-async def flood(gateway: Gateway, publisher: zmq.asyncio.Socket, first: int) -> Counter[str]:
+async def flood(gateway: Gateway, publisher: zmq.asyncio.Socket, endpoint: str, first: int) -> Counter[str]:
     told: Counter[str] = Counter()
     for start in range(first, first + FLOOD, 30):
         numbers = range(start, start + 30)
         events = [stored([n] * 16, lora_name=f"lora-{n}", lora_id=n, group_idx=n, medium=f"M{n}") for n in numbers]
         events += [stored([n, *range(15)]) for n in numbers] + [stored([n] * 16, start=2) for n in numbers]
         await publisher.send_multipart([b"kv@%d@m" % start, (start).to_bytes(8, "big"), batch(*events)])
-        told.update(await asyncio.gather(*(one(gateway, n) for n in numbers)))
+        told.update(await asyncio.gather(*(made_up(gateway, n, endpoint) for n in numbers)))
     return told
 
 
@@ -242,7 +212,7 @@ async def test_whatever_is_named_anew_tables_and_labels_stay_within_bounds(tmp_p
                 await eventually(lambda: labels(metrics), lambda found: "series" in found)
                 seen, shown, routed = [tables()], [await labels(metrics)], []
                 for number in range(3):
-                    told = await flood(gateway, publisher, 1 + number * FLOOD)
+                    told = await flood(gateway, publisher, endpoint.address, 1 + number * FLOOD)
                     routed.append(told["routed"])
                     gc.collect()
                     seen.append(tables())
@@ -258,6 +228,6 @@ async def test_whatever_is_named_anew_tables_and_labels_stay_within_bounds(tmp_p
     rings = {"Decisions._records": min(KEPT, sum(routed)), "Connection._closed": CLOSED_KEPT}
     assert {name: n for name, n in seen[-1].items() if n > rings.get(name, seen[-2].get(name, 0) + few)} == {}
     names = {name for name in shown[-1] if name != "series" and shown[-1][name] > shown[-2].get(name, 0)}
-    assert names == set()
+    assert names <= {"reason"}  # of a degradation; ours to name, and of a busy machine one may come late
     assert shown[-1]["series"] <= shown[-2]["series"] * 1.05
     assert {name: shown[-1][name] for name in LABELS} == LABELS

@@ -1,6 +1,7 @@
 """What waits, what is let go and when; each request ends exactly once, whatever happens."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -806,6 +807,41 @@ async def test_an_error_says_how_long_it_was_waited_for() -> None:
     with pytest.raises(Rejected) as late:
         await waits
     assert late.value.queued == Queued("team", 2, 3.0)
+
+
+async def test_of_a_request_nothing_waits_for_a_collector_of_cycles() -> None:
+    """However it ends: what is called back holds the request, and an error its frames."""
+    world = World(ttl=3.0)
+    chooser = Chooser(world.slots)
+
+    async def ends() -> None:
+        world.slots.used.clear()
+        asked = [Request(id=name, model="m") for name in "abcd"]
+        turns = [asyncio.ensure_future(world.flow.turn(each, None, chooser, lambda: None)) for each in asked]
+        await asyncio.sleep(0)
+        assert [turn.done() for turn in turns] == [True, False, False, False]
+        turns[1].cancel()
+        await asyncio.sleep(0)
+        world.slots.used.clear()
+        world.flow.changed()
+        world.pass_(1.0)
+        await asyncio.sleep(0)
+        world.pass_(3.0)
+        became = await asyncio.gather(*turns, return_exceptions=True)
+        assert [type(each) for each in became] == [tuple, asyncio.CancelledError, tuple, Rejected]
+
+    await ends()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await ends()
+        gc.collect()
+        assert [each for each in gc.garbage if isinstance(each, Entry | Request)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 # --- any history ----------------------------------------------------------------------------------------------------
