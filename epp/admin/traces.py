@@ -100,7 +100,9 @@ class Traces:
         self._wall_clock = wall_clock
         self._propagator = TraceContextTextMapPropagator()
         self._otel = trace
-        self._open: dict[Decision, Any] = {}
+        self._open: dict[Decision, tuple[Any, Callable[[float], int]]] = {}
+        """The span of each request that has not ended, and what makes its times: a wall clock that is set meanwhile
+        does not make it an hour long, or end before it began."""
 
     def decided(self, decision: Decision, complete_at: float) -> None:
         """The span begins when the request was complete; the endpoint gets it in `traceparent`."""
@@ -126,14 +128,17 @@ class Traces:
         headers: dict[str, str] = {}
         self._propagator.inject(headers, inside)
         decision.headers = {**decision.headers, **headers}
-        self._open[decision] = span
+        self._open[decision] = span, at
 
     def finished(self, decision: Decision, response: Response) -> None:
         """The span ends with the answer, or without one."""
-        span = self._open.pop(decision, None)
-        if span is not None and span.is_recording():
+        if (opened := self._open.pop(decision, None)) is None:
+            self._inner.finished(decision, response)
+            return
+        span, at = opened
+        if span.is_recording():
             if response.first_token_at is not None:
-                span.add_event("first token", timestamp=self._wall()(response.first_token_at))
+                span.add_event("first token", timestamp=at(response.first_token_at))
             span.set_attribute("http.response.status_code", response.status)
             span.set_attribute("warmpath.served", response.served or decision.endpoint.address)
             if (usage := response.usage) is not None:
@@ -145,8 +150,7 @@ class Traces:
                 span.set_attributes({f"gen_ai.usage.{name}": count for name, count in counts.items() if count >= 0})
             if response.status == 0 or response.status >= 500:
                 span.set_status(self._otel.StatusCode.ERROR)
-        if span is not None:
-            span.end(int(self._wall_clock() * 1e9))
+        span.end(at(self._clock()))
         self._inner.finished(decision, response)
 
     def failed(self, raw: RawRequest, error: EppError) -> None:

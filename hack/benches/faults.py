@@ -49,6 +49,8 @@ class Stage:
     chain: Chain
     port: int
     """Of a server that a fault brings itself."""
+    wall: Path
+    """Says how far the pickers' wall clocks are off."""
 
     @property
     def replica(self) -> Replica:
@@ -81,6 +83,8 @@ class Fault(NamedTuple):
     """More of the configuration: parameters of the producer of what pods hold."""
     fail_open: bool = False
     flags: tuple[str, ...] = ()
+    clocks: bool = False
+    """Whether the pickers' wall clocks can be set."""
 
 
 class Outcome(NamedTuple):
@@ -160,6 +164,51 @@ async def gateway_that_does_not_read(stage: Stage) -> None:
         for each in sending:
             each.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
+
+
+def clock_set(*seconds: int) -> Happening:
+    """The wall clock of all pickers is off by so much, one after the other."""
+
+    async def happens(stage: Stage) -> None:
+        for each in seconds:
+            before = await wall_clock(stage)
+            set_clock(stage.wall, each)
+            await asyncio.sleep(DURING)
+            off = await wall_clock(stage) - before
+            if abs(off - each) > 600:
+                raise RuntimeError(f"the pickers' clock was to be off by {each} s and is by {off:.0f} s")
+            set_clock(stage.wall, 0)
+
+    return happens
+
+
+def set_clock(file: Path, seconds: int) -> None:
+    """As libfaketime reads it at each look at the clock; put into its place whole."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds:+d}\n")
+    new.replace(file)
+
+
+async def wall_clock(stage: Stage) -> float:
+    """What the picker says the time of day is, in seconds: its last decision's."""
+    async with stage.chain.http.get(f"{stage.replica.admin}/decisions?limit=1") as answer:
+        [last] = (await answer.json())["decisions"]
+    return float(last["at"])
+
+
+def fake_clock(file: Path) -> dict[str, str]:
+    """The environment in which a process sees another wall clock, and the same monotonic one. FileNotFoundError."""
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        raise FileNotFoundError("libfaketimeMT.so.1 is not there; expected the package faketime")
+    set_clock(file, 0)
+    return {
+        "LD_PRELOAD": str(found[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
 
 
 async def nothing(stage: Stage) -> None:
@@ -242,6 +291,8 @@ FAULTS: Final = (
     Fault("pickers cannot open files", no_descriptors),
     Fault("another gateway does not read", gateway_that_does_not_read, replicas=1),
     Fault("the disk of the audit log is full", nothing, flags=("--audit-log", "/dev/full")),
+    Fault("the pickers' clock an hour ahead, and right again", clock_set(3600), clocks=True),
+    Fault("the pickers' clock an hour behind, and right again", clock_set(-3600), clocks=True),
     Fault("one of three pods killed (-9)", pod_killed),
     Fault("one of three pods hangs, for 20 s", one_pod(4, hang=True, metrics="hang")),
     Fault("one of three pods hangs, for 20 s; its metrics are read", one_pod(4, hang=True)),
@@ -280,6 +331,7 @@ async def staged(fault: Fault, folder: Path) -> AsyncIterator[Stage]:
         port=0,
         picking=("--config", str(config), *fault.flags),
         manifests=manifests,
+        environment=fake_clock(folder / "clock") if fault.clocks else {},
         engine=Simulated(flags=("--time-scale", "5")),
     )
     async with running_chain(shape, folder) as chain:
@@ -288,7 +340,7 @@ async def staged(fault: Fault, folder: Path) -> AsyncIterator[Stage]:
                 f"{EPP}.membership_healthy"
             ] != fault.replicas:
                 await asyncio.sleep(0.05)
-        yield Stage(chain, port)
+        yield Stage(chain, port, folder / "clock")
 
 
 async def generated(chain: Chain) -> int | None:

@@ -61,6 +61,8 @@ class Shape:
     engine: Engine = field(default_factory=Simulated)
     plugins: Path | None = None
     """Directory of the modules that the configuration names, where they are not beside it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More of it, for the replicas."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ class Chain:
         ports += ["--drain-linger", f"{linger:g}"]
         command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
         command += self.shape.engine.picker_flags
-        await self.processes.start(replica.name, [*command, *self.shape.picking], _environment(self.shape.plugins))
+        environment = {**_environment(self.shape.plugins), **self.shape.environment}
+        await self.processes.start(replica.name, [*command, *self.shape.picking], environment)
 
     async def reconfigure(self, file: Path, text: str) -> None:
         """Replace `file`, which the replicas follow, and return when all of them use it."""

@@ -35,7 +35,10 @@ class ChatTemplate:
         self.content_format: ContentFormat = _content_format(environment.parse(source))
         self.knows_developer = '"developer"' in source or "'developer'" in source
         """Whether it has a role of that name; vLLM makes it `system` for those that have not."""
-        code = environment.compile(environment.watched(source))
+        try:
+            code = environment.compile(environment.watched(source))
+        except SyntaxError as error:  # Jinja takes slices where Python has none, as in `x[1:, 2]`
+            raise TemplateError(f"what Jinja makes of it is no Python: {error.msg}") from None
         self._template = Template.from_code(environment, code, environment.make_globals(None))
 
     def render(self, values: Mapping[str, Any], seconds: float, longest: int) -> str:

@@ -60,8 +60,8 @@ class Rig:
         self.lost = 0
         self.tracing = Tracing(self._lose)
         self.received = Received()
-        self.now = 100.0
-        self.traces = Traces(self.received, self.tracing, lambda: self.now, lambda: 1_000_000.0 + self.now)
+        self.now, self.off = 100.0, 1_000_000.0
+        self.traces = Traces(self.received, self.tracing, lambda: self.now, lambda: self.off + self.now)
 
     def _lose(self) -> None:
         self.lost += 1
@@ -109,6 +109,21 @@ def test_a_request_is_a_span_of_the_callers_trace_and_the_endpoint_is_reported(c
     }
     assert collector.resources[0]["service.name"] == "picker"
     assert SECRET not in str(collector.spans)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wall_clock_that_is_set_meanwhile_does_not_change_how_long_a_request_took(
+    collector: Collector, hours: int
+) -> None:
+    rig = Rig()
+    decision = rig.decide(traceparent=SAMPLED)
+    rig.now, rig.off = rig.now + 2, rig.off + hours * 3600
+    rig.traces.finished(decision, Response(status=200, first_token_at=rig.now - 1))
+    rig.tracing.flush()
+    [span] = collector.named("gateway.request")
+    [first] = span.events
+    assert span.end_time_unix_nano - span.start_time_unix_nano == 2_250_000_000
+    assert span.end_time_unix_nano - first.time_unix_nano == 1_000_000_000
 
 
 def test_each_stage_is_a_span_and_the_choice_has_the_bill(collector: Collector) -> None:

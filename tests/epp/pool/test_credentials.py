@@ -1,11 +1,9 @@
 import contextlib
-import datetime
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,7 +133,7 @@ async def test_a_token_of_an_exec_plugin_is_renewed_when_it_expires(
             assert fake.authorizations[2] == "Bearer token-3"
 
 
-async def test_a_service_accounts_token_is_read_again_each_minute(
+async def test_a_service_accounts_token_is_read_again_each_minute_whatever_the_time_of_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kubernetes.config import incluster_config
@@ -148,7 +146,8 @@ async def test_a_service_accounts_token_is_read_again_each_minute(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
-    credentials = Credentials(None)
+    now = 1000.0
+    credentials = Credentials(None, lambda: now)
     configuration = credentials.configuration()
     assert (credentials.host, configuration.ssl_ca_cert) == ("https://10.96.0.1:443", str(authority))
 
@@ -156,18 +155,15 @@ async def test_a_service_accounts_token_is_read_again_each_minute(
         return str((await configuration.auth_settings())["BearerToken"]["value"])
 
     token.write_text("two")
+    now += 59
     assert await sent() == "bearer one"
-
-    passed = datetime.timedelta(seconds=61)
-
-    class Later:
-        @staticmethod
-        def now() -> datetime.datetime:
-            return datetime.datetime.now() + passed
-
-    monkeypatch.setattr(incluster_config, "datetime", SimpleNamespace(datetime=Later, timedelta=datetime.timedelta))
+    now += 1
+    assert await sent() == "bearer two"
+    token.write_text("three")
     assert await sent() == "bearer two"
     token.unlink()
-    passed *= 3
+    now += 60
     with pytest.raises(ConfigError, match=r"the Kubernetes credentials cannot be renewed: .*token"):
         await sent()
+    token.write_text("four")  # written anew by the kubelet
+    assert await sent() == "bearer four"

@@ -34,6 +34,11 @@ def test_loops_can_be_left_and_generation_marks_say_nothing() -> None:
     assert render("a{% generation %}b{{ x }}{% endgeneration %}c", x=1) == "ab1c"
 
 
+def test_what_jinja_makes_no_python_of_is_an_error_of_the_template() -> None:
+    with pytest.raises(TemplateError, match="no Python: invalid syntax"):
+        ChatTemplate("{{ messages[1:, 2] }}")
+
+
 def test_loop_variables_are_those_of_jinja() -> None:
     source = (
         "{% for x in xs %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }} {% else %}-{% endfor %}"
