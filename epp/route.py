@@ -11,7 +11,7 @@ from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.grpc import GrpcUsage, usage_reader
 from epp.parsing.parser import Parser, asks_for_models
-from epp.parsing.request import NO_HEADERS, RawRequest, Response, UsageReader, forwarded
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, ResponsesReader, UsageReader, forwarded
 from epp.plugin import Detector, Endpoint, Request, stages_of
 from epp.pool.store import Pool
 from epp.scheduling.decision import Decision, summary
@@ -112,6 +112,8 @@ class RoutedRequest:
         usage.feed(chunk)
         if end:
             response.usage = usage.finish()
+            if isinstance(usage, ResponsesReader) and response.status < 300:
+                response.id = usage.id
             response.complete = True
 
 

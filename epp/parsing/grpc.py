@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from epp.errors import BadRequest
-from epp.parsing.request import Api, Usage, UsageReader
+from epp.parsing.request import Api, ResponsesReader, Usage, UsageReader
 
 MEDIA_TYPE: Final = "application/grpc"
 _FRAME: Final = 5
@@ -138,7 +138,7 @@ def usage_reader(content_type: str, api: Api) -> UsageReader | GrpcUsage:
     """For an answer of this type to a request of this API."""
     if content_type.startswith(MEDIA_TYPE) and api == "generate":
         return GrpcUsage()
-    return UsageReader(content_type)
+    return ResponsesReader(content_type) if api == "responses" else UsageReader(content_type)
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Value]]:

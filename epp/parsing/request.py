@@ -226,6 +226,8 @@ class Response(msgspec.Struct, eq=False):
     """Who was to compute the prompt elsewhere did not, so it was computed where it is decoded."""
     lost: bool = False
     """Nothing is known of the answer: the replica that sent the request fell silent."""
+    id: str = ""
+    """By which the next request may name this answer (`previous_response_id`), where it was seen to its end."""
 
     @property
     def failed(self) -> bool:
@@ -296,6 +298,32 @@ class UsageReader:
             return 0
         self._counts.update(_counts(usage))
         return end
+
+
+_ID: Final = re.compile(rb'"id"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}"([^"\\\x00-\x20\x7f-\xff]{1,256})"')
+_ID_WITHIN: Final = 4096
+"""Bytes of an answer in which its id stands: servers write it first, streams in their first event."""
+
+
+class ResponsesReader(UsageReader):
+    """Reads from an answer of `/v1/responses` its `id` too: the first one, as vLLM, SGLang and OpenAI write it."""
+
+    __slots__ = ("_head", "id")
+
+    def __init__(self, content_type: str) -> None:
+        super().__init__(content_type)
+        self.id = ""
+        self._head: bytes | None = b""
+        """What came so far; None: no id is looked for any more."""
+
+    def feed(self, chunk: bytes) -> None:
+        if self._head is not None:
+            self._head = (self._head + chunk[:_ID_WITHIN])[:_ID_WITHIN]
+            if (found := _ID.search(self._head)) is not None:
+                self.id = found[1].decode("ascii")
+            if found is not None or len(self._head) == _ID_WITHIN:
+                self._head = None
+        super().feed(chunk)
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int]:

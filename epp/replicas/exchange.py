@@ -219,8 +219,8 @@ class Exchange:
         usage = response.usage
         counts = None if usage is None else (usage.prompt, usage.completion, usage.cached)
         seen = response.first_token_at is not None
-        end = wire.Finished(number, response.status, response.served, response.complete, seen, counts)
-        self._publish(wire.encode(end), urgent=False)
+        end = wire.Finished(number, response.status, response.served, response.complete, seen, counts, response.id)
+        self._publish(wire.encode(end), urgent=bool(response.id))  # the next request may name it, to any replica
 
     def tell(self, pool: str, plugin: str, piece: Any) -> None:
         """Something a plugin tells the same plugin of its peers beside requests: it comes to their `restore`."""
@@ -556,4 +556,5 @@ def _response(message: wire.Finished, now: float) -> Response:
         first_token_at=now if message.first_token else None,
         usage=None if message.usage is None else Usage(*message.usage),
         complete=message.complete,
+        id=message.id,
     )

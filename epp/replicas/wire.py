@@ -61,6 +61,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
     """The first token was seen."""
     usage: tuple[int, int, int] | None
     """Tokens of prompt and answer, and those cached; -1 where not reported."""
+    id: str = ""
 
 
 class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=4):

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Slot, annotated
+from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Response, Slot, annotated
 
 _PIECE: Final = 500
 """Sessions in a piece of a snapshot."""
@@ -37,7 +37,13 @@ class _Hint(msgspec.Struct):
     prompt_cache_key: str | None = None
 
 
+class _Previous(msgspec.Struct):
+    previous_response_id: str | None = None
+
+
 _HINT: Final = msgspec.json.Decoder(_Hint)
+_PREVIOUS: Final = msgspec.json.Decoder(_Previous)
+PREVIOUS: Final = "previous_response_id"
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class SessionSource:
 
     `header`: a request header. `attribute`: what another plugin finds: `agent-identity`, or `SessionIDDataKey` with
     `producer`, the name of the `session-id-producer`. `field` (ours): `prompt_cache_key` of the body, by
-    which OpenAI's clients say which requests share a prefix.
+    which OpenAI's clients say which requests share a prefix; or `previous_response_id`, which names the answer that a
+    request to `/v1/responses` goes on from: known where that answer was seen, by this replica or by another.
     """
 
     header: str = ""
@@ -60,8 +67,9 @@ class SessionSource:
         if self.attribute not in ("", AGENT_IDENTITY, _SESSION_ID):
             expected = f"expected {AGENT_IDENTITY} or {_SESSION_ID}, got {self.attribute!r}"
             raise ValueError(f"sessionIdConfig.sources[].attribute: {expected}")
-        if self.field not in ("", "prompt_cache_key"):
-            raise ValueError(f"sessionIdConfig.sources[].field: expected prompt_cache_key, got {self.field!r}")
+        if self.field not in ("", "prompt_cache_key", PREVIOUS):
+            expected = f"expected prompt_cache_key or {PREVIOUS}, got {self.field!r}"
+            raise ValueError(f"sessionIdConfig.sources[].field: {expected}")
 
     def of(self, request: Request) -> str | None:
         """The id that `request` carries there."""
@@ -70,9 +78,16 @@ class SessionSource:
         if self.attribute:
             return request.attributes.get(_key(self.attribute, self.producer))
         try:
-            return _HINT.decode(request.body).prompt_cache_key
+            if self.field != PREVIOUS:
+                return _HINT.decode(request.body).prompt_cache_key
+            return _PREVIOUS.decode(request.body).previous_response_id if request.api == "responses" else None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
+
+
+def hashed(id: str) -> int:
+    """A session's id in eight bytes, the same at all replicas, so that long ids cost no memory and none is kept."""
+    return int.from_bytes(blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _key(attribute: str, producer: str) -> str:
@@ -99,7 +114,8 @@ class SessionAffinity(Plugin):
      · `encoded_endpoint_header` (default) keeps nothing: the answer gives the client the endpoint that served, and
        the client's next request brings it back. Settings in `encoded_endpoint_header_config`.
      · `session_id` remembers where each session was sent last, a retry elsewhere included. Settings in
-       `session_id_config`. Bindings keep no endpoint alive.
+       `session_id_config`. Bindings keep no endpoint alive. With the source `previous_response_id` it remembers who
+       gave each answer too; an id that nobody here has seen says nothing, and the next source is asked.
     `profile_name` (llm-d's): `prefill` where it is to follow the endpoint that prefills, beside another that follows
     the one that decodes.
     `max_sessions` (100,000; ours): bindings kept; beyond it the ones unused longest go first.
@@ -126,6 +142,8 @@ class SessionAffinity(Plugin):
         if self.max_sessions < 1:
             raise ValueError(f"maxSessions: expected 1 or more, got {self.max_sessions}")
         self._follows_prefill = self.profile_name == "prefill"
+        by_id = self.session_id_config.sources if self.strategy == "session_id" else ()
+        self._follows_answers = not self._follows_prefill and any(source.field == PREVIOUS for source in by_id)
         self._token_header = self.encoded_endpoint_header_config.header.lower()
 
     def home(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint | None:
@@ -156,6 +174,11 @@ class SessionAffinity(Plugin):
         if self.strategy != "session_id" or (session := self._session(request)) is None:
             return
         self._bind(session, endpoint, self.session_id_config.eviction_ttl_seconds)
+
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """Who gave an answer keeps it, and is to be asked by whoever goes on from it."""
+        if self._follows_answers and response.id and request.stage in ("", "decode"):
+            self._bind(hashed(response.id), endpoint, self.session_id_config.eviction_ttl_seconds)
 
     def _bind(self, session: int, endpoint: Endpoint, seconds: float) -> None:
         now = self.clock()
@@ -203,16 +226,15 @@ class SessionAffinity(Plugin):
         return {"sessions": len(self._bound)}
 
     def _session(self, request: Request) -> int | None:
-        """A hash, so that long ids cost no memory, and the same at all replicas; a collision shares an endpoint, no
-        more.
-        """
+        """Its hash; a collision shares an endpoint, no more."""
         session = self._sessions.get(request)
         if session is not None or request.elsewhere:
             return session
         for source in self.session_id_config.sources:
             if value := source.of(request):
-                digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-                return self._sessions.set(request, int.from_bytes(digest, "little"))
+                session = hashed(value)
+                if source.field != PREVIOUS or session in self._bound:
+                    return self._sessions.set(request, session)
         return None
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.parsing.request import Usage, UsageReader
+from epp.parsing.grpc import usage_reader
+from epp.parsing.request import ResponsesReader, Usage, UsageReader
 
 CHAT = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 8}}
 RESPONSES = {"input_tokens": 12, "input_tokens_details": {"cached_tokens": 8}, "output_tokens": 3}
@@ -131,3 +132,43 @@ def test_cuts_do_not_matter(data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     bounds = [0, *cuts, len(stream)]
     assert read("text/event-stream", *(stream[a:b] for a, b in pairwise(bounds))) == READ
+
+
+def response_id(*chunks: bytes) -> str:
+    reader = usage_reader("application/json", "responses")
+    assert isinstance(reader, ResponsesReader)
+    for chunk in chunks:
+        reader.feed(chunk)
+    return reader.id
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_an_answer_s_id_is_found_wherever_its_pieces_are_cut(indent: int | None, step: int) -> None:
+    inner = {"id": "msg_1", "content": [{"text": 'my "id": "resp_9"'}]}
+    whole = {"id": "resp_1", "object": "response", "output": [inner], "usage": RESPONSES}
+    for text in (
+        json.dumps(whole, indent=indent).encode(),
+        events({"type": "response.created", "response": {**whole, "output": []}}, {"delta": "x", "item_id": "msg_1"}),
+    ):
+        pieces = [text[at : at + step] for at in range(0, len(text), step)]
+        assert response_id(*pieces) == "resp_1"
+        reader = ResponsesReader("application/json")
+        for piece in pieces:
+            reader.feed(piece)
+        assert reader.finish() == READ
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b'{"id": 5}', b'{"id": ""}', b'{"id": "\xc3\xa4"}', b'{"id": "%s"}' % (b"x" * 257)]
+)
+def test_what_is_no_id_is_none(text: bytes) -> None:
+    assert response_id(text) == ""
+
+
+def test_an_id_is_looked_for_at_an_answer_s_beginning_only() -> None:
+    assert response_id(b'{"text": "' + b"x" * 5000, b'", "id": "resp_1"}') == ""
+
+
+def test_ids_of_other_answers_are_not_read() -> None:
+    assert not isinstance(usage_reader("application/json", "chat"), ResponsesReader)
