@@ -87,6 +87,7 @@ __all__ = [
     "Scorer",
     "ServedModel",
     "Services",
+    "SessionState",
     "Slo",
     "Slot",
     "Stage",
@@ -160,6 +161,25 @@ class FailureShare(msgspec.Struct, frozen=True, gc=False):
     """It fails so often that it should get nothing, while another endpoint is there."""
     trial: bool = False
     """It would be suspended, but one request should go there now, to see whether it is healthy again."""
+
+
+class SessionState(msgspec.Struct, frozen=True, gc=False):
+    """What is known of the session that a request belongs to, before that request; the same for every endpoint. The
+    defaults are those of a session's first request."""
+
+    turns: int = 0
+    """Requests before it."""
+    seconds: float = 0.0
+    """Since the first of them."""
+    idle: float = 0.0
+    """Seconds since its last answer ended; 0 while one is in flight."""
+    in_flight: int = 0
+    """Its requests that have not ended, as where sub-agents work side by side."""
+    input_tokens: int = 0
+    """Prompt tokens so far, as answers reported them."""
+    output_tokens: int = 0
+    think: float | None = None
+    """Seconds between an answer's end and the next request, the latest counting most; None: not known yet."""
 
 
 class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):

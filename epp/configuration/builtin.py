@@ -56,6 +56,7 @@ CLASSES: Final = {
     "session-affinity-scorer": f"{_SCORERS}.SessionAffinityScorer",
     "agent-identity": "epp.scheduling.sessions.AgentIdentity",
     "session-id-producer": "epp.scheduling.sessions.SessionIdProducer",
+    "session-state-producer": "epp.scheduling.session_state.SessionStates",
     "header-label-affinity-scorer": f"{_SCORERS}.HeaderLabelAffinityScorer",
     "lora-affinity-scorer": f"{_SCORERS}.LoraAffinityScorer",
     "p2p-source-producer": "epp.scheduling.kv_source.P2pSource",
@@ -193,7 +194,6 @@ _CLUSTERS: Final = (
 MISSING: Final = {
     "disaggregatedset-rollout-screener": _ROLLOUT,
     "disaggregatedset-rollout-pod-extractor": _ROLLOUT,
-    "session-state-producer": "state kept for each session; remove it: session-affinity-filter keeps its endpoint",
     "request-attribute-reporter": "what an answer used told to the gateway; remove it: /metrics and /decisions say it",
     "multicluster-approx-prefix-cache-producer": _CLUSTERS,
     "multicluster-file-discovery": _CLUSTERS,
@@ -296,6 +296,7 @@ IDLE: Final[Mapping[str, Mapping[str, Idle]]] = {
     "concurrency-detector": {"inFlightLoadProducerName": Idle("it counts what is in flight itself")},
     "session-affinity-filter": _SWEEP,
     "session-affinity-scorer": _SWEEP,
+    "session-state-producer": {"evictionSweepSeconds": Idle("a session's end is exact, without sweeps")},
     "p2p-source-producer": {"prefillProfileName": Idle("it is known who computes the prompt")},
     "dcgm-data-source": {"insecureSkipVerify": _PLAIN._replace(usual=True)},
     "program-aware-fairness": {"evictionSweepSeconds": Idle("a program is forgotten in time, without sweeps")},

@@ -23,6 +23,7 @@ from epp.plugin import (
     Producer,
     ReadsPrefixMatch,
     Reference,
+    SessionState,
 )
 from epp.scheduling.headroom import LatencyHeadroom
 
@@ -41,6 +42,7 @@ _PRODUCERS: Final[Mapping[type[Any], str]] = {
     FailureShare: "failure-share-producer",
     EncoderMatch: "mm-embeddings-cache-producer",
     LatencyHeadroom: "predicted-latency-producer",
+    SessionState: "session-state-producer",
 }
 """Signal -> the producer added where a plugin needs it and the configuration has none."""
 _PREFIX_PRODUCERS: Final = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")

@@ -27,6 +27,7 @@ from epp.plugin import (
     PrefixMatch,
     Request,
     Scorer,
+    SessionState,
     Slo,
     Stage,
     scores_of,
@@ -157,9 +158,20 @@ class Decision(msgspec.Struct, eq=False):
             **({"ways_ms": {way: round(s * 1000, 3) for way, s in self.ways.items()}} if self.ways else {}),
             **({} if self.request.slo is None else {"slo": _slo_as_dict(self.request.slo)}),
             **({} if self.predicted is None else {"predicted": _prediction_as_dict(self.predicted)}),
+            **_session_as_dict(self.request, self.endpoint),
             "profiles": [_run_as_dict(run, self.predictions) for run in self.runs],
             **({} if self.shadow is None else {"shadow": self.shadow.as_dict()}),
         }
+
+
+def _session_as_dict(request: Request, endpoint: Endpoint) -> dict[str, Any]:
+    state: SessionState | None = request.signals.get(SessionState, {}).get(endpoint)
+    if state is None:
+        return {}
+    found = {"turn": state.turns + 1, "in_flight": state.in_flight, "idle_ms": round(state.idle * 1000, 3)}
+    think = {} if state.think is None else {"think_ms": round(state.think * 1000, 3)}
+    tokens = {"input_tokens": state.input_tokens, "output_tokens": state.output_tokens}
+    return {"session": {**found, **think, **tokens}}
 
 
 def _slo_as_dict(slo: Slo) -> dict[str, Any]:

@@ -142,9 +142,9 @@ def test_every_hint_names_a_type_that_loads(type_: str) -> None:
 
 
 def test_a_name_near_one_that_is_not_there_yet_says_so() -> None:
-    assert refusal("session-state-produce") == (
-        "plugins[0].type: no plugin type 'session-state-produce'; session-state-producer is a known type, but not "
-        "there yet: state kept for each session; remove it: session-affinity-filter keeps its endpoint"
+    assert refusal("request-attribute-reporte") == (
+        "plugins[0].type: no plugin type 'request-attribute-reporte'; request-attribute-reporter is a known type, but "
+        "not there yet: what an answer used told to the gateway; remove it: /metrics and /decisions say it"
     )
 
 

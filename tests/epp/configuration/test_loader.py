@@ -275,8 +275,8 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         (
             "All",
             "",
-            "parser: {pluginRef: session-state-producer}",
-            "parser.pluginRef: session-state-producer is not there",
+            "parser: {pluginRef: request-attribute-reporter}",
+            "parser.pluginRef: request-attribute-reporter is not there",
         ),
         (
             "All",
@@ -293,8 +293,8 @@ def test_a_reload_that_changes_the_shadow_alone_keeps_the_rest() -> None:
         (
             "All",
             "",
-            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: session-state-producer}]}]}",
-            "dataLayer.sources[0].extractors[0].pluginRef: session-state-producer is not there yet",
+            "dataLayer: {sources: [{pluginRef: openai-parser, extractors: [{pluginRef: request-attribute-reporter}]}]}",
+            "dataLayer.sources[0].extractors[0].pluginRef: request-attribute-reporter is not there yet",
         ),
     ],
 )
@@ -411,7 +411,7 @@ def test_no_plugins() -> None:
 
 def test_all_errors_of_a_file_come_at_once_with_its_name() -> None:
     text = (
-        HEAD + "plugins: [{type: queue-scorre}, {type: session-state-producer}, {type: max-score-picker, "
+        HEAD + "plugins: [{type: queue-scorre}, {type: request-attribute-reporter}, {type: max-score-picker, "
         "parameters: {a: 1}}]"
     )
     with pytest.raises(ConfigError) as refused:
@@ -492,11 +492,11 @@ def test_errors_of_every_kind_come_at_once_and_none_that_follows_from_another() 
             "plugins[1].type",
         ),
         (
-            "- {type: session-state-producer}\n",
-            "saturationDetector: {pluginRef: session-state-producer}",
+            "- {type: request-attribute-reporter}\n",
+            "saturationDetector: {pluginRef: request-attribute-reporter}",
             "plugins[0].type",
         ),
-        ("- {type: session-state-producer}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
+        ("- {type: request-attribute-reporter}\n- {type: queue-scorer}\n", TWO_PROFILES, "plugins[0].type"),
         ("- {type: queue-scorer}\n", TWO_PROFILES + "shadow: {profile: 5}", "shadow.profile"),
         ("  queue-scorer", PROFILE.format("queue-scorer"), "plugins"),
     ],
