@@ -32,6 +32,7 @@ ROOT = HERE.parents[1]
 SUPPORT = ROOT / "tests" / "support"
 CLIENTS = "warmpath-e2e"
 STANDALONE = "warmpath-e2e-standalone"
+ISTIO = "warmpath-e2e-istio"
 OWNER = "gateway.envoyproxy.io/owning-gateway"
 """How the labels begin by which Envoy Gateway tells whose Envoy it is."""
 ASK = """
@@ -236,7 +237,25 @@ def standalone(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token
     return entrance(clients, Stack(kubectl, (kubectl, "warmpath"), token))
 
 
-@pytest.fixture(params=["kind", "standalone"])
+@pytest.fixture(scope="session")
+def istio(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token: str) -> Iterator[Stack]:
+    """The overlay `istio` with simulated pods in a namespace of its own, where Istio is in the cluster."""
+    try:
+        clients("get", "customresourcedefinition", "destinationrules.networking.istio.io")
+    except KubectlFailed:
+        pytest.skip("there is no Istio in this cluster; hack/kind-up --istio makes one that has it")
+    small = [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests", "value": {"cpu": "100m"}}]
+    patch = {"target": {"kind": "Deployment", "name": "warmpath"}, "patch": yaml.safe_dump(small)}
+    overlay = ROOT / "manifests" / "overlays" / "istio"
+    kubectl = put_into(ISTIO, overlay, tmp_path_factory.mktemp("istio"), ("simulator",), [patch])
+    try:
+        kubectl.rolled_out("warmpath", "llm", "inference-istio")
+        yield entrance(clients, Stack(kubectl, (kubectl, "inference-istio"), token))
+    finally:
+        kubectl("delete", "namespace", ISTIO)
+
+
+@pytest.fixture(params=["kind", "standalone", "istio"])
 def stack(request: pytest.FixtureRequest) -> Stack:
     found: Stack = request.getfixturevalue(request.param)
     return found
