@@ -211,8 +211,8 @@ def test_figures_beside_llm_d_are_those_of_the_tables() -> None:
     for name, said in (("llm-d-affinity", "with its affinity filter"), ("llm-d-default", "with its default")):
         assert f"{rows[name][0]} times the best {said}" in README
     table = (DOCS / "sizing.md").read_text(encoding="utf-8").partition("## Beside llm-d")[2]
-    ratios = [[float(cell) for cell in re.findall(r": ([\d.]+) \|", line)] for line in table.splitlines()]
-    small, large = ([each[column] for each in ratios if len(each) == 4] for column in (0, 2))
+    ratios = re.findall(r"\| (\d+) KB \| [\d,]+ us \| [\d,]+ us: ([\d.]+) \|", table)  # of llm-d's column
+    small, large = ([float(ratio) for size, ratio in ratios if size == of] for of in ("2", "256"))
     ends = [[f"{min(small):.1f}", f"{max(small):.1f}"], [f"{min(large):.0f}", f"{max(large):.0f}"]]
     at_small, at_large = (" to ".join(dict.fromkeys(each)) for each in ends)
     assert f"{at_small} times the CPU at 2 KB, {at_large} times at 256 KB" in README

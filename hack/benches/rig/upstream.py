@@ -18,6 +18,8 @@ DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 WHOLE = b'{"object":"text_completion","choices":[{"index":0,"text":"%s"}]}' % (TEXT * CHUNKS)
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(WHOLE), WHOLE)
+STREAMED = re.compile(rb'"stream": ?true')
+"""Pickers may write the body anew, without spaces."""
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -38,7 +40,7 @@ class Streaming(asyncio.Protocol):
         wanted = int(length[1]) if length else 0
         if len(body) >= wanted:
             self._received = body[wanted:]
-            if b'"stream": true' in body[:wanted]:
+            if STREAMED.search(body, 0, wanted):
                 self._transport.write(HEAD)
                 self._next(CHUNKS)
             else:
