@@ -21,7 +21,7 @@ from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import AdminServer, AdminSettings
 from epp.admin.traces import Traces, Tracing
 from epp.configuration.describe import describe
-from epp.configuration.lifecycle import Lasting, Lifecycle
+from epp.configuration.lifecycle import Lasting, Lifecycle, Reports
 from epp.configuration.loader import Pipeline, load_strategy, load_text, read_file
 from epp.configuration.reload import ConfigFile
 from epp.configuration.schema import parse
@@ -261,7 +261,9 @@ class ServedPool:
         )
         self.scraper.engines = self.pipeline.engines
         self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
-        self.lifecycle = Lifecycle(self._services(), shared.lasting, self._plugin_failed)
+        services = self._services()
+        self._reports = Reports(services, shared.lasting)
+        self.lifecycle = Lifecycle(services, shared.lasting, self._plugin_failed)
         self.lifecycle.use((*self.pipeline.plugins, self._learner))
         self.port = port
         """The ext_proc port asked for; 0: any."""
@@ -325,15 +327,15 @@ class ServedPool:
         _log_idle(pipeline)
 
     def _models_differ(self, names: Sequence[str] | None) -> None:
-        metrics, reason = self._shared.metrics, "models-differ"
+        reason = "models-differ"
         if names is None:
-            metrics.recovered(reason)
+            self._reports.recovered(reason)
             return
         some = ", ".join(printable(name, _LONGEST_NAME) for name in names[:_NAMED]) + (
             ", ..." if names[_NAMED:] else ""
         )
         detail = f"no model is served by all endpoints, and requests go to any: {some}; give each a pool of its own"
-        metrics.degraded(reason, f"{self.pool.name}: {detail}", lasting=True)
+        self._reports.degraded(reason, detail, lasting=True)
 
     def _services(self) -> Services:
         metrics, pool = self._shared.metrics, self.pool

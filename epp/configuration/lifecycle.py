@@ -8,7 +8,7 @@ from typing import TypeAlias
 from epp.plugin import Plugin, Services
 from epp.scheduling.decision import OnError, name_of
 
-Lasting: TypeAlias = "dict[str, set[_Reports]]"
+Lasting: TypeAlias = "dict[str, set[Reports]]"
 """Reason of a lasting degradation -> whose it is. One for a process: it is over when no plugin has it any more."""
 
 
@@ -23,7 +23,7 @@ class Lifecycle:
         self._lasting = lasting
         self._on_error = on_error
         self._group: asyncio.TaskGroup | None = None
-        self._living: dict[Plugin, tuple[Services, _Reports]] = {}
+        self._living: dict[Plugin, tuple[Services, Reports]] = {}
         self._tasks: dict[Plugin, asyncio.Task[None]] = {}
 
     def use(self, plugins: Iterable[Plugin]) -> None:
@@ -50,7 +50,7 @@ class Lifecycle:
                 self._group = None
 
     def _start(self, plugin: Plugin) -> None:
-        reports = _Reports(self._services, self._lasting)
+        reports = Reports(self._services, self._lasting)
         services = replace(self._services, degraded=reports.degraded, recovered=reports.recovered)
         self._living[plugin] = services, reports
         try:
@@ -78,8 +78,8 @@ def _first(error: Exception) -> Exception:
     return error
 
 
-class _Reports:
-    """What one plugin reports in its life."""
+class Reports:
+    """What one plugin, or a part of a pool, reports in its life."""
 
     def __init__(self, services: Services, lasting: Lasting) -> None:
         self._services = services

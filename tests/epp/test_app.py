@@ -16,8 +16,9 @@ import aiohttp
 import grpc
 import pytest
 
-from epp.app import Settings, discovered, serve
+from epp.app import ServedPool, Settings, Shared, discovered, serve
 from epp.errors import ConfigError
+from epp.pool.store import Pool
 from epp.process.watchdog import EXIT_STALLED
 from tests.support.ext_proc import messages as ext_proc
 from tests.support.ext_proc.server import Gateway
@@ -511,3 +512,14 @@ async def test_replicas_of_one_process_each_find_each_other(settings: Settings, 
 )
 async def test_replicas_that_cannot_be_are_refused(settings: Settings, changes: dict[str, Any], reported: str) -> None:
     assert reported in await refusal(replace(settings, **changes))
+
+
+def test_models_that_differ_in_one_pool_are_said_until_they_do_in_none() -> None:
+    shared = Shared(Settings())
+    one, two = (ServedPool(Pool(name, random=shared.random), 0, shared) for name in ("one", "two"))
+    for served in (one, two):
+        served._models_differ(["a", "b"])
+    one._models_differ(None)
+    assert shared.metrics.degraded_now == ["models-differ"]
+    two._models_differ(None)
+    assert shared.metrics.degraded_now == []
