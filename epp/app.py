@@ -331,9 +331,7 @@ class ServedPool:
         if names is None:
             self._reports.recovered(reason)
             return
-        some = ", ".join(printable(name, _LONGEST_NAME) for name in names[:_NAMED]) + (
-            ", ..." if names[_NAMED:] else ""
-        )
+        some = ", ".join(printable(name, _LONGEST_NAME) for name in names[:_NAMED]) + (", …" if names[_NAMED:] else "")
         detail = f"no model is served by all endpoints, and requests go to any: {some}; give each a pool of its own"
         self._reports.degraded(reason, detail, lasting=True)
 

@@ -9,7 +9,7 @@ from epp.plugin import Plugin, Services
 from epp.scheduling.decision import OnError, name_of
 
 Lasting: TypeAlias = "dict[str, set[Reports]]"
-"""Reason of a lasting degradation -> whose it is. One for a process: it is over when no plugin has it any more."""
+"""Reason of a lasting degradation -> whose it is. One for a process: it is over when nobody has it any more."""
 
 
 class Lifecycle:

@@ -72,8 +72,7 @@ def main() -> None:
         plane = ControlPlane(Path(folder))
         try:
             plane.start()
-            plane.kubectl("apply", "-k", str(ROOT / "manifests" / "crds"))
-            plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+            plane.define("-k", str(ROOT / "manifests" / "crds"))
             os.environ["KUBECONFIG"] = str(plane.kubeconfig())
             asyncio.run(Cluster(plane, "default").create_pool("p", 8000))
             other = context.Process(target=churn, args=(plane, count, go, done))

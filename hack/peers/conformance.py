@@ -62,8 +62,7 @@ def theirs(program: Path, crds: Path, folder: Path) -> list[Result]:
     plane = ControlPlane(folder)
     try:
         plane.start()
-        plane.kubectl("apply", "--server-side", "-f", str(crds))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.define("--server-side", "-f", str(crds))
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "conformance"}})
         asyncio.run(pods(Cluster(plane, "conformance")))
         ext_proc, health, metrics = free_ports(3)

@@ -29,8 +29,7 @@ def serve(crds: Path, endpoints: Path, ready: int, until_closed: int) -> None:
         plane = ControlPlane(Path(name))
         try:
             plane.start()
-            plane.kubectl("apply", "--server-side", "-f", str(crds))
-            plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+            plane.define("--server-side", "-f", str(crds))
             plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             asyncio.run(pool(Cluster(plane, NAMESPACE), endpoints))
             os.write(ready, str(plane.kubeconfig()).encode())

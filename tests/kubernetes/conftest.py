@@ -33,8 +33,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     plane = ControlPlane(tmp_path_factory.mktemp("kubernetes"))
     try:
         plane.start()
-        plane.kubectl("apply", "-k", str(ROOT / "manifests" / "crds"))
-        plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        plane.define("-k", str(ROOT / "manifests" / "crds"))
         yield plane
     finally:
         plane.stop()

@@ -113,8 +113,7 @@ async def test_definitions_installed_later_are_noticed_and_llm_ds_win(
     async with followed(pools_of(Named(("p",)), cluster, metrics)) as pools:
         (pool,) = pools.pools
         await seen("a pool without the older group", lambda: pool.objective("vip").priority == 5)
-        cluster.plane.kubectl("apply", "-f", "-", stdin=legacy_definitions)
-        cluster.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        cluster.plane.define("-f", "-", stdin=legacy_definitions)
         await cluster.create(LEGACY_GROUP, "inferenceobjectives", "vip", {**ref, "priority": 1})
         await cluster.create(LEGACY_GROUP, "inferenceobjectives", "old", {**ref, "priority": 2})
         await seen("a definition installed late (asked every 5 s)", lambda: pool.objective("old").priority == 2)

@@ -122,6 +122,11 @@ class ControlPlane:
             raise ApiFailed(0, done.stderr)
         return done.stdout
 
+    def define(self, *arguments: str, stdin: str = "") -> None:
+        """`kubectl apply` of CustomResourceDefinitions; returns when they are served."""
+        self.kubectl("apply", *arguments, stdin=stdin)
+        self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+
     def kubeconfig(self, token: str | None = None) -> Path:
         """A kubeconfig with this token, else the administrator's."""
         at = self.folder
