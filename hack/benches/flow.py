@@ -30,7 +30,8 @@ from epp import protocol
 from hack.benches.rig import envoy
 from hack.benches.rig.peer import OURS, peer
 from hack.benches.rig.pickers import EPP, envoy_program
-from hack.benches.rig.processes import BenchError, Program, free_ports, running
+from hack.benches.rig.processes import BenchError, Program, running
+from tooling.laptop.ports import free_ports
 
 WITHOUT: Final = "without flow control"
 ALONE: Final = "the quiet tenant alone"

@@ -23,9 +23,10 @@ from typing import Final
 
 import aiohttp
 
-from hack.benches.rig.processes import cpu_seconds, free_ports
+from hack.benches.rig.processes import cpu_seconds
 from tests.support.ext_proc.messages import request_body, request_headers
 from tests.support.ext_proc.server import Gateway
+from tooling.laptop.ports import free_ports
 
 RATE: Final = 10
 """Requests a second."""

@@ -32,7 +32,8 @@ from hack.benches.rig.pickers import (
     wait_for_answer,
     write_files,
 )
-from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, free_ports, need_programs, running
+from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, need_programs, running
+from tooling.laptop.ports import free_ports
 
 PODS = 8
 CONNECTIONS = 32

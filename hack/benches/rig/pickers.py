@@ -18,7 +18,8 @@ from urllib.request import Request, urlopen
 
 from hack.benches.rig import bodies, envoy
 from hack.benches.rig.load import Bodies, Seen, Wrk
-from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, free_ports, need_programs, running
+from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, need_programs, running
+from tooling.laptop.ports import free_ports
 
 ALONE = "Envoy alone"
 EPP = (

@@ -38,21 +38,6 @@ def need_programs() -> None:
         raise BenchError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports below those the kernel gives to outgoing connections, free a moment ago."""
-    found: list[int] = []
-    for port in range(21_000 + os.getpid() % 8_000, 32_000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise BenchError(f"no {count} free ports below 32000")
-
-
 def cpu_seconds(pid: int) -> float:
     """CPU time the process and all its threads have used, to the nanosecond (/proc/PID/stat counts in 10 ms ticks)."""
     scheduler_clock = 2  # clock ids of other processes: clock_getcpuclockid(3), linux/posix-timers.h

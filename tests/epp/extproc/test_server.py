@@ -530,12 +530,13 @@ async def test_headers_are_held_until_the_stream_ends() -> None:
         await until(lambda: served.memory.held == 0)
 
 
-async def test_no_more_streams_than_that() -> None:
+async def test_no_more_streams_than_that(kind: type[AnyServer]) -> None:
     route, metrics = Route(TO), RecordedMetrics()
     async with ext_proc_server(route, settings(max_streams=3), metrics) as served, Gateway(served.ports[0]) as gateway:
         calls = [await routed(gateway) for _ in range(3)]
         late = gateway.stream()
-        await late.write(request_headers())
+        if kind is ExtProcServer:  # the other refuses unread, and a write to a stream that has ended is an error
+            await late.write(request_headers())
         assert await late.said() == FULL
         assert await late.ended() is grpc.StatusCode.OK
         assert metrics.degradations == [("too-much-at-once", "3 requests are served, which is the most")]

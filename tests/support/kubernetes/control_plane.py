@@ -4,9 +4,7 @@ import base64
 import hashlib
 import json
 import os
-import random
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import urllib3
+
+from tooling.laptop.ports import free_ports
 
 _START: Final = 60.0
 _NAMES: Final = ("kube-apiserver", "etcd", "kubectl")
@@ -177,17 +177,6 @@ class ControlPlane:
             time.sleep(0.1)
         tail = (self.folder / "kube-apiserver.log").read_text()[-2000:]
         raise RuntimeError(f"kube-apiserver did not become ready in {_START:.0f} s:\n{tail}")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens on, below those the kernel gives out to connections."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe:
-            if port not in found and probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-    return found
 
 
 def _programs() -> dict[str, Path]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hack.benches.rig.processes import BenchError, cpu_seconds, free_ports, need_programs, pinned, running
+from hack.benches.rig.processes import BenchError, cpu_seconds, need_programs, pinned, running
+from tooling.laptop.ports import free_ports
 
 
 def test_cpu_time_is_that_of_the_process() -> None:
