@@ -179,7 +179,13 @@ async def test_a_pool_without_endpoints_is_a_waiting_room(chain: Laptop) -> None
         return answer
 
     early = asyncio.ensure_future(ask())
-    await eventually(lambda: chain.metric("warmpath_flow_waiting", pool="nobody"), lambda count: count == 1)
+
+    async def queued() -> float:
+        if early.done():  # then it waits no more: why is better than how long that was looked for
+            raise AssertionError(f"{(await early).status}: {await (await early).text()}")
+        return await chain.metric("warmpath_flow_waiting", pool="nobody")
+
+    await eventually(queued, lambda count: count == 1)
     host, _, port = chain.chain.pods[0].url.removeprefix("http://").rpartition(":")
     entry.write_text(
         f"endpoints: [{{name: late, address: '{host.strip('[]')}', port: {port}, labels: {{app: nobody}}}}]\n"

@@ -13,7 +13,7 @@ from typing import Final
 LOWEST, HIGHEST = 20_000, 32_000
 """Below the range systems take outgoing connections' ports from: those come and go and would collide."""
 _KEPT: Final = 1000
-"""Ports that a process keeps from others at most: those it was given last."""
+"""Ports that a process keeps for whom it gave them to at most: those given last."""
 _mine: Final = deque[int]()
 
 
@@ -31,8 +31,8 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports on which nothing listens now, and which no other process of this user was given here and
-    may be about to listen on. OSError if there are not that many.
+    """`count` different ports on which nothing listens now, and which nobody else, in this process or another of this
+    user's, was given here and may be about to listen on. OSError if there are not that many.
     """
     found: list[int] = []
     for port in random.sample(range(LOWEST, HIGHEST), HIGHEST - LOWEST):
@@ -44,7 +44,11 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def _taken(port: int) -> bool:
-    """Whether the port is this process's now: it has locked the byte at that place of a file, until it ends."""
+    """Whether the port is the caller's now: the process has locked the byte at that place of a file, until it ends.
+    The lock keeps other processes away, not this one, to which the same byte would be given again.
+    """
+    if port in _mine:
+        return False
     file = _file()
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
@@ -52,8 +56,7 @@ def _taken(port: int) -> bool:
         return False
     _mine.append(port)
     while len(_mine) > _KEPT:
-        if (oldest := _mine.popleft()) not in _mine:
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, oldest)
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, _mine.popleft())
     return True
 
 

@@ -1,6 +1,7 @@
 import socket
 import subprocess
 import sys
+from collections import deque
 from contextlib import ExitStack
 from subprocess import PIPE
 
@@ -46,6 +47,13 @@ def test_no_two_processes_are_given_the_same(monkeypatch: pytest.MonkeyPatch) ->
             assert other.stdout is not None
             given.append(set(map(int, other.stdout.readline().split())))
     assert len(set[int]().union(*given)) == 28
+
+
+def test_nobody_in_this_process_is_given_what_another_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "HIGHEST", LOWEST + 60)
+    monkeypatch.setattr(ports, "_mine", deque[int]())
+    given = [port for _ in range(20) for port in free_ports(2)]
+    assert len(set(given)) == 40
 
 
 def test_what_was_given_before_others_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
