@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -140,13 +141,13 @@ class Chain:
         await self.processes.start(replica.name, [*command, *self.shape.picking], environment)
 
     async def reconfigure(self, file: Path, text: str) -> None:
-        """Replace `file`, which the replicas follow, and return when all of them use it."""
+        """Replace `file`, which the replicas follow, and return when all of them use it, for each of their pools."""
         try:
             async with asyncio.timeout(READY_SECONDS):
-                before = [await self.config(replica) for replica in self.replicas]
+                before = [await self._pools(replica) for replica in self.replicas]
                 file.write_text(text, encoding="utf-8")
                 for replica, old in zip(self.replicas, before, strict=True):
-                    while await self.config(replica) == old:
+                    while not old.isdisjoint(await self._pools(replica)):
                         await asyncio.sleep(0.05)
         except TimeoutError:
             raise ChainError(f"{file.name} was not taken over; see the log of {self.replicas[0].name}") from None
@@ -158,6 +159,10 @@ class Chain:
                 if answer.status == 200:
                     return await answer.text()
             await asyncio.sleep(0.05)
+
+    async def _pools(self, replica: Replica) -> set[str]:
+        """What the replica says of each of its pools, each of which takes a new configuration in its own time."""
+        return set(re.split(r"(?m)^(?=pool )", await self.config(replica))) - {""}
 
     async def forget(self) -> None:
         """Empty the prefix cache of every pod, and those that the engine has beside."""

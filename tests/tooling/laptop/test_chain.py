@@ -11,7 +11,7 @@ import yaml
 from epp.errors import ConfigError
 from tests.support.gateway.chain import MANIFESTS as THREE_POOLS
 from tests.support.process.child_processes import Family
-from tooling.laptop.chain import MANIFESTS, ChainError, Shape, running_chain
+from tooling.laptop.chain import MANIFESTS, Chain, ChainError, Replica, Shape, running_chain
 from tooling.laptop.engines import Simulated
 from tooling.laptop.ports import free_ports
 
@@ -49,6 +49,19 @@ async def test_a_chain_answers_and_leaves_nothing_behind(tmp_path: Path, family:
     assert {file.name for file in tmp_path.glob("*.log")} == {"pod-a.log", "epp-1.log", "epp-2.log"}
     [entry] = yaml.safe_load((tmp_path / "endpoints.yaml").read_text())["endpoints"]
     assert (entry["name"], entry["port"]) == ("pod-a", chain.pods[0].port)
+
+
+@pytest.mark.envoy
+async def test_a_new_configuration_is_waited_for_in_each_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ["old old", "old old", "new old", "new new"]
+
+    async def config(chain: Chain, replica: Replica) -> str:
+        return "\n\n".join(f"pool default/{n}\n{each}" for n, each in enumerate(said.pop(0).split()))
+
+    monkeypatch.setattr(Chain, "config", config)
+    async with running_chain(SMALL, tmp_path) as chain:
+        await chain.reconfigure(tmp_path / "config.yaml", "new")
+    assert said == []
 
 
 async def test_a_pod_that_does_not_start_is_reported_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
