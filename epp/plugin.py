@@ -427,6 +427,12 @@ class Filter(Plugin, ABC):
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         """The endpoints to keep, in order. `endpoints` is never empty; an empty answer ends in 503."""
 
+    def applies(self, request: Request) -> bool:
+        """False: it would keep all endpoints whichever they are, so it is not asked. A filter that can say so costs
+        others' requests nothing, and leaves a `Cost` beside it its shortlist.
+        """
+        return True
+
 
 class Scorer(Plugin, ABC):
     @abstractmethod

@@ -36,6 +36,7 @@ CLASSES: Final = {
     "prefill-filter": f"{_FILTERS}.PrefillFilter",
     "encode-filter": f"{_FILTERS}.EncodeFilter",
     "prefix-cache-affinity-filter": f"{_FILTERS}.PrefixCacheAffinityFilter",
+    "previous-response-filter": "epp.scheduling.bindings.PreviousResponseFilter",
     "session-affinity-filter": f"{_FILTERS}.SessionAffinityFilter",
     "context-length-aware": f"{_FILTERS}.ContextLengthAware",
     "topology-affinity-filter": f"{_FILTERS}.TopologyAffinityFilter",

@@ -37,6 +37,7 @@ from epp import protocol
 from epp.errors import BadRequest, EppError, InternalError, Rejected, TooLarge
 from epp.extproc import messages
 from epp.extproc.messages import Incoming, Mode
+from epp.parsing.parser import is_kept
 from epp.parsing.request import RawRequest
 from epp.parsing.rewrite import NameBack
 
@@ -105,15 +106,20 @@ class Sampler:
         self._last = float("-inf")
         self._ignored = 0
 
-    def wants(self) -> bool:
-        """Whether to watch the answer of a request that is complete now."""
+    def wants(self, *, kept: bool = False) -> bool:
+        """Whether to watch the answer of a request that is complete now. `kept`: a later request may name it, and only
+        who gave it can go on from it; each of those.
+        """
         if not self._share:
             return False
         now, apart = self._clock(), _AGAIN if self._ignored >= _IGNORED else _AT_LEAST
-        if now - self._last < apart and (apart == _AGAIN or self._random.random() >= self._share):
+        if now - self._last < apart and (apart == _AGAIN or not (kept or self._happens())):
             return False
         self._last = now
         return True
+
+    def _happens(self) -> bool:
+        return self._random.random() < self._share
 
     def shown(self) -> None:
         """An answer that was asked for is shown."""
@@ -394,7 +400,12 @@ class Stream:
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
         seen, watched = self._answer_mode != NONE, False
-        if self._follows and not seen and (sampler := self._sampler) is not None and sampler.wants():
+        if (
+            self._follows
+            and not seen
+            and (sampler := self._sampler) is not None
+            and sampler.wants(kept=is_kept(headers.get(":method", ""), headers.get(":path", ""), body))
+        ):
             self._watch, seen, watched = sampler, sampler.works, True
         return [messages.raw_request(headers, body, self._subset, sees_answer=seen, watched=watched)]
 

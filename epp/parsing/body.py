@@ -58,6 +58,10 @@ class Body(msgspec.Struct):
         """How many tokens the prompt has, where the body itself says so: a prompt of token ids. Else None."""
         return None
 
+    def previous(self) -> str:
+        """The answer that it goes on from; "" where it says none, or none that is a name."""
+        return ""
+
     def model_name(self) -> str:
         """`model`; BadRequest if it is missing, empty, too long or no string."""
         expected = "expected the name of a model, a non-empty string"
@@ -199,6 +203,13 @@ class Responses(Body):
     instructions: Raw = ABSENT
     tools: Raw = ABSENT
     max_output_tokens: Raw = ABSENT
+    previous_response_id: Raw = ABSENT
+
+    def previous(self) -> str:
+        try:
+            return _TEXT.decode(self.previous_response_id) if self.previous_response_id is not ABSENT else ""
+        except ValueError:  # null among them; what is wrong with it the engine says better
+            return ""
 
     def parts(self) -> tuple[Raw, ...]:
         given = require(self.input, "input", b'"[', "a string or an array of items")

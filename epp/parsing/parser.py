@@ -1,6 +1,7 @@
 """`Parser`: a raw HTTP request to `Request`, read once; or not read (api `other`) and routed by load alone."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from posixpath import normpath
 from typing import Final, NamedTuple, Protocol
@@ -171,6 +172,7 @@ class Parser:
             media_tokens=media_tokens,
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),
+            previous=fields.previous(),
             salt=fields.salt(),
             priority=priority,
             slo=slo,
@@ -198,6 +200,7 @@ class Parser:
 
     def _other(self, raw: RawRequest, opaque: str) -> Request:
         priority, slo = self._wanted(raw.headers)
+        named = _KEPT.search(_plain(raw.path)) if "/responses/" in raw.path else None
         return Request(
             id=self._id(raw.headers),
             model="",
@@ -207,6 +210,7 @@ class Parser:
             slo=slo,
             headers=raw.headers,
             body=raw.body,
+            previous="" if named is None else named[1],
             sees_answer=raw.sees_answer,
             watched=raw.watched,
             opaque=opaque,
@@ -265,6 +269,18 @@ def milliseconds(text: str) -> float | None:
 def asks_for_models(raw: RawRequest) -> bool:
     """Whether it asks for the list of all models."""
     return raw.method == "GET" and "models" in raw.path and _plain(raw.path).endswith("/v1/models")
+
+
+_KEPT: Final = re.compile(r"/v1/responses/([^/]+)(?:/cancel|/input_items)?$")
+"""A path of an answer that an engine keeps, or of what belongs to it."""
+_NOT_KEPT: Final = re.compile(rb'"store"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}false')
+
+
+def is_kept(method: str, path: str, body: bytes) -> bool:
+    """Whether the answer is one of `/v1/responses` that the engine may keep: a later request may name it."""
+    if method != "POST" or "responses" not in path or not _plain(path).endswith("/v1/responses"):
+        return False
+    return _NOT_KEPT.search(body) is None
 
 
 def _plain(target: str) -> str:

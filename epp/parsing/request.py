@@ -109,6 +109,9 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """
     stream: bool = False
     max_tokens: int | None = None
+    previous: str = ""
+    """The answer of `/v1/responses` that it goes on from (`previous_response_id`), or asks for by its path. Only the
+    endpoint that gave it has it."""
     salt: str = ""
     """vLLM's `cache_salt`: prompts with different salts share nothing. A long one is its digest, see `short_salt`."""
     priority: int = 0

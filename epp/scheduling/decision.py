@@ -308,23 +308,27 @@ class Chain:
         self.picker = picker
         self._plugins = filters, scorers
         self._picker_name = name_of(picker)
-        self._filters = [(name_of(plugin), plugin) for plugin in filters]
+        self._filters = [_Filtering(plugin) for plugin in filters]
         self._scorers = [_Weighed(name_of(plugin), plugin, float(weight)) for plugin, weight in scorers]
-        self.lone_cost = _lone_cost(filters, scorers, picker)
-        """The cost that decides alone; None: something else has to see all endpoints."""
+        self.lone_cost = _lone_cost(self._filters, scorers, picker)
+        """The cost that decides alone where the profile does not narrow; None: others have to see all endpoints."""
 
     def with_picker(self, picker: Picker) -> "Chain":
         """The same with another picker."""
         return Chain(self.name, *self._plugins, picker)
 
+    def narrows(self, request: Request) -> bool:
+        """Whether one of the filters may drop endpoints for this request. Raises what a filter raises."""
+        return any(each.applies is None or each.applies(request) for each in self._filters)
+
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
         """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""
         dropped: list[tuple[str, Sequence[Endpoint]]] = []
-        for name, plugin in self._filters:
-            kept = _filtered(name, plugin, request, endpoints, on_error)
+        for filter in self._filters:
+            kept = filter.run(request, endpoints, on_error)
             if len(kept) != len(endpoints):
                 remain = set(kept)
-                dropped.append((name, [endpoint for endpoint in endpoints if endpoint not in remain]))
+                dropped.append((filter.name, [endpoint for endpoint in endpoints if endpoint not in remain]))
             endpoints = kept
         scored: list[Scored] = []
         totals: Sequence[float] | None = None
@@ -346,24 +350,35 @@ class Chain:
         return ProfileRun(self.name, dropped, endpoints, scored, totals, picks)
 
 
-def _lone_cost(filters: Sequence[Filter], scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> Cost | None:
-    if filters or len(scorers) != 1 or not picker.takes_best:
+class _Filtering:
+    """A filter in a profile."""
+
+    __slots__ = ("_filter", "applies", "name")
+
+    def __init__(self, plugin: Filter) -> None:
+        self.name = name_of(plugin)
+        self._filter = plugin.filter
+        self.applies = None if type(plugin).applies is Filter.applies else plugin.applies
+        """None: to every request."""
+
+    def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Sequence[Endpoint]:
+        try:
+            if self.applies is not None and not self.applies(request):
+                return endpoints
+            kept = self._filter(request, endpoints)
+            found = len(kept)
+        except Exception as error:
+            raise failed(self.name, error, on_error) from error
+        if not found:
+            raise NoEndpoint(f"filter {self.name!r} left none of {len(endpoints)} endpoints for this request")
+        return kept
+
+
+def _lone_cost(filters: Sequence[_Filtering], scorers: Sequence[tuple[Scorer, float]], picker: Picker) -> Cost | None:
+    if len(scorers) != 1 or not picker.takes_best or any(each.applies is None for each in filters):
         return None
     (scorer, weight) = scorers[0]
     return scorer if isinstance(scorer, Cost) and weight > 0 else None
-
-
-def _filtered(
-    name: str, plugin: Filter, request: Request, endpoints: Sequence[Endpoint], on_error: OnError
-) -> Sequence[Endpoint]:
-    try:
-        kept = plugin.filter(request, endpoints)
-        found = len(kept)
-    except Exception as error:
-        raise failed(name, error, on_error) from error
-    if not found:
-        raise NoEndpoint(f"filter {name!r} left none of {len(endpoints)} endpoints for this request")
-    return kept
 
 
 class _Weighed:

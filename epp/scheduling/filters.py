@@ -4,7 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
-from epp.plugin import Endpoint, Filter, InFlight, PrefixMatch, ReadsPrefixMatch, Request, Scorer, Stage, apart, serves
+from epp.plugin import (
+    Endpoint,
+    Filter,
+    InFlight,
+    PrefixMatch,
+    ReadsPrefixMatch,
+    Request,
+    Scorer,
+    Stage,
+    apart,
+    serves,
+)
 from epp.scheduling.headroom import LatencyHeadroom
 from epp.scheduling.sessions import SessionAffinity
 

@@ -82,6 +82,7 @@ class Scheduler:
         prefixes = next((p for p in producers if p.produces is PrefixMatch), None)
         if chain is not None and chain.lone_cost is not None and prefixes is not None:
             self._cost, self._prefixes, self._large = chain.lone_cost, prefixes, chain.lone_cost.shortlist_from
+            self._narrows = chain.narrows
             self._wanted = max(self._named, chain.picker.max_num_of_endpoints)
         self._prepare: Hooks = [(name_of(p), p.prepare) for p in producers if _overrides(p, Producer, "prepare")]
         self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
@@ -345,7 +346,7 @@ class Scheduler:
         """The request with its signals, and those of `endpoints` that can be the best for it."""
         if len(endpoints) >= self._large and request.slo is None and not self.handler.divides(endpoints):
             try:
-                found = self._shortlisted(request, endpoints)
+                found = None if self._narrows(request) else self._shortlisted(request, endpoints)
             except Exception as error:
                 self._on_error(name_of(self._cost), error)
             else:

@@ -7,7 +7,8 @@ from math import isfinite
 from typing import Any, ClassVar, Final
 
 from epp.plugin import AGENT_IDENTITY, Endpoint, Producer, Request, Response, SessionState, Slot
-from epp.scheduling.sessions import PREVIOUS, SessionSource, hashed
+from epp.scheduling.bindings import hashed
+from epp.scheduling.sessions import PREVIOUS, SessionSource
 
 _WEIGHT: Final = 0.3
 """Of a session's latest pause in its mean."""

@@ -4,18 +4,14 @@ Beside it the guards that find whose session a request is: `AgentIdentity`, `Ses
 """
 
 import base64
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, Final, Literal
 
 import msgspec
 
-from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Response, Slot, annotated
-
-_PIECE: Final = 500
-"""Sessions in a piece of a snapshot."""
+from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Slot, annotated
+from epp.scheduling.bindings import Bindings, hashed
 
 
 @dataclass(frozen=True)
@@ -37,12 +33,7 @@ class _Hint(msgspec.Struct):
     prompt_cache_key: str | None = None
 
 
-class _Previous(msgspec.Struct):
-    previous_response_id: str | None = None
-
-
 _HINT: Final = msgspec.json.Decoder(_Hint)
-_PREVIOUS: Final = msgspec.json.Decoder(_Previous)
 PREVIOUS: Final = "previous_response_id"
 
 
@@ -52,8 +43,8 @@ class SessionSource:
 
     `header`: a request header. `attribute`: what another plugin finds: `agent-identity`, or `SessionIDDataKey` with
     `producer`, the name of the `session-id-producer`. `field` (ours): `prompt_cache_key` of the body, by
-    which OpenAI's clients say which requests share a prefix; or `previous_response_id`, which names the answer that a
-    request to `/v1/responses` goes on from: known where that answer was seen, by this replica or by another.
+    which OpenAI's clients say which requests share a prefix; or, of `session-state-producer`, `previous_response_id`,
+    which names the answer that a request to `/v1/responses` goes on from.
     """
 
     header: str = ""
@@ -77,17 +68,12 @@ class SessionSource:
             return request.headers.get(self.header.lower())
         if self.attribute:
             return request.attributes.get(_key(self.attribute, self.producer))
+        if self.field == PREVIOUS:
+            return request.previous
         try:
-            if self.field != PREVIOUS:
-                return _HINT.decode(request.body).prompt_cache_key
-            return _PREVIOUS.decode(request.body).previous_response_id if request.api == "responses" else None
+            return _HINT.decode(request.body).prompt_cache_key
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-
-
-def hashed(id: str) -> int:
-    """A session's id in eight bytes, the same at all replicas, so that long ids cost no memory and none is kept."""
-    return int.from_bytes(blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def _key(attribute: str, producer: str) -> str:
@@ -114,8 +100,7 @@ class SessionAffinity(Plugin):
      · `encoded_endpoint_header` (default) keeps nothing: the answer gives the client the endpoint that served, and
        the client's next request brings it back. Settings in `encoded_endpoint_header_config`.
      · `session_id` remembers where each session was sent last, a retry elsewhere included. Settings in
-       `session_id_config`. Bindings keep no endpoint alive. With the source `previous_response_id` it remembers who
-       gave each answer too; an id that nobody here has seen says nothing, and the next source is asked.
+       `session_id_config`. Bindings keep no endpoint alive.
     `profile_name` (llm-d's): `prefill` where it is to follow the endpoint that prefills, beside another that follows
     the one that decodes.
     `max_sessions` (100,000; ours): bindings kept; beyond it the ones unused longest go first.
@@ -127,8 +112,6 @@ class SessionAffinity(Plugin):
     session_id_config: SessionId = field(default_factory=SessionId)
     profile_name: Literal["", "prefill", "decode"] = ""
     max_sessions: int = 100_000
-    _bound: dict[int, tuple["weakref.ref[Endpoint]", float]] = field(default_factory=dict, init=False, repr=False)
-    """Hash of the session's id -> (endpoint, when the binding expires); least recently used first."""
     _sessions: Slot[int] = field(default_factory=Slot, init=False, repr=False)
     """A request's session."""
     _prefills: Slot[list[Endpoint]] = field(default_factory=Slot, init=False, repr=False)
@@ -139,22 +122,19 @@ class SessionAffinity(Plugin):
             raise ValueError(f"strategy: expected encoded_endpoint_header or session_id, got {self.strategy!r}")
         if not self.session_id_config.sources:
             raise ValueError("sessionIdConfig.sources: expected at least one")
+        if any(source.field == PREVIOUS for source in self.session_id_config.sources):
+            raise ValueError(f"sessionIdConfig.sources[].field: {PREVIOUS}: use previous-response-filter")
         if self.max_sessions < 1:
             raise ValueError(f"maxSessions: expected 1 or more, got {self.max_sessions}")
+        self._bound = Bindings(self.max_sessions, self.session_id_config.eviction_ttl_seconds)
         self._follows_prefill = self.profile_name == "prefill"
-        by_id = self.session_id_config.sources if self.strategy == "session_id" else ()
-        self._follows_answers = not self._follows_prefill and any(source.field == PREVIOUS for source in by_id)
         self._token_header = self.encoded_endpoint_header_config.header.lower()
 
     def home(self, request: Request, endpoints: Sequence[Endpoint]) -> Endpoint | None:
         """The candidate this request's session lives on, if any. It is one that decodes."""
         if self.strategy == "session_id":
             session = self._session(request)
-            bound = self._bound.get(session) if session is not None else None
-            if bound is None or bound[1] <= self.clock():
-                return None
-            endpoint = bound[0]()
-            return endpoint if endpoint is not None and endpoint in endpoints else None
+            return None if session is None else self._bound.find(session, endpoints, self.clock())
         if self._follows_prefill and self._prefills.get(request) is None:
             self._prefills.set(request, [])
         token = request.headers.get(self._token_header)
@@ -173,22 +153,7 @@ class SessionAffinity(Plugin):
             prefills.append(endpoint)
         if self.strategy != "session_id" or (session := self._session(request)) is None:
             return
-        self._bind(session, endpoint, self.session_id_config.eviction_ttl_seconds)
-
-    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        """Who gave an answer keeps it, and is to be asked by whoever goes on from it."""
-        if self._follows_answers and response.id and request.stage in ("", "decode"):
-            self._bind(hashed(response.id), endpoint, self.session_id_config.eviction_ttl_seconds)
-
-    def _bind(self, session: int, endpoint: Endpoint, seconds: float) -> None:
-        now = self.clock()
-        self._bound.pop(session, None)
-        self._bound[session] = (weakref.ref(endpoint), now + seconds)
-        # Two out for one in: what has expired goes soon, and no single request pays for a mass expiry.
-        for _ in range(2):
-            oldest = next(iter(self._bound))
-            if len(self._bound) > self.max_sessions or self._bound[oldest][1] <= now:
-                del self._bound[oldest]
+        self._bound.bind(session, endpoint, self.clock())
 
     def to_peers(self, request: Request) -> Any:
         """The session's hash."""
@@ -199,17 +164,10 @@ class SessionAffinity(Plugin):
             self._sessions.set(request, int(state))
 
     def snapshot(self) -> Iterator[Any]:
-        """The bindings: [hash, endpoint, seconds left] ..., unused longest first."""
-        now = self.clock()
-        bound = [(session, ref(), until - now) for session, (ref, until) in self._bound.items()]
-        alive = [(session, endpoint.name, left) for session, endpoint, left in bound if endpoint is not None]
-        for start in range(0, len(alive), _PIECE):
-            yield alive[start : start + _PIECE]
+        return self._bound.snapshot(self.clock())
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
-        for session, name, left in piece:
-            if name in endpoints and session not in self._bound and left > 0:
-                self._bind(session, endpoints[name], left)
+        self._bound.restore(piece, endpoints, self.clock())
 
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         if self.strategy == "session_id":
@@ -232,9 +190,7 @@ class SessionAffinity(Plugin):
             return session
         for source in self.session_id_config.sources:
             if value := source.of(request):
-                session = hashed(value)
-                if source.field != PREVIOUS or session in self._bound:
-                    return self._sessions.set(request, session)
+                return self._sessions.set(request, hashed(value))
         return None
 
 

@@ -1,5 +1,6 @@
 """Which answers are watched where a gateway shows none by itself, and how it is asked for them."""
 
+import json
 from random import Random
 
 import pytest
@@ -47,6 +48,39 @@ def test_a_share_of_many_and_one_a_second_of_few() -> None:
 def test_none_where_none_are_to_be_watched() -> None:
     clock = Clock()
     assert wanted(Sampler(0.0, clock, Random(1)), clock, 100, 100.0) == 0
+
+
+def test_each_that_a_later_request_may_name_and_none_more_where_none_is_shown() -> None:
+    clock = Clock()
+    sampler = Sampler(0.001, clock, Random(1))
+    assert sampler.wants()
+    assert all(sampler.wants(kept=True) for _ in range(100))
+    for _ in range(5):
+        sampler.not_shown()
+    assert not sampler.wants(kept=True)
+    assert not Sampler(0.0, clock, Random(1)).wants(kept=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "watched"),
+    [
+        ("/v1/responses", b'{"input": "x"}', True),
+        ("/tenant/v1/responses?a=b", b'{"input": "x", "store": true}', True),
+        ("/v1/responses", b'{"input": "x", "store" : false}', False),
+        ("/v1/responses", json.dumps({"input": '"store": false'}).encode(), True),
+        ("/v1/chat/completions", b"{}", False),
+        ("/v1/responses/resp_1/cancel", b"", False),
+    ],
+)
+def test_answers_that_an_engine_keeps_are_watched(path: str, body: bytes, watched: bool) -> None:
+    clock = Clock()
+    sampler = Sampler(1e-9, clock, Random(1))
+    assert sampler.wants()
+    stream = Stream(1 << 20, Memory(1 << 30), sampler)
+    stream.receive(request_headers({":method": "POST", ":path": path}, config=OVERRIDDEN))
+    (raw,) = stream.receive(request_body(body, end=True))
+    assert isinstance(raw, RawRequest)
+    assert raw.watched == watched
 
 
 def test_a_gateway_that_shows_none_is_asked_once_a_minute_and_told_of_once() -> None:

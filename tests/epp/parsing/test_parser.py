@@ -101,6 +101,29 @@ def test_what_is_not_posted_is_routed_by_load_alone() -> None:
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "body", "previous"),
+    [
+        ("POST", "/v1/responses", {"previous_response_id": "resp_1"}, "resp_1"),
+        ("POST", "/v1/responses", {"previous_response_id": None}, ""),
+        ("POST", "/v1/responses", {"previous_response_id": 5}, ""),
+        ("POST", "/v1/responses", {}, ""),
+        ("POST", "/v1/chat/completions", {"previous_response_id": "resp_1"}, ""),
+        ("GET", "/v1/responses/resp_1", None, "resp_1"),
+        ("GET", "/v1/responses/resp_1?stream=true", None, "resp_1"),
+        ("DELETE", "/v1/responses/resp%5F1", None, "resp_1"),
+        ("POST", "/team/v1/responses/resp_1/cancel", None, "resp_1"),
+        ("GET", "/v1/responses/resp_1/input_items", None, "resp_1"),
+        ("GET", "/v1/responses", None, ""),
+        ("GET", "/v1/responses/resp_1/more", None, ""),
+    ],
+)
+def test_the_answer_that_a_request_names(method: str, path: str, body: dict[str, Any] | None, previous: str) -> None:
+    given = b"" if body is None else {**CHAT, "input": "i", **body}
+    request, _ = parse(given, path, method=method)
+    assert request.previous == previous
+
+
+@pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
         ("/inference/v1/generate", {"token_ids": [5, 60, 700]}, ("generate", "", b"[5, 60, 700]", 3, None)),

@@ -40,6 +40,16 @@ class Keeps(Filter):
 
 
 @dataclass(eq=False)
+class KeepsOf(Keeps):
+    """Of one model's requests."""
+
+    model: str = "m"
+
+    def applies(self, request: Request) -> bool:
+        return request.model == self.model
+
+
+@dataclass(eq=False)
 class Breaks(Filter, Scorer, Picker):
     error: Exception = field(default_factory=lambda: RuntimeError("broken"))
 
@@ -98,6 +108,15 @@ def test_filters_run_in_order_and_say_whom_they_dropped() -> None:
     assert run.dropped == [("Keeps", [d]), ("Keeps", [c])]
     assert run.endpoints == [a, b]
     assert run.picks == [b]
+
+
+def test_a_filter_that_does_not_apply_is_not_asked() -> None:
+    a, b = pods("ab")
+    chain = Chain("p", [KeepsOf("b", "m")], [], MaxScorePicker())
+    assert chain.run(ask(model="m"), [a, b], fail).endpoints == [b]
+    assert chain.run(ask(model="n"), [a, b], fail).endpoints == [a, b]
+    assert [chain.narrows(ask(model=model)) for model in "mn"] == [True, False]
+    assert Chain("p", [Keeps("ab")], [], MaxScorePicker()).narrows(ask())
 
 
 def test_a_filter_that_drops_everybody_is_named() -> None:

@@ -1,4 +1,3 @@
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ def of(session: str, **fields: Any) -> Request:
 
 
 def after(answer: str) -> Request:
-    return ask(api="responses", body=json.dumps({"input": "x", "previous_response_id": answer}).encode())
+    return ask(api="responses", previous=answer)
 
 
 def seen(producer: SessionStates, request: Request) -> SessionState | None:

@@ -1,5 +1,6 @@
 import base64
 import gc
+import weakref
 from typing import Any, Literal
 
 import pytest
@@ -157,10 +158,12 @@ def test_the_table_is_bounded_and_the_longest_unused_goes_first() -> None:
 
 
 def test_bindings_keep_no_endpoint_alive() -> None:
-    affinity = by_id()
-    affinity.on_picked(session("x"), Endpoint("a", "a:1"))
+    affinity, endpoint = by_id(), Endpoint("a", "a:1")
+    affinity.on_picked(session("x"), endpoint)
+    kept = weakref.ref(endpoint)
+    del endpoint
     gc.collect()
-    assert [ref() for ref, _ in affinity._bound.values()] == [None]
+    assert kept() is None
     assert affinity.home(session("x"), pods("ab")) is None
 
 
@@ -277,73 +280,10 @@ def test_a_body_without_the_field_is_no_session(body: bytes) -> None:
     assert SessionSource(field="prompt_cache_key").of(ask(body=body)) is None
 
 
-FOLLOWS = SessionId(sources=[SessionSource(field="previous_response_id"), SessionSource(SESSION_ID)])
-
-
-def after(answer: str, **fields: Any) -> Request:
-    return ask(api="responses", body=b'{"previous_response_id": "%s", "input": "x"}' % answer.encode(), **fields)
-
-
-def test_a_request_goes_to_who_gave_the_answer_that_it_names() -> None:
-    a, b = pods("ab")
-    s = scheduler(filters=[by_id(session_id_config=FOLLOWS)])
-    given = []
-    for n in range(4):
-        decision = s.choose(ask(api="responses"), [a, b])
-        given.append(decision.endpoint)
-        s.finished(decision, Response(status=200, id=f"resp_{n}"))
-    assert given == [a, b, a, b]
-    for n in (3, 0, 0, 1, 2):
-        decision = s.choose(after(f"resp_{n}"), [a, b])
-        assert decision.endpoint is given[n]
-        s.finished(decision, Response(status=200, id=f"resp_{n}_next"))
-        assert s.choose(after(f"resp_{n}_next"), [a, b]).endpoint is given[n]
-
-
-def test_an_answer_that_a_retry_moved_is_where_it_was_served() -> None:
-    a, b = pods("ab")
-    affinity = by_id(session_id_config=FOLLOWS)
-    s = scheduler(filters=[affinity])
-    decision = s.choose(ask(api="responses"), [a, b])
-    s.moved(decision, b, Response(served=b.address))
-    s.finished(decision, Response(status=200, id="resp_1"))
-    assert affinity.home(after("resp_1"), [a, b]) is b
-
-
-def test_an_answer_that_was_not_seen_leaves_it_to_the_next_source() -> None:
-    a, b = pods("ab")
-    affinity = by_id(session_id_config=FOLLOWS)
-    assert affinity.home(after("resp_1"), [a, b]) is None
-    affinity.on_picked(after("resp_1"), a)
-    assert affinity.statistics() == {"sessions": 0}, "who is only asked for an answer need not have given it"
-    affinity.on_picked(session("x"), b)
-    assert affinity.home(after("resp_1", headers={SESSION_ID: "x"}), [a, b]) is b
-
-
-def test_an_answer_another_replica_saw_is_known_here() -> None:
-    a, b = pods("ab")
-    there = by_id(session_id_config=FOLLOWS)
-    s = scheduler(filters=[there])
-    s.finished(s.adopt(ask(api="responses", elsewhere=True), b, {}), Response(status=200, id="resp_1"))
-    assert there.home(after("resp_1"), [a, b]) is b
-
-
-def test_who_decodes_has_the_answer() -> None:
-    a, b = pods("ab")
-    affinity = by_id(session_id_config=FOLLOWS)
-    affinity.on_finished(ask(api="responses", stage="prefill"), a, Response(status=200, id="resp_1"))
-    assert affinity.home(after("resp_1"), [a, b]) is None
-    affinity.on_finished(ask(api="responses", stage="decode"), b, Response(status=200, id="resp_1"))
-    assert affinity.home(after("resp_1"), [a, b]) is b
-
-
-def test_answers_count_where_the_source_is_named_and_the_api_has_them() -> None:
-    a, b = pods("ab")
-    plain, follows = by_id(), by_id(session_id_config=FOLLOWS)
-    for affinity in (plain, follows):
-        affinity.on_finished(ask(api="responses"), a, Response(status=200, id="resp_1"))
-    assert plain.statistics() == {"sessions": 0}
-    assert follows.home(replace(after("resp_1"), api="chat"), [a, b]) is None
+def test_an_answer_is_no_session_to_stay_with() -> None:
+    sources = [SessionSource(field="previous_response_id"), SessionSource(SESSION_ID)]
+    with pytest.raises(ValueError, match="previous_response_id: use previous-response-filter"):
+        by_id(session_id_config=SessionId(sources=sources))
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,19 @@ def test_never_used_endpoints_are_picked_in_the_pools_order() -> None:
     assert picked == [*pool.endpoints]
 
 
+def test_who_gave_an_answer_is_found_among_all() -> None:
+    pool = Pool(60, Random(1))
+    for number in (50, 7):
+        given = pool.scheduler.adopt(Request(id="a", model="m", elsewhere=True), pool.endpoints[number], {})
+        pool.scheduler.finished(given, Response(status=200, complete=True, id=f"resp_{number}"))
+    for number in (50, 7):
+        request = Request(id="b", model="m", tokens=400, previous=f"resp_{number}")
+        decision = pool.scheduler.choose(request, pool.endpoints)
+        assert decision.endpoint is pool.endpoints[number]
+        assert decision.endpoints == [decision.endpoint]
+    assert len(pool.choose().runs[0].endpoints) < 60, "others' requests have a shortlist"
+
+
 def test_a_cost_that_fails_to_make_one_is_reported_and_asked_for_all_bills(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Pool(50, Random(1))
 

@@ -48,7 +48,7 @@ def parts(spec: str) -> list[str]:
 
 
 def test_a_strategy_and_the_oracle_by_name() -> None:
-    assert parts("prefix-aware") == ["expected-ttft", "max-score-picker"]
+    assert parts("prefix-aware") == ["previous-response-filter", "expected-ttft", "max-score-picker"]
     assert parts("oracle") == ["Oracle", "max-score-picker"]
 
 
