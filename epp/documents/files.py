@@ -23,6 +23,7 @@ MANY: Final = 12
 """Names that one sentence cannot list."""
 ENDINGS: Final = (".yaml", ".yml", ".json")
 _LONGEST_NAME: Final = 300
+_PIECE: Final = 64 * 1024
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _STEP: Final = re.compile(r"\.?([^.\[]+)|\[(\d+|\.\.\.)\]")
 _WORDS: Final = {"array": "a list", "object": "a mapping", "str": "text", "int": "a whole number"}
@@ -111,8 +112,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 def read_documents(path: Path) -> list[Document]:
     """The documents of a file, Lists unrolled, empty ones left out. ConfigError if it is no YAML of mappings."""
     try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE + 1)  # of what may grow, or be no regular file, no more than that
+        text = _content(path)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     if len(text) > MAX_FILE:
@@ -122,6 +122,19 @@ def read_documents(path: Path) -> list[Document]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.path}" if error.path else str(path), error.message) from None
     return [each for number, content in enumerate(contents, 1) for each in _unrolled(f"{path}#{number}", content)]
+
+
+def _content(path: Path) -> bytes:
+    """Of what may grow, or be no regular file, little more than `MAX_FILE`. OSError.
+
+    Piece by piece: Python sets aside all that is asked for at once, and cut to what was read it leaves a hole in the
+    heap, into which the next does not fit.
+    """
+    text = bytearray()
+    with path.open("rb") as file:
+        while len(text) <= MAX_FILE and (piece := file.read(_PIECE)):
+            text += piece
+    return bytes(text)
 
 
 def stamp_of(paths: Sequence[Path]) -> Stamp:

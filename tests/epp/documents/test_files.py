@@ -1,3 +1,4 @@
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,21 @@ def test_documents_lists_and_json_are_read_and_empty_ones_left_out(tmp_path: Pat
         (f"{path}#3: items[1]", "C"),
     ]
     assert read_documents(written(tmp_path, '{"kind": "A"}', "f.json"))[0].kind == "A"
+
+
+def test_a_small_file_takes_little_memory_and_an_endless_one_no_more_than_a_file_may_have(tmp_path: Path) -> None:
+    path = written(tmp_path, "kind: A")
+    tracemalloc.start()
+    try:
+        read_documents(path)
+        small = tracemalloc.get_traced_memory()[1]
+        with pytest.raises(ConfigError, match=f"/dev/zero: more than {MAX_FILE} bytes"):
+            read_documents(Path("/dev/zero"))
+        endless = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert small < MAX_FILE / 16
+    assert endless < MAX_FILE * 3
 
 
 @pytest.mark.parametrize(
