@@ -273,10 +273,13 @@ def kv_events(data: bytes) -> None:
             raise AssertionError(f"{index.budget.used} blocks stay on account")
 
 
+METRICS: Final = Metrics()
+
+
 def metrics_pages(data: bytes) -> None:
     for engine in ENGINES.values():
         parse(data, engine, 1.0, {})
-    told = EngineAnswers(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], Metrics())
+    told = EngineAnswers(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
     told.look(data, {}, 0.0)
     told.look(data + data, {}, 100.0)
 
