@@ -1,10 +1,11 @@
 """What grows when each request names all that a client can name anew: memory, series, and pages for people.
 
     hack/bench names                       100,000 requests: models, adapters, tenants, flows, sessions, subsets, ...
-    hack/bench names --requests 10000
+    hack/bench names --requests 10000 --minutes 1
 
 A `warmpath serve` of its own with flow control, limits, sessions and an audit log, which believes client headers, and
-the gateway's end of ext_proc. Exit status 1: something that has a bound went on growing in the second half.
+the gateway's end of ext_proc. Requests are spread over the time, twice what `/` draws, so that this is full in the
+middle. Exit status 1: something went on growing in the second half.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import asyncio
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Final, NamedTuple
 
 import aiohttp
 
+from epp.admin.history import STEP_S, STEPS
 from hack.benches.page import Picker, endpoints, picker
 from tests.support.ext_proc.made_up import made_up
 from tests.support.ext_proc.server import Gateway
@@ -27,8 +30,9 @@ SAMPLES: Final = 8
 AT_ONCE: Final = 30
 PAGES: Final = ("/", "/decisions", "/endpoints", "/explain")
 """Besides /metrics."""
-MAY_GROW: Final = {"/": 1.0}
-"""Of a page, in the second half: a fifth, as numbers get longer; what draws the last ten minutes may double."""
+MINUTES: Final = 2.2 * STEP_S * STEPS / 60
+MAY_GROW: Final = 0.2
+"""Of a page, in the second half: numbers get longer."""
 MAY_KEEP: Final = 200.0
 """Bytes of memory for each request of the second half, less than what a table would keep of one."""
 CONFIG: Final = """
@@ -74,7 +78,7 @@ async def sample(running: Picker, requests: int) -> Sample:
     return Sample(requests, int(status.partition("VmRSS:")[2].split()[0]), series, pages)
 
 
-async def attack(requests: int, folder: Path) -> list[Sample]:
+async def attack(requests: int, seconds: float, folder: Path) -> list[Sample]:
     """A sample before, and one after each of `SAMPLES` equal parts. AssertionError where too few were routed."""
     config = folder / "config.yaml"
     config.write_text(CONFIG)
@@ -83,11 +87,13 @@ async def attack(requests: int, folder: Path) -> list[Sample]:
         host, port = re.findall(r"address: (\S+), port: (\d+)", pool)[0]
         seen, became = [await sample(running, 0)], Counter[str]()
         show(seen[0])
+        start = time.monotonic()
         for part in range(SAMPLES):
             numbers = iter(range(requests * part // SAMPLES, requests * (part + 1) // SAMPLES))
 
             async def some(numbers: Iterator[int]) -> None:
                 for n in numbers:
+                    await asyncio.sleep(start + seconds * n / requests - time.monotonic())
                     became[await made_up(gateway, n, f"{host}:{port}")] += 1
 
             await asyncio.gather(*(some(numbers) for _ in range(AT_ONCE)))
@@ -112,7 +118,7 @@ def grown(seen: Sequence[Sample]) -> list[str]:
     found = [
         f"{path}: {middle.pages[path]:,} to {size:,} bytes"
         for path, size in last.pages.items()
-        if size > middle.pages[path] * (1 + MAY_GROW.get(path, 0.2))
+        if size > middle.pages[path] * (1 + MAY_GROW)
     ]
     kept = (last.rss_kb - middle.rss_kb) * 1024 / max(last.requests - middle.requests, 1)
     if kept > MAY_KEEP:
@@ -123,9 +129,10 @@ def grown(seen: Sequence[Sample]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="hack/bench names", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="over which they are spread")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="warmpath-names-") as folder:
-        seen = asyncio.run(attack(options.requests, Path(folder)))
+        seen = asyncio.run(attack(options.requests, options.minutes * 60, Path(folder)))
     found = grown(seen)
     print("\n".join(["grew:", *found]) if found else "nothing grew in the second half")
     return 1 if found else 0

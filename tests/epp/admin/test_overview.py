@@ -1,10 +1,13 @@
 import asyncio
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 
-from epp.admin.history import KV_STEPS, History
+from epp.admin import page
+from epp.admin.history import KV_STEPS, STEPS, History
 from epp.admin.overview import COLUMNS, MOST_FLOWS, Overview, Value
 from epp.admin.recorder import Decisions
 from epp.plugin import Endpoint, Load
@@ -109,6 +112,29 @@ def test_charts_are_drawn_when_something_was_added() -> None:
     assert seen.pool_now()["tiles"][1].chart is first
     seen.history.look()
     assert seen.pool_now()["tiles"][1].chart is not first
+
+
+def test_what_is_drawn_grows_until_its_ten_minutes_are_full_and_no_more() -> None:
+    """Each step adds to every chart of the pool, no two alike."""
+    seen, chance = Seen(), Random(1)
+    seen.metrics.add_flow("p", lambda: FlowFigures([("x", 0, chance.randrange(100), 10)], chance.random()))
+    sizes: dict[int, int] = {}
+    for step in range(1, 4 * STEPS + 1):
+        for pod in seen.pool.endpoints:
+            pod.load = Load(
+                waiting=chance.randrange(100), running=chance.randrange(100), kv_usage=chance.random(), at=seen.now
+            )
+            for _ in range(chance.randrange(20)):
+                seen.metrics.request_decided(pod, "m", 0.001, 100, chance.randrange(100))
+        seen.now += 5
+        seen.history.look()
+        if step % (STEPS // 2) == 0:
+            parts = page.parts(seen.overview.glance(), Markup())
+            charts = [chart for pod in seen.pool.endpoints for chart in seen.overview.charts(pod, 256).values()]
+            sizes[step] = sum(map(len, (*parts.values(), *charts)))
+    full = sizes.pop(STEPS)
+    assert sizes.pop(STEPS // 2) < full * 0.8
+    assert max(sizes.values()) < full * 1.02
 
 
 def test_roles_are_added_up() -> None:

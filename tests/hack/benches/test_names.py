@@ -16,7 +16,7 @@ def test_what_fills_and_stays_is_no_growth_and_what_goes_on_is_reported() -> Non
 
 async def test_some_requests_of_it(tmp_path: Path) -> None:
     """Too few to fill anything: that a picker is asked, and looked at, they show."""
-    seen = await attack(80, tmp_path)
+    seen = await attack(80, 0, tmp_path)
     assert [each.requests for each in seen] == list(range(0, 81, 10))
     assert seen[-1].series > seen[0].series
     assert set(seen[-1].pages) == {"/metrics", *PAGES}
