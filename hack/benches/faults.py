@@ -88,7 +88,8 @@ class Fault(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Of the requests of one run. `recovered`: seconds from the fault until the last request began that felt it."""
+    """Of the requests of one run. `recovered`: seconds from the fault until the last request began that felt it.
+    `early`: of those refused or failed, how many were sent before the fault."""
 
     name: str
     sent: int
@@ -98,6 +99,7 @@ class Outcome(NamedTuple):
     retried: int
     duplicated: int | None
     recovered: float
+    early: int
     why: tuple[str, ...]
 
 
@@ -380,6 +382,7 @@ async def run(fault: Fault, folder: Path) -> Outcome:
         sum(int(stats.get(name, 0)) for name in names),
         None if made is None else max(0, made - count["answered"]),
         max([0.0, *(each.at - at for each in felt)]),
+        sum(each.at < at and each.outcome != "answered" for each in load.done),
         tuple(sorted({each.why[:110] for each in load.done if each.outcome == "failed"})),
     )
 

@@ -8,7 +8,7 @@ from hack.benches.faults import FAULTS, Outcome, run, table
 
 def test_names_are_different_and_the_table_has_a_row_for_each() -> None:
     assert len({each.name for each in FAULTS}) == len(FAULTS)
-    made = table([Outcome("a fault", 10, 8, 1, 1, 3, None, 1.25, ("why",))])
+    made = table([Outcome("a fault", 10, 8, 1, 1, 3, None, 1.25, 1, ("why",))])
     assert made.splitlines()[-1] == "| a fault | 10 | 8 | 1 | 1 | 3 | ? | 1.2 |"
 
 
