@@ -105,7 +105,7 @@ def chain(commands: Mapping[str, str], pods: int) -> Iterator[dict[str, int]]:
             words = shlex.split(command.format(grpc_port=grpc, health_port=health, metrics_port=metrics, **given))
             start(name.replace(" ", "-"), words, grpc)
             listeners[name] = envoy.Listener(next(free), grpc, "full-duplex")
-        (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, engines)))
+        (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, [*map(envoy.Pod, engines)])))
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
         start("envoy", [envoy_program(), *flags, "--log-level", "error"], next(iter(listeners.values())).port)
         yield {name: listener.port for name, listener in listeners.items()}

@@ -28,6 +28,7 @@ from hack.benches.rig.pickers import (
     Scenario,
     Variant,
     envoy_program,
+    places,
     prepared_bodies,
     wait_for_answer,
     write_files,
@@ -69,11 +70,11 @@ def groups(
     rest, alone = split if split else (None, None)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
-        free = iter(free_ports(PODS + 1 + sum(1 + 4 * size for size in sizes)))
-        pods, streaming = [next(free) for _ in range(PODS)], next(free)
+        pods, free = places(PODS), iter(free_ports(1 + sum(1 + 4 * size for size in sizes)))
+        streaming = next(free)
         write_files(folder, pods, streaming)
         nginx = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
-        stack.enter_context(running("nginx", nginx, folder, rest)).wait_for_port(pods[0])
+        stack.enter_context(running("nginx", nginx, folder, rest)).wait_for_port(pods[0].port)
         listeners, started = {}, {}
         for size in sizes:
             programs, ports = _replicas(stack, folder, free, size, alone)

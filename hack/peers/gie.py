@@ -14,11 +14,12 @@ NAMESPACE = "bench"
 
 
 async def pool(cluster: Cluster, endpoints: Path) -> None:
-    """An InferencePool with one pod, which has the ports of all endpoints."""
+    """An InferencePool with a pod for each address, all of which have the same ports."""
     listed = json.loads(endpoints.read_text(encoding="utf-8"))["endpoints"]
-    [address] = {endpoint["address"] for endpoint in listed}
-    await cluster.create_pool("pool", *(endpoint["port"] for endpoint in listed))
-    await cluster.create_pods([("pod", address)])
+    addresses = dict.fromkeys(endpoint["address"] for endpoint in listed)
+    ports = dict.fromkeys(endpoint["port"] for endpoint in listed)
+    await cluster.create_pool("pool", *ports)
+    await cluster.create_pods([(f"pod-{n}", address) for n, address in enumerate(addresses)])
 
 
 def serve(crds: Path, endpoints: Path, ready: int, until_closed: int) -> None:
@@ -39,7 +40,7 @@ def serve(crds: Path, endpoints: Path, ready: int, until_closed: int) -> None:
             plane.stop()
 
 
-def main(program: str, crds: Path, endpoints: Path, grpc: str, health: str, metrics: str) -> None:
+def main(program: str, crds: Path, endpoints: Path, grpc: str, health: str, metrics: str, *flags: str) -> None:
     told, ready = os.pipe()
     until_closed, held = os.pipe()
     if os.fork() == 0:
@@ -61,7 +62,7 @@ def main(program: str, crds: Path, endpoints: Path, grpc: str, health: str, metr
         "--tracing=false",
     ]
     command += [f"--grpc-port={grpc}", f"--grpc-health-port={health}", f"--metrics-port={metrics}", "--v=1"]
-    command += ["--metrics-endpoint-auth=false"]
+    command += ["--metrics-endpoint-auth=false", *flags]
     os.execve(program, command, {**os.environ, "KUBECONFIG": kubeconfig})
 
 

@@ -1,7 +1,7 @@
 """Configuration of the one Envoy of the bench: a listener for each variant, all to the same pods."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from epp import protocol
 
@@ -10,6 +10,16 @@ Wiring = Literal["full-duplex", "lean", "buffered"]
 
 _TYPE = "type.googleapis.com/envoy.extensions"
 _MANY = {"thresholds": [{"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}]}
+
+
+LOOPBACK: Final = "127.0.0.1"
+
+
+class Pod(NamedTuple):
+    """Where one listens."""
+
+    port: int
+    host: str = LOOPBACK
 
 
 class Listener(NamedTuple):
@@ -23,8 +33,8 @@ class Listener(NamedTuple):
     replicas: tuple[int, ...] = ()
 
 
-def config(listeners: Mapping[str, Listener], pods: Sequence[int]) -> dict[str, Any]:
-    """Bootstrap for `envoy --config-path` (JSON); `pods` are ports on loopback."""
+def config(listeners: Mapping[str, Listener], pods: Sequence[Pod]) -> dict[str, Any]:
+    """Bootstrap for `envoy --config-path` (JSON)."""
     servers = {each.epp: [each.epp, *each.replicas] for each in listeners.values() if each.epp is not None}
     return {
         "static_resources": {
@@ -82,7 +92,7 @@ def _ext_proc(port: int, wiring: Wiring) -> dict[str, Any]:
     )
 
 
-def _pods(ports: Sequence[int]) -> dict[str, Any]:
+def _pods(pods: Sequence[Pod]) -> dict[str, Any]:
     def key(name: str) -> dict[str, Any]:
         return {"key": protocol.LB_NAMESPACE, "path": [{"key": name}]}
 
@@ -94,7 +104,7 @@ def _pods(ports: Sequence[int]) -> dict[str, Any]:
         selected_host_key=key(protocol.SERVED),
         fallback_policy={"policies": [{"typed_extension_config": otherwise}]},
     )
-    return _cluster("pods", ports, load_balancing_policy={"policies": [{"typed_extension_config": policy}]})
+    return _cluster("pods", pods, load_balancing_policy={"policies": [{"typed_extension_config": policy}]})
 
 
 def _server(name: int, ports: Sequence[int]) -> dict[str, Any]:
@@ -103,11 +113,11 @@ def _server(name: int, ports: Sequence[int]) -> dict[str, Any]:
         "explicit_http_config": {"http2_protocol_options": {}},
     }
     options = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": http2}
-    return _cluster(f"epp-{name}", ports, typed_extension_protocol_options=options)
+    return _cluster(f"epp-{name}", [*map(Pod, ports)], typed_extension_protocol_options=options)
 
 
-def _cluster(name: str, ports: Sequence[int], **more: Any) -> dict[str, Any]:
-    endpoints = [{"endpoint": {"address": _address(port)}} for port in ports]
+def _cluster(name: str, places: Sequence[Pod], **more: Any) -> dict[str, Any]:
+    endpoints = [{"endpoint": {"address": _address(*place)}} for place in places]
     return {
         "name": name,
         "type": "STATIC",
@@ -122,5 +132,5 @@ def _named(name: str, kind: str, **fields: Any) -> dict[str, Any]:
     return {"name": name, "typed_config": {"@type": f"{_TYPE}.{kind}", **fields}}
 
 
-def _address(port: int) -> dict[str, Any]:
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+def _address(port: int, host: str = LOOPBACK) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}

@@ -22,6 +22,8 @@ from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, 
 from tooling.laptop.ports import free_ports
 
 ALONE = "Envoy alone"
+PORTS = 8
+"""Of a pod, at most: so many an InferencePool may name."""
 EPP = (
     "{python} -m epp.cli serve --endpoints {endpoints} --strategy prefix-aware --grpc-port {grpc_port} "
     "--grpc-health-port {health_port} --metrics-port {metrics_port} --drain-linger 0"
@@ -116,8 +118,8 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
         ways = 2 + len(setup.commands) * (3 + len(setup.wirings))
-        ports = free_ports(setup.endpoints + ways)
-        pods, free = ports[: setup.endpoints], iter(ports[setup.endpoints :])
+        pods = places(setup.endpoints)
+        free = iter(free_ports(ways))
         streaming = next(free)
         write_files(folder, pods, streaming)
 
@@ -128,8 +130,9 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
 
         python = sys.executable
         start("upstream", [python, "-m", "hack.benches.rig.upstream", "--port", str(streaming)], streaming, rest)
-        start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0], rest)
-        given = {"endpoints": folder / "endpoints.yaml", "destination": f"127.0.0.1:{pods[0]}", "python": python}
+        start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0].port, rest)
+        destination = f"{pods[0].host}:{pods[0].port}"
+        given = {"endpoints": folder / "endpoints.yaml", "destination": destination, "python": python}
         servers, missing = {}, {}
         epp_ports = {}
         for name, command in setup.commands.items():
@@ -173,14 +176,23 @@ def prepared_bodies(folder: Path, scenario: Scenario, count: int) -> Bodies:
     return Bodies(place, count, bodies.PATHS[scenario.api])
 
 
-def write_files(folder: Path, pods: Sequence[int], streaming: int) -> None:
+def places(endpoints: int) -> list[envoy.Pod]:
+    """Where so many endpoints listen: pods with an address and up to eight ports each, which are the same of all, as
+    those of an InferencePool are. All of 127.0.0.0/8 is loopback.
+    """
+    ports = free_ports(max(each for each in range(1, PORTS + 1) if endpoints % each == 0))
+    hosts = [f"127.0.{n >> 8}.{n & 255}" for n in range(1, endpoints // len(ports) + 1)]
+    return [envoy.Pod(port, host) for host in hosts for port in ports]
+
+
+def write_files(folder: Path, pods: Sequence[envoy.Pod], streaming: int) -> None:
     """nginx.conf, which serves all pods, and endpoints.yaml, which names them to pickers; `streaming`: its upstream."""
-    listens = " ".join(f"listen 127.0.0.1:{port} backlog=4096;" for port in pods)
+    listens = " ".join(f"listen {pod.host}:{pod.port} backlog=4096;" for pod in pods)
     conf = NGINX.format(
         streaming=streaming, listens=listens, answer=ANSWER, load=LOAD, stream_path=bodies.PATHS["completions"]
     )
     (folder / "nginx.conf").write_text(conf)
-    endpoints = [{"name": f"pod-{n}", "address": "127.0.0.1", "port": port} for n, port in enumerate(pods)]
+    endpoints = [{"name": f"pod-{n}", "address": pod.host, "port": pod.port} for n, pod in enumerate(pods)]
     (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": endpoints}))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.benches.rig.envoy import Listener, config
+from hack.benches.rig.envoy import Listener, Pod, config
 
 
 @pytest.mark.envoy
@@ -16,7 +16,7 @@ def test_envoy_accepts_it(tmp_path: Path) -> None:
         "b": Listener(20003, 20010, "lean"),
     }
     path = tmp_path / "envoy.json"
-    path.write_text(json.dumps(config(listeners, [20020, 20021])))
+    path.write_text(json.dumps(config(listeners, [Pod(20020), Pod(20020, "127.0.0.2")])))
     envoy = Path(sys.executable).with_name("envoy")
     done = subprocess.run(
         [envoy, "--mode", "validate", "--config-path", path, "--disable-hot-restart"], capture_output=True, text=True
@@ -25,7 +25,7 @@ def test_envoy_accepts_it(tmp_path: Path) -> None:
 
 
 def test_a_door_is_one_cluster_and_the_wirings_differ_in_the_answer_alone() -> None:
-    made = config({"a": Listener(1, 9, "full-duplex"), "b": Listener(2, 9, "lean"), "c": Listener(3)}, [5])
+    made = config({"a": Listener(1, 9, "full-duplex"), "b": Listener(2, 9, "lean"), "c": Listener(3)}, [Pod(5)])
     resources = made["static_resources"]
     assert [cluster["name"] for cluster in resources["clusters"]] == ["pods", "epp-9"]
     filters = [
