@@ -119,9 +119,10 @@ class VirtualPod:
         return self.engine
 
     def load(self, now: float) -> Load:
-        """What a scrape of its metrics says."""
+        """What a scrape of its metrics says. A step is counted when it ends; the engine has it done when it begins."""
         engine, parameters = self.look(now), self.kind.parameters
-        totals = engine.totals
+        totals, step = engine.totals, self._step
+        first = () if step is None else step.first
         return Load(
             waiting=len(engine.waiting),
             running=len(engine.running),
@@ -131,10 +132,10 @@ class VirtualPod:
             prefix_queries=totals.prefix_queries,
             prefix_hits=totals.prefix_hits,
             prompt_tokens=totals.prompt_tokens,
-            first_tokens=totals.first_tokens,
-            computed_tokens=totals.computed_tokens,
-            generated_tokens=totals.generation_tokens,
-            steps=totals.steps,
+            first_tokens=totals.first_tokens - len(first),
+            computed_tokens=totals.computed_tokens - sum(job.prompt - job.cached for job in first),
+            generated_tokens=totals.generation_tokens - (0 if step is None else len(step.tokens)),
+            steps=totals.steps - (step is not None),
             lora_running=_adapters(engine.running),
             lora_waiting=_adapters(engine.waiting),
             lora_max=parameters.adapter_slots if totals.adapters_loaded else 0,
