@@ -37,7 +37,8 @@ H100. `factor` is what is learned of the endpoint's speed (`epp.scheduling.speed
 seen and from what the engine counts between scrapes: its steps, the prompt tokens it computed and the tokens it
 generated, foreign ones among them. From these `base`, `c` and `d` are fitted to the pool too, all by one ratio to
 `lin` (`epp.scheduling.constants`). So the constants may be wrong by three times. Where first tokens are not seen (the
-lean wiring) `pending` ends by the modelled clock, and of an engine that does not count these (others than vLLM)
+lean wiring) `pending` ends by the modelled clock, which each scrape puts right by the first tokens that the engine has
+counted; of an engine that does not count these (others than vLLM)
 `factor` is 1 there unless `speeds` says otherwise. In `work / residence` `factor` counts too: `residence` is by the
 clock.
 """
@@ -117,6 +118,11 @@ _AT_LEAST_0: Final = (
 )  # fmt: skip
 _FASTER: Final = 0.8
 """Times what a pool's seconds were, from which what waits there is thought to have begun earlier than by them."""
+_SUPPOSED: Final = 64
+"""Requests of an endpoint of which it is remembered that they were thought to have begun: more than begin in a second.
+"""
+_RETURNS: Final = 3
+"""Times that one may turn out not to have: the count is off where a client left, and keeps nobody waiting for ever."""
 _ERRORS: Final = 100
 """Predictions kept that were compared with what came."""
 _NOTHING: Final = PrefixMatch(0, 0, 0)
@@ -136,8 +142,8 @@ class _Sent:
     """A request on its way, in one endpoint's account."""
 
     __slots__ = (
-        "account", "adapter", "ahead", "first_at", "here", "lasts", "observed", "predicted", "prefills", "sent",
-        "tokens", "tpot", "turns", "waiting", "work",
+        "account", "adapter", "ahead", "first_at", "here", "lasts", "observed", "predicted", "prefills", "returns",
+        "sent", "supposed_at", "tokens", "tpot", "turns", "waiting", "work",
     )  # fmt: skip
 
     def __init__(
@@ -175,6 +181,10 @@ class _Sent:
         self.turns = 0.0
         """Requests that it had to wait for until there was a slot for that: then it does not tell the speed."""
         self.waiting = True
+        self.supposed_at = inf
+        """When it was first thought to have begun."""
+        self.returns = 0
+        """Times that it turned out not to have."""
 
 
 class _Decay:
@@ -193,9 +203,10 @@ class _Account:
     """What one endpoint was given, and what the metrics say it has beyond that."""
 
     __slots__ = (
-        "busy_from", "busy_since", "busy_until", "context", "decay", "decodes", "due", "endpoint", "foreign_decodes",
-        "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending", "place", "promises",
-        "queue", "requests", "seats", "served_at", "since", "speed", "tokens", "watched", "weight",
+        "begun", "busy_from", "busy_since", "busy_until", "context", "counted", "decay", "decodes", "due", "endpoint",
+        "foreign_decodes", "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending",
+        "place", "promises", "queue", "requests", "seats", "served_at", "since", "speed", "supposed", "tokens",
+        "watched", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
@@ -216,6 +227,12 @@ class _Account:
         """Nanoseconds of work of the requests in `queue`."""
         self.queue: OrderedDict[_Sent, None] = OrderedDict()
         """Sent, without a first token yet; in order."""
+        self.counted = endpoint.load.first_tokens
+        """First tokens that the engine had counted when it was looked at last."""
+        self.begun = 0
+        """Requests that have had theirs since then, or are thought to."""
+        self.supposed: deque[_Sent] = deque(maxlen=_SUPPOSED)
+        """Those of them that are thought to."""
         self.decodes = 0
         self.context = 0
         """Prompt tokens of the decodes."""
@@ -251,6 +268,7 @@ class _Account:
     def decode(self, sent: _Sent) -> None:
         """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
         sent.waiting = False
+        self.begun += 1
         self.decodes += 1
         self.context += sent.tokens
         self._come(sent)
@@ -292,6 +310,7 @@ class _Account:
                 break
             if not earlier.observed:
                 begun.append(earlier)
+        self.begun += len(begun)
         for one in begun:
             self._leave_queue(one, at)
             if one.prefills:
@@ -306,7 +325,72 @@ class _Account:
         """Let those begin to decode whose modelled first token is past."""
         while self.due <= now:
             self.watched = False
-            self.first_token(next(iter(self.queue)), self.due)
+            head = next(iter(self.queue))
+            head.supposed_at = min(head.supposed_at, self.due)
+            self.supposed.append(head)
+            self.first_token(head, self.due)
+
+    def count(self, load: Load, now: float) -> None:
+        """Put right who has begun, by the first tokens that the engine has counted until `now`.
+
+        What cannot be ours teaches nothing.
+        """
+        self.expire(now)
+        counted = load.first_tokens - self.counted
+        if load.first_tokens and counted >= 0 and load.waiting + load.running <= self.peak:
+            more = counted - self.begun
+            if more > 0:
+                self._begin(more, now)
+            elif more < 0:
+                back = [one for one in reversed(self.supposed) if one.here and one.returns < _RETURNS]
+                self._return(back[:-more], now)
+        self.counted, self.begun = load.first_tokens, 0
+        self.supposed.clear()
+
+    def _begin(self, count: int, now: float) -> None:
+        """So many more of those that wait have begun, as far as they are not seen themselves.
+
+        How far the next has come is not known: half way, if there was time for it.
+        """
+        since = self.served_at
+        while count and self.queue and not (head := next(iter(self.queue))).observed:
+            self.watched = False
+            self.first_token(head, now)
+            count -= 1
+        if self.queue:
+            load, work, _ = next(iter(self.queue)).lasts
+            self.served_at = max(since, now - 0.5 * (load + self.speed.factor * work))
+        self._next()
+
+    def _return(self, latest: Sequence[_Sent], now: float) -> None:
+        """These have not begun: they are the first of those that wait, the last of them foremost.
+
+        They come as late again as they are now, and together: engines compute prompts in batches. What is done of the
+        one behind them stays done.
+        """
+        if not latest:
+            return
+        if self.queue:
+            head = next(iter(self.queue))
+            load, work, alone = head.lasts
+            done = max(0.0, now - max(head.sent, self.served_at))
+            computed = max(0.0, done - load) / self.speed.factor
+            head.lasts = max(0.0, load - done), max(0.0, work - computed), alone
+        else:
+            self.weight -= 1 / self.decay.scale(now)
+        self.watched = False
+        for sent in latest:
+            sent.waiting = True
+            sent.returns += 1
+            self.queue[sent] = None
+            self.queue.move_to_end(sent, last=False)
+            self.pending += sent.work
+            self.begun -= 1
+            self.decodes -= 1
+            self.context -= sent.tokens
+            sent.lasts = now - sent.supposed_at if sent is latest[-1] else 0.0, 0.0, sent.lasts[2]
+        self.served_at = now
+        self._next()
 
     def end(self, sent: _Sent, now: float) -> None:
         if not sent.here:
@@ -1105,6 +1189,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def on_scraped(self, endpoint: Endpoint) -> None:
         self.adapters.see(endpoint)
+        if (account := self.accounts.get(endpoint)) is not None:
+            account.count(endpoint.load, self.clock())
 
     def statistics(self) -> Mapping[str, float]:
         """Constants of the bill as this pool's own, and their standard errors as shares, where they were fitted."""

@@ -224,6 +224,68 @@ def test_an_answer_that_ends_shows_that_those_before_it_were_served() -> None:
     assert bill(cost, request([a], 1), a)["pending"] == 0
 
 
+def begun(cost: ExpectedTtft, a: Endpoint, clock: Clock, first_tokens: int, running: int) -> float:
+    """A scrape of `a` has counted so many first tokens. Returns what still waits there, in seconds."""
+    a.load = Load(first_tokens=first_tokens, running=running, at=clock.now)
+    cost.on_scraped(a)
+    return bill(cost, request([a], 1), a)["pending"]
+
+
+@pytest.mark.parametrize(("counted", "left"), [(0, 3), (1, 2), (2, 1), (3, 0)])
+@pytest.mark.parametrize("modelled", [0, 1, 2, 3])
+def test_the_first_tokens_that_the_engine_counts_say_who_still_waits(counted: int, left: float, modelled: int) -> None:
+    cost, clock = round_numbers(learn_speeds=False)
+    (a,) = pool(1)
+    assert begun(cost, a, clock, 7, 0) == 0, "what it counted before is not ours"
+    requests = [request([a], 1000, seen=False) for _ in range(3)]
+    for one in requests:
+        cost.on_picked(one, a)
+    clock.now += 0.6 + 1.15 * modelled
+    assert begun(cost, a, clock, 7 + counted, 3) == pytest.approx(left)
+    assert cost.statistics()["decodes"] == counted
+    if counted > modelled and left:
+        clock.now += 0.5
+        assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(left)
+        clock.now += 0.2
+        assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(left - 1), "the next had half of it left"
+    if counted < modelled:
+        late = clock.now - (100 + 1.1 + 1.12 * counted)
+        clock.now += late - 0.1
+        assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(left)
+        clock.now += 0.2
+        assert bill(cost, request([a], 1), a)["pending"] == pytest.approx(3 - modelled), "they come as late again"
+    for one in requests:
+        cost.on_finished(one, a, DONE)
+    assert_nothing_left(cost)
+
+
+def test_a_count_that_cannot_be_ours_says_nothing() -> None:
+    cost, clock = round_numbers(learn_speeds=False)
+    (a,) = pool(1)
+    assert begun(cost, a, clock, 7, 0) == 0
+    cost.on_picked(request([a], 1000, seen=False), a)
+    assert begun(cost, a, clock, 7, 1) == 1
+    assert begun(cost, a, clock, 8, 2) == 1, "one of two is not ours"
+    assert begun(cost, a, clock, 0, 1) == 1, "not counted"
+    assert begun(cost, a, clock, 2, 1) == 0
+    cost.on_picked(request([a], 500, seen=False), a)
+    assert begun(cost, a, clock, 1, 2) == 0.5, "it has started anew"
+    cost.on_picked(request([a], 300, seen=True), a)
+    assert begun(cost, a, clock, 3, 3) == pytest.approx(0.3), "of the third its first token will be seen"
+
+
+def test_who_was_thought_to_have_begun_waits_again_but_not_for_ever() -> None:
+    cost, clock = round_numbers(learn_speeds=False)
+    (a,) = pool(1)
+    assert begun(cost, a, clock, 7, 0) == 0
+    cost.on_picked(request([a], 1000, seen=False), a)
+    found = []
+    for late in range(5):
+        clock.now += 1.2 * 2**late
+        found.append(begun(cost, a, clock, 7, 1))
+    assert found == [1, 1, 1, 0, 0]
+
+
 def scraped(endpoint: Endpoint, clock: Clock, waiting: int, running: int, kv_usage: float = 0.0) -> None:
     endpoint.load = Load(waiting=waiting, running=running, kv_usage=kv_usage, at=clock.now)
 
@@ -401,7 +463,9 @@ def assert_nothing_left(cost: ExpectedTtft) -> None:
         assert not account.queue
 
 
-event = st.tuples(st.sampled_from(["pick", "token", "end", "fail", "wait", "move", "remove"]), st.integers(0, 99))
+event = st.tuples(
+    st.sampled_from(["pick", "token", "end", "fail", "wait", "move", "remove", "count"]), st.integers(0, 99)
+)
 
 
 @given(st.lists(event, max_size=120))
@@ -420,6 +484,9 @@ def test_accounts_return_to_exactly_nothing(events: list[tuple[str, int]]) -> No
             clock.now += number / 20
         elif kind == "remove":
             cost.on_removed(endpoint)
+        elif kind == "count":
+            endpoint.load = Load(first_tokens=number, at=clock.now)
+            cost.on_scraped(endpoint)
         elif live:
             made, where = live.pop(number % len(live))
             if kind == "token":
