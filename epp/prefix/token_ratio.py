@@ -123,11 +123,13 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         window = self._window(endpoint)
-        unknown = request.elsewhere and not self._bytes.get(request)  # another replica did not count it either
-        if unknown or request.media_tokens or _IDS.match(request.prompt):
+        prompt = request.prompt
+        size = len(prompt) or self._bytes.get(request) or 0
+        unknown = request.elsewhere and not size  # another replica did not count it either
+        if unknown or request.media_tokens or (prompt and _IDS.match(prompt)):
             window.uncounted = True
             return
-        size = self._bytes.set(request, len(request.prompt) or self._bytes.get(request) or 0)
+        self._bytes.set(request, size)
         window.bytes += size
         if len(window.models) < _SEVERAL:
             window.models.add(request.model)

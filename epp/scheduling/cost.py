@@ -1100,8 +1100,9 @@ class ExpectedTtft(Cost, Detector, Admitter):
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
         seen: tuple[LatencyPrediction | None, float | None] = None, None
-        if not prefills:
-            seen = self._expected(request, account, (n, work, load), need, now), self._tpot(request)
+        if not prefills:  # how right a prediction was counts where it was made: of its own request each replica sees it
+            expected = None if request.elsewhere else self._expected(request, account, (n, work, load), need, now)
+            seen = expected, self._tpot(request)
         if need.loads:
             load += self.adapter_load_seconds
             account.loading_until = now + account.speed.factor * account.ahead(now) + load
