@@ -1,6 +1,6 @@
 """What a pick costs beside other endpoint pickers: CPU of each and of Envoy, behind the same Envoy, in the same run.
 
-    ports="{endpoints} {grpc_port} {health_port} {metrics_port}"
+    ports="{endpoints} {grpc_port} {health_port} {metrics_port} --refresh-metrics-interval=1s"
     hack/bench peers --peer gie="hack/peers/gie run $ports" --peer llm-d="hack/peers/llm-d-router run build/epp $ports"
 
 Any picker that speaks ext_proc can be compared: its command is started with the ports it has to listen on. Only ratios

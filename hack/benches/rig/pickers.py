@@ -233,10 +233,13 @@ def in_turns(rig: Rig, scenarios: Sequence[Scenario], turn: int) -> Iterator[tup
 def measured(
     rig: Rig, scenario: Scenario, variant: Variant, connections: int, seconds: float
 ) -> tuple[float, float, Seen]:
-    """CPU microseconds a request of the server (0 without one) and of Envoy, and what wrk saw."""
+    """CPU microseconds a request of the server (0 without one) and of Envoy, and what wrk saw. Raises BenchError."""
     programs = [program.pid for program in (variant.server, rig.envoy) if program is not None]
     before = [cpu_seconds(pid) for pid in programs]
-    seen = rig.wrk.burst(variant.port, rig.bodies[scenario.name], connections, seconds)
+    try:
+        seen = rig.wrk.burst(variant.port, rig.bodies[scenario.name], connections, seconds)
+    except BenchError as error:
+        raise BenchError(f"{variant.name}, {scenario.name}: {error}") from error
     spent = [(cpu_seconds(pid) - was) / seen.requests * 1e6 for pid, was in zip(programs, before, strict=True)]
     return (spent[0] if variant.server is not None else 0.0), spent[-1], seen
 
