@@ -3,7 +3,8 @@
     python -m hack.benches.policies run                  add what is missing to the results
     python -m hack.benches.policies table                write the table from the results
 
-A run is one policy on one workload at one load with one seed. Results are lines of JSON in
+A run is one policy on one workload at one load with one seed. Ours plays twice: with all answers shown to it, as to the
+others, and in the lean wiring, which is what our manifests configure. Results are lines of JSON in
 `hack/benches/results/policies.jsonl`, so a comparison may be broken off and taken up again; a change of `epp` does not
 make them void, deleting the file does.
 """
@@ -27,6 +28,10 @@ DOCUMENT = ROOT / "docs" / "policies.md"
 MARKS = ("<!-- made by hack/benches/policies.py -->\n", "<!-- end -->\n")
 
 OURS = "prefix-aware"
+LEAN = f"{OURS}, lean"
+"""The same where the gateway shows two answers in a hundred, as by default in the lean wiring."""
+SIGHTS = {LEAN: Conditions(sees_answer=False, watched=0.02)}
+"""What others than all answers are shown to."""
 OTHERS = (
     "llm-d-affinity", "llm-d-default", "lmetric", "lmetric-llm-d", "dynamo", "sglang", "aibrix",
     "production-stack-load", "production-stack", "kubeai", "least-requests", "session-hash", "round-robin",
@@ -118,11 +123,11 @@ def run(options: argparse.Namespace) -> None:
 
 
 def specs(options: argparse.Namespace) -> list[str]:
-    return options.policy or [OURS, *(str(ROOT / "tooling" / "policies" / f"{other}.yaml") for other in OTHERS)]
+    return options.policy or [OURS, LEAN, *(str(ROOT / "tooling" / "policies" / f"{other}.yaml") for other in OTHERS)]
 
 
 def name(spec: str) -> str:
-    return Path(spec).stem
+    return spec if spec == LEAN else Path(spec).stem
 
 
 def measured(workload: Workload, source: str, seed: int) -> float:
@@ -135,15 +140,15 @@ def play(workload: Workload, source: str, load: float, seed: int, spec: str, ful
     plan = Plan(
         source=Source(source, workload.requests),
         kinds=tuple(pods(workload.pods)),
-        policies=(policy(spec),),
-        conditions=Conditions(),
+        policies=(policy(OURS if spec == LEAN else spec),),
+        conditions=SIGHTS.get(spec, Conditions()),
         rate=Rate("rate", load * full),
         slo=Slo(),
         seeds=(seed,),
     )
     (one,) = compare(plan, lambda what, ended, total: None).runs
     return Result(
-        workload.name, load, one.policy, seed, one.ttft_mean, one.ttft_p50, one.ttft_p90, one.ttft_p99,
+        workload.name, load, name(spec), seed, one.ttft_mean, one.ttft_p50, one.ttft_p90, one.ttft_p99,
         one.tpot_mean, one.goodput, one.hit_rate, full,
     )  # fmt: skip
 
@@ -177,8 +182,9 @@ def table(options: argparse.Namespace) -> str:
         group.setdefault(result.policy, {})[result.seed] = result
     groups = {key: groups[key] for key in sorted(groups, key=_order) if OURS in groups[key]}
     lines = [
-        "| workload | load | req/s | ours: mean TTFT, s | best other | difference | ours: goodput | best other |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workload | load | req/s | ours: mean TTFT, s | best other | difference | lean "
+        "| ours: goodput | best other |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_setting(*key, group) for key, group in groups.items()]
     lines += ["", "| mean TTFT, times the best | middle | worst | settings |", "|---|---|---|---|"]
@@ -190,8 +196,8 @@ def table(options: argparse.Namespace) -> str:
 
 def _setting(workload: str, load: float, group: Group) -> str:
     """The others are those that played all seeds of ours: the far behind are not asked more than once."""
-    ours = group[OURS]
-    others = {each: runs for each, runs in group.items() if each != OURS and runs.keys() >= ours.keys()}
+    ours, lean = group[OURS], group.get(LEAN, {})
+    others = {each: runs for each, runs in group.items() if each not in (OURS, LEAN) and runs.keys() >= ours.keys()}
     quickest = min(others, key=lambda each: _mean(others[each], "ttft_mean"))
     best = max(others, key=lambda each: _mean(others[each], "goodput"))
     behind = [run.ttft_mean / others[quickest][seed].ttft_mean - 1 for seed, run in ours.items()]
@@ -201,9 +207,18 @@ def _setting(workload: str, load: float, group: Group) -> str:
     return (
         f"| {workload} | {load:.0%} | {rate:.1f} | {_spread(ours)} "
         f"| {_spread(others[quickest])} {quickest} "
-        f"| {_bold(f'{difference:+.1%}' + _plus_minus(behind, '.1%'), difference > WITHIN)} "
+        f"| {_bold(f'{difference:+.1%}' + _plus_minus(behind, '.1%'), difference > WITHIN)} | {_lost(lean, ours)} "
         f"| {_bold(f'{goodput:.1%}', its - goodput > WITHIN)} | {its:.1%} {best} |"
     )
+
+
+def _lost(lean: dict[int, Result], ours: dict[int, Result]) -> str:
+    """How much longer the mean TTFT is in the lean wiring, on the seeds that both have played."""
+    both = [(lean[seed].ttft_mean, ours[seed].ttft_mean) for seed in lean.keys() & ours.keys()]
+    if not both:
+        return "not played"
+    lost = fmean(a for a, _ in both) / fmean(b for _, b in both) - 1
+    return _bold(f"{lost:+.1%}" + _plus_minus([a / b - 1 for a, b in both], ".1%"), lost > WITHIN)
 
 
 def _times_best(policy: str, group: Group) -> float:
