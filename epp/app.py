@@ -143,6 +143,8 @@ class Settings:
     max_streams: int = 16_384
     request_timeout: float = 30.0
     watch_answers: float = 0.02
+    first_endpoint_delay: float = 0.0
+    """Seconds that pass, with flow control, before requests go to what came into a pool that had no endpoint."""
     stall_limit: float = 5.0
     """Seconds without a turn of the event loop after which the process ends itself; 0: never."""
     drain_timeout: float = 30.0
@@ -273,6 +275,8 @@ class ServedPool:
         pool.on_removed.append(lambda endpoint: self.router.policy.scheduler.removed(endpoint))
         pool.on_scraped.append(lambda endpoint: self.router.policy.scheduler.scraped(endpoint))
         pool.on_scraped.append(lambda endpoint: self._flow.changed() if self._flow else None)
+        if delay := shared.settings.first_endpoint_delay:
+            pool.on_filled.append(lambda: self._flow.filled(delay) if self._flow else None)
         for listeners in (pool.on_added, pool.on_removed):
             listeners.append(lambda endpoint: self._flow.endpoints_changed() if self._flow else None)
         shared.metrics.add_pool(pool)

@@ -141,6 +141,14 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 @_plugins_from
 @_flow_control
 @click.option(
+    "--first-endpoint-delay",
+    default="0s",
+    show_default=True,
+    type=Duration(),
+    help="With flow control: requests wait for so long after endpoints came into an empty pool, until a gateway that "
+    "sends only to those it knows has heard of them too.",
+)
+@click.option(
     "--fallbacks",
     default=0,
     show_default=True,

@@ -106,7 +106,9 @@ class FlowControl(Plugin):
         self._on_error = on_error
         self.clock = clock
         self._queues = Queues(settings)
-        self._candidates = candidates
+        self._of_pool = self._candidates = candidates
+        self._held: Timer | None = None
+        """Until it rings the pool counts as empty: `filled`."""
         self._why_empty = why_empty
         self._later = later
         self._observe = observe
@@ -238,6 +240,19 @@ class FlowControl(Plugin):
         self._queues.look_again()
         self.changed()
 
+    def filled(self, seconds: float) -> None:
+        """Endpoints came into a pool that had none. Nobody goes to them for so long: the gateway may hear of them later
+        than we do, and refuse what comes before.
+        """
+        if self._held is not None:
+            self._held.cancel()
+        self._candidates = _nothing_of
+        self._held = self._later(seconds, self._known)
+
+    def _known(self) -> None:
+        self._held, self._candidates = None, self._of_pool
+        self.endpoints_changed()
+
     def configure(self, settings: FlowSettings) -> None:
         """New settings; what waits goes on waiting, in their order. Nothing is refused for limits that are less now."""
         entries, now = [*self._queues], self.clock()
@@ -253,6 +268,9 @@ class FlowControl(Plugin):
     def close(self) -> None:
         """No flow control from now on: all that waits is let go."""
         self._closed = True
+        if self._held is not None:
+            self._held.cancel()
+            self._known()
         for entry in self._queues:
             self._let_go(entry)
 
@@ -554,6 +572,10 @@ class FlowControl(Plugin):
         self._timer = None
         self._found.clear()
         self._dispatch()
+
+
+def _nothing_of(group: Group) -> Sequence[Endpoint]:
+    return ()
 
 
 def _header(request: Request, names: str, read: Callable[[str], float]) -> float | None:

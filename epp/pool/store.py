@@ -123,9 +123,9 @@ class PoolState(msgspec.Struct, frozen=True):
 class Pool:
     """The endpoints as one immutable tuple, replaced as a whole; used on the event loop only.
 
-    `on_added` and `on_removed` are called after the new tuple is in place, removals first; `on_scraped` after an
-    endpoint has a new load. `ready` turns true with the
-    first state, even an empty one.
+    `on_added` and `on_removed` are called after the new tuple is in place, removals first; `on_filled` before them
+    where the state before had none; `on_scraped` after an endpoint has a new load. `ready` turns true with the first
+    state, even an empty one.
     """
 
     def __init__(self, name: str, namespace: str = "default", *, random: random.Random) -> None:
@@ -133,6 +133,7 @@ class Pool:
         self.namespace = namespace
         self.ready = False
         self._first = asyncio.Event()
+        self.on_filled: list[Callable[[], None]] = []
         self.on_added: list[Callable[[Endpoint], None]] = []
         self.on_removed: list[Callable[[Endpoint], None]] = []
         self.on_scraped: list[Callable[[Endpoint], None]] = []
@@ -181,7 +182,10 @@ class Pool:
         for endpoint in new:
             self._by_ip.setdefault(_split(endpoint.address)[0], []).append(endpoint)
         self.ready = True
+        filled = bool(new) and not old and not self.is_new
         self._first.set()
+        for filled_listener in self.on_filled if filled else ():
+            filled_listener()
         kept = set(old).intersection(new)
         for gone in (endpoint for endpoint in old if endpoint not in kept):
             for listener in self.on_removed:

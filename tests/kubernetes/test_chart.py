@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from epp.configuration.loader import strategies, strategy_text
-from tests.kubernetes.test_manifests import OVERLAYS, PLAINTEXT, admit, build, documents
+from tests.kubernetes.test_manifests import FROM_ZERO, MANIFESTS, OVERLAYS, PLAINTEXT, admit, build, documents
 from tests.support.kubernetes.control_plane import ControlPlane
 from tests.support.kubernetes.helm import CHART, HelmFailed, commands, helm, rendered
 
@@ -233,10 +233,6 @@ def test_images_and_arguments_are_those_that_are_said() -> None:
         ("{autoscaling: {pickers: 2}, picker: {replicas: 3}}", "autoscaling.pickers: expected at least picker."),
         ("{autoscaling: {servers: 1}}", "autoscaling.servers: expected at least replicas, which is 2, got 1"),
         ("{autoscaling: {servers: 4}, replicas: 0}", "expected --flow-control among picker.args, or replicas 1"),
-        (
-            "{autoscaling: {servers: 4}, replicas: 0, picker: {args: [--flow-control]}}",
-            "autoscaling.servers: envoy-gateway answers 503 to what came while there was no server",
-        ),
         ("{autoscaling: {servers: 4}, servers: {type: none}}", "autoscaling.servers: no model servers are made"),
         ("{autoscaling: {servers: 4}, roles: {prefill: 1, decode: 1}}", "autoscaling.servers: what a role needs"),
         ("{autoscaling: {servers: 4, prometheus: here}}", "autoscaling.prometheus: expected a URL such as http://"),
@@ -296,6 +292,13 @@ def test_model_servers_are_scaled_from_zero_where_requests_wait_in_the_picker() 
     assert "replicas" not in made["Deployment", "llm"]["spec"]
     assert made["Deployment", "warmpath"]["spec"]["replicas"] == 1
     assert ("HorizontalPodAutoscaler", "warmpath") not in made
+
+
+def test_from_zero_envoy_gateway_has_an_endpoint_that_always_is() -> None:
+    zero = {"replicas": 0, "autoscaling": {"servers": 4}, "picker": {"args": ["--flow-control"]}}
+    expected = documents((MANIFESTS / "components" / FROM_ZERO / "endpointslice.yaml").read_text(encoding="utf-8"))
+    assert [each for each in rendered(zero) if each["kind"] == "EndpointSlice"] == expected
+    assert "EndpointSlice" not in {each["kind"] for each in rendered({})}
 
 
 def test_definitions_come_with_it() -> None:

@@ -47,6 +47,8 @@ COMPONENTS: dict[str, set[str]] = {
     "autoscaling": {"ScaledObject"},
 }
 """What may be added to every overlay, in this order, with what it adds to those kinds; `tls` not to plaintext."""
+FROM_ZERO = "envoy-gateway-from-zero"
+"""May be added to those that have Envoy Gateway without InferencePools."""
 PLAINTEXT = {
     "envoy-gateway", "kind", "kind-kv-events", "kind-pd", "kind-standalone", "standalone", "tiered-kv", "vllm-gpu",
 }  # fmt: skip
@@ -67,7 +69,7 @@ ADDED = [
     (overlay, added)
     for overlay in OVERLAYS
     for added in [(), *((each,) for each in addable(overlay)), addable(overlay)]
-]
+] + [("envoy-gateway", (FROM_ZERO,))]
 
 
 def build(plane: ControlPlane, folder: Path, overlay: str, components: tuple[str, ...] = ()) -> str:
@@ -99,7 +101,7 @@ def admit(plane: ControlPlane, text: str, known: set[tuple[str, str]]) -> set[st
 
 def test_every_overlay_and_component_is_tested() -> None:
     assert {path.name for path in (MANIFESTS / "overlays").iterdir()} == OVERLAYS.keys()
-    parts = {"plaintext", "gateway", "envoy-gateway", "simulator", "tiered-kv", "vllm", "pd"}
+    parts = {"plaintext", "gateway", "envoy-gateway", FROM_ZERO, "simulator", "tiered-kv", "vllm", "pd"}
     assert {path.name for path in (MANIFESTS / "components").iterdir()} == COMPONENTS.keys() | parts
 
 
@@ -110,7 +112,7 @@ def test_it_is_admitted(
 ) -> None:
     text = build(plane, tmp_path, overlay, added)
     assert "of-the-overlay" not in text
-    unknown = set.union(OVERLAYS[overlay], *(COMPONENTS[each] for each in added))
+    unknown = set.union(OVERLAYS[overlay], *(COMPONENTS.get(each, set()) for each in added))
     assert admit(plane, text, served) == unknown
 
 

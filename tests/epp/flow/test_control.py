@@ -7,6 +7,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
 from typing import Any
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -593,6 +594,66 @@ def test_an_empty_pool_is_a_waiting_room() -> None:
     world.pass_(101.0)
     assert world.fates["alone"] == ["503 rejected-no-endpoints"]
     assert world.outcomes[-1][2] == "EvictedNoEndpoints"
+
+
+def fill(world: World, *pods: Endpoint) -> None:
+    """These come into its pool, which has been empty."""
+    world.pods = pods
+    world.flow.filled(2.0)
+    world.flow.endpoints_changed()
+
+
+def test_nobody_goes_to_a_first_endpoint_that_the_gateway_may_not_know_yet() -> None:
+    world = World(size=9, pods=0)
+    world.ask("early")
+    fill(world, PODS[0])
+    world.pass_(1.0)
+    world.ask("later")
+    world.pods = PODS[:2]
+    world.flow.endpoints_changed()
+    world.pass_(0.9)
+    assert world.order == []
+    world.pass_(0.2)
+    assert world.order == ["early", "later"]
+    world.ask("known")
+    assert world.order[-1] == "known", "from then on nobody waits"
+    assert world.outcomes == [(ANY, 0, "Dispatched", 2.0), (ANY, 0, "Dispatched", 1.0), (ANY, 0, "Dispatched", 0.0)]
+
+
+def test_a_pool_that_is_filled_twice_is_known_after_the_second_time() -> None:
+    world = World(pods=0, ttl=1.0, no_endpoint_ttl=10.0)
+    world.ask("waits")
+    fill(world, PODS[0])
+    world.pass_(1.5)
+    world.pods = ()
+    world.flow.endpoints_changed()
+    world.pass_(0.1)
+    fill(world, PODS[1])
+    world.pass_(1.9)
+    assert world.fates["waits"] == [], "the time without an endpoint counts, in which it waits longer"
+    world.pass_(0.2)
+    assert world.where == {"waits": PODS[1]}
+
+
+def test_a_first_endpoint_that_decodes_apart_is_one_of_two_that_are_needed_then() -> None:
+    world = World(pods=0)
+    world.ask("both")
+    roles = ("prefill", "decode")
+    fill(world, *(replace(pod, labels={protocol.ROLE_LABEL: role}) for pod, role in zip(PODS, roles, strict=False)))
+    world.pass_(1.9)
+    assert world.order == []
+    world.pass_(0.2)
+    assert world.order == ["both"]
+    assert "both" in world.prefills
+
+
+def test_without_flow_control_nobody_is_held_from_a_first_endpoint() -> None:
+    world = World(pods=0)
+    world.ask("waits")
+    fill(world, PODS[0])
+    world.flow.close()
+    assert world.fates["waits"] == ["let go"]
+    world.pass_(5.0)
 
 
 def test_a_client_that_leaves_makes_room_for_the_next() -> None:

@@ -50,6 +50,23 @@ def test_listeners_hear_of_removals_then_additions_with_the_new_tuple_in_place()
     assert received == [(what, name, 4) for what, name in changed]
 
 
+def test_listeners_hear_when_endpoints_come_into_a_pool_that_had_none() -> None:
+    pool = Pool("p", random=random.Random(1))
+    filled: list[int] = []
+    pool.on_filled.append(lambda: filled.append(len(pool.endpoints)))
+    first, second = endpoint("e0", "10.0.0.1:8000"), endpoint("e1", "10.0.0.2:8000")
+    pool.replace([first])
+    assert filled == [], "those of the first state may have been there for long"
+    for endpoints in ([first, second], [second], [], [first, second], [], []):
+        pool.replace(endpoints)
+    assert filled == [2]
+    late = Pool("late", random=random.Random(1))
+    late.on_filled.append(lambda: filled.append(len(late.endpoints)))
+    late.replace([])
+    late.replace([first])
+    assert filled == [2, 1]
+
+
 @pytest.mark.parametrize("second", [("e0", "10.0.0.9:1"), ("e9", "10.0.0.1:8000")])
 def test_endpoints_with_the_same_name_or_address_are_refused_and_nothing_changes(second: tuple[str, str]) -> None:
     pool = pool_of("10.0.0.1:8000")
