@@ -33,6 +33,7 @@ SUPPORT = ROOT / "tests" / "support"
 CLIENTS = "warmpath-e2e"
 STANDALONE = "warmpath-e2e-standalone"
 ISTIO = "warmpath-e2e-istio"
+AI_GATEWAY = "warmpath-e2e-ai-gateway"
 OWNER = "gateway.envoyproxy.io/owning-gateway"
 """How the labels begin by which Envoy Gateway tells whose Envoy it is."""
 ASK = """
@@ -112,6 +113,29 @@ class Stack:
         (pod,) = self.kubectl.pods("warmpath")
         with self.kubectl.forwarded(f"pod/{pod}", 9090) as url:
             yield Admin(url, self.token)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of the pickers."""
+        containers = self.kubectl.get("deployment", "warmpath")["spec"]["template"]["spec"]["containers"]
+        (found,) = [each["args"] for each in containers if each["name"] == "warmpath"]
+        return list(found)
+
+    @contextmanager
+    def with_arguments(self, *more: str) -> Iterator[None]:
+        """One picker that has these, too, from entering until leaving."""
+        before = self.arguments
+        try:
+            self._put_arguments([*before, *more])
+            yield
+        finally:
+            self._put_arguments(before)
+
+    def _put_arguments(self, arguments: list[str]) -> None:
+        patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
+        self.kubectl("patch", "deployment", "warmpath", "--type=json", "--patch", json.dumps(patch))
+        self.kubectl.rolled_out("warmpath")
+        wait(lambda: len(self.kubectl.get("pods", "-l", "app=warmpath")["items"]) == 1, "the old picker goes")
 
     def configured(self, admin: Admin, as_wanted: Callable[[str], bool]) -> None:
         """Return when the picker has taken such a configuration from its ConfigMap."""
@@ -237,25 +261,51 @@ def standalone(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token
     return entrance(clients, Stack(kubectl, (kubectl, "warmpath"), token))
 
 
-@pytest.fixture(scope="session")
-def istio(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token: str) -> Iterator[Stack]:
-    """The overlay `istio` with simulated pods in a namespace of its own, where Istio is in the cluster."""
+def needed(clients: Kubectl, definition: str, made_by: str) -> None:
+    """Skip what needs this definition of custom resources, where it is not in the cluster."""
     try:
-        clients("get", "customresourcedefinition", "destinationrules.networking.istio.io")
+        clients("get", "customresourcedefinition", definition)
     except KubectlFailed:
-        pytest.skip("there is no Istio in this cluster; hack/kind-up --istio makes one that has it")
+        pytest.skip(f"the cluster has no {definition}; {made_by} makes one that has it")
+    subprocess.run([ROOT / "hack" / "crds"], check=True, capture_output=True)
+
+
+def simulated(overlay: str, namespace: str, folder: Path, *patches: Any) -> Kubectl:
+    """The overlay with simulated pods in a namespace of its own, once its pods are ready."""
     small = [{"op": "replace", "path": "/spec/template/spec/containers/0/resources/requests", "value": {"cpu": "100m"}}]
     patch = {"target": {"kind": "Deployment", "name": "warmpath"}, "patch": yaml.safe_dump(small)}
-    overlay = ROOT / "manifests" / "overlays" / "istio"
-    kubectl = put_into(ISTIO, overlay, tmp_path_factory.mktemp("istio"), ("simulator",), [patch])
+    kubectl = put_into(namespace, ROOT / "manifests" / "overlays" / overlay, folder, ("simulator",), [patch, *patches])
+    kubectl.rolled_out("warmpath", "llm")
+    return kubectl
+
+
+@pytest.fixture(scope="session")
+def istio(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token: str) -> Iterator[Stack]:
+    """The overlay `istio`, where Istio is in the cluster."""
+    needed(clients, "destinationrules.networking.istio.io", "hack/kind-up --istio")
     try:
-        kubectl.rolled_out("warmpath", "llm", "inference-istio")
+        kubectl = simulated("istio", ISTIO, tmp_path_factory.mktemp("istio"))
+        kubectl.rolled_out("inference-istio")
         yield entrance(clients, Stack(kubectl, (kubectl, "inference-istio"), token))
     finally:
-        kubectl("delete", "namespace", ISTIO)
+        clients("delete", "namespace", ISTIO)
 
 
-@pytest.fixture(params=["kind", "standalone", "istio"])
+@pytest.fixture(scope="session")
+def ai_gateway(tmp_path_factory: pytest.TempPathFactory, clients: Kubectl, token: str) -> Iterator[Stack]:
+    """The overlay `envoy-ai-gateway`, where Envoy AI Gateway is in the cluster."""
+    needed(clients, "aigatewayroutes.aigateway.envoyproxy.io", "hack/kind-up --ai-gateway")
+    of_the_cluster = [{"op": "replace", "path": "/spec/gatewayClassName", "value": "envoy-ai-gateway"}]
+    patch = {"target": {"kind": "Gateway", "name": "inference"}, "patch": yaml.safe_dump(of_the_cluster)}
+    try:
+        kubectl = simulated("envoy-ai-gateway", AI_GATEWAY, tmp_path_factory.mktemp("ai_gateway"), patch)
+        kubectl("wait", "--timeout=180s", "--for=condition=Programmed", "gateway/inference")
+        yield entrance(clients, Stack(kubectl, gateway_of(AI_GATEWAY), token))
+    finally:
+        clients("delete", "namespace", AI_GATEWAY)
+
+
+@pytest.fixture(params=["kind", "standalone", "istio", "ai_gateway"])
 def stack(request: pytest.FixtureRequest) -> Stack:
     found: Stack = request.getfixturevalue(request.param)
     return found

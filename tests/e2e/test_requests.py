@@ -2,22 +2,27 @@
 
 import json
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from openai import OpenAI
+import pytest
+import yaml
+from openai import APIStatusError, OpenAI
 
 from epp.configuration.loader import strategy_text
 from tests.e2e.conftest import Admin, Stack
 from tests.support.kubernetes.kubectl import ClusterLoad, wait
 
+LARGE = "A document of some three hundred kilobytes. " * 7000
 LONG = "All of this is known to every pod that has read it. " * 400
 
 
-def ask(url: str, prompt: str) -> tuple[str, Any]:
-    """(pod, answer)."""
-    body = json.dumps({"model": "sim", "prompt": prompt, "max_tokens": 2}).encode()
+def ask(url: str, prompt: str, **more: str) -> tuple[str, Any]:
+    """(pod, answer); `more` fields may be in the request."""
+    body = json.dumps({"model": "sim", **more, "prompt": prompt, "max_tokens": 2}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.headers["x-sim-pod"], json.load(answer)
@@ -56,6 +61,65 @@ def test_the_sdk_works_as_it_is(stack: Stack) -> None:
         chunks = list(client.chat.completions.create(model="sim", messages=messages, max_tokens=8, stream=True))
         assert chunks[-1].choices[0].finish_reason in ("length", "stop")
         assert [model.id for model in client.models.list()] == ["sim"]
+
+
+def test_each_request_is_served_by_the_pod_that_was_picked(stack: Stack) -> None:
+    with stack.entered() as url, stack.admin() as admin:
+        for number in range(30):
+            served, _ = ask(url, f"Request {number}")
+            assert admin.last_decision()["endpoint"].rpartition("/")[2] == served
+
+
+def test_a_large_request_arrives_as_it_is(stack: Stack) -> None:
+    with stack.entered() as url:
+        _, answer = ask(url, "Why is the sky blue?", metadata=LARGE)  # JSON whose end is missing is no request
+    assert answer["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b'{"model": "sim", "prompt": ', 400, "JSON"),
+        (b'{"model": "sim", "prompt": "Hi", "max_tokens": 0}', 400, "max_tokens"),
+    ],
+    ids=["of the picker", "of the server"],
+)
+def test_an_error_is_the_clients_to_read(stack: Stack, body: bytes, status: int, says: str) -> None:
+    with stack.entered() as url:
+        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=30)
+        with refused.value as answer:
+            assert answer.status == status
+            assert says in json.load(answer)["error"]["message"]
+
+
+def test_a_model_that_no_server_knows_is_rewritten(stack: Stack) -> None:
+    rewrite = {
+        "apiVersion": "llm-d.ai/v1alpha2",
+        "kind": "InferenceModelRewrite",
+        "metadata": {"name": "alias"},
+        "spec": {
+            "poolRef": {"name": "llm"},
+            "rules": [{"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "sim"}]}],
+        },
+    }
+    stack.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(rewrite))
+    try:
+        with stack.entered() as url, OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+
+            def asked() -> Any:
+                return client.completions.create(model="alias", prompt="Hi", max_tokens=2)
+
+            def known() -> bool:
+                with suppress(APIStatusError):
+                    return bool(asked())
+                return False
+
+            wait(known, "the picker knows of the rewrite")
+            assert asked().choices[0].finish_reason == "length"
+    finally:
+        stack.kubectl("delete", "inferencemodelrewrites.llm-d.ai", "alias")
 
 
 def test_a_prompt_goes_where_its_beginning_is_held(stack: Stack) -> None:
