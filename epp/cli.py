@@ -496,7 +496,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 
     TRACE is a Mooncake JSONL file, plain or gzipped, or a workload: chats, documents-8k, documents-64k, agents, tools,
     batches, reasoning, bursts, independent, interactive-and-batch, noisy-neighbour, adapters, chats-and-reports,
-    10k-1k, 5k-250, 1k-1k, 200-200, agents-with-slo, burst-from-zero, batch-gateway, demo.
+    10k-1k, 5k-250, 1k-1k, 200-200, agents-with-slo, burst-from-zero, batch-gateway, flooded, demo.
     """
     from tooling.replay.command import main, plan
 

@@ -4,9 +4,9 @@ Sources: GIE v1.5 pkg/epp/flowcontrol, llm-d-router v0.10 (fairness, ordering an
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp, expm1, inf, sqrt
 from typing import Final, Literal
 
 from epp.plugin import (
@@ -18,15 +18,26 @@ from epp.plugin import (
     OrderingPolicy,
     Request,
     Response,
+    Services,
     Slot,
     UsageLimitPolicy,
     Waiting,
+    stages_of,
 )
 
 _OUTPUT: Final = 2.0
 """What a generated token counts as, in prompt tokens."""
 _PROGRAMS: Final = 10_000
 """Programs whose service is remembered; of more, the one that was served longest ago is forgotten."""
+_LEAST: Final = 0.5
+"""Ceiling of the lowest priority where most is held back: with it chats beside batches have a TTFT (p95) of 1.4 times
+what they have alone, and the batches lose 2 % of their throughput (docs/flow-control.md)."""
+_LIKELY: Final = 1.645
+"""Standard deviations above the mean that are exceeded 5 times of 100."""
+_RECENT: Final = 60.0
+"""Seconds over which it is remembered how many came."""
+_WEIGHT: Final = 0.02
+"""Of one more first token in the mean seconds until it: the last fifty or so count."""
 _SEVERAL: Final = 2
 """Requests of a flow that wait, from which on it floods."""
 _PATIENT: Final = 5.0
@@ -229,34 +240,116 @@ class StaticLimit(UsageLimitPolicy):
         return [self.threshold] * len(priorities)
 
 
+class _Use:
+    """What requests of one priority lately made of the pool."""
+
+    __slots__ = ("_at", "_count", "_first_at", "_seen", "seconds")
+
+    def __init__(self, now: float) -> None:
+        self._first_at = self._at = now
+        self._count = 0.0
+        """Those of the last minute, the latest counting most."""
+        self._seen = 0
+        self.seconds = inf
+        """From the pick to the first token, a mean of those that were seen; inf: none was."""
+
+    def picked(self, now: float) -> None:
+        self._count = self._faded(now) + 1
+        self._at = now
+
+    def served(self, seconds: float) -> None:
+        self._seen += 1
+        mean = self.seconds if self._seen > 1 else seconds
+        self.seconds = mean + max(_WEIGHT, 1 / self._seen) * (seconds - mean)
+
+    def busy(self, now: float) -> float:
+        """Endpoints that compute a prompt of these at a time, in the mean: by Little's law."""
+        span = _RECENT * -expm1((self._first_at - now) / _RECENT)
+        return self._faded(now) / span * self.seconds if span > 0 and self.seconds < inf else inf
+
+    def _faded(self, now: float) -> float:
+        return self._count * exp((self._at - now) / _RECENT)
+
+
 @dataclass(eq=False)
 class PriorityHoldback(UsageLimitPolicy):
     """`priority-holdback-policy`: the highest priority up to `max_ceiling` (1.0), the lowest up to `min_ceiling`, those
     between in even steps (`domain: rank`) or as their numbers lie (`value`). `shape`: linear.
 
-    `min_ceiling` has no default in llm-d; here it is 0.5, at which chats beside batches have a TTFT (p95) of 1.5
-    times what they have alone, and the batches lose 1.9 % of their throughput (docs/flow-control.md).
+    `min_ceiling` has no default in llm-d. Without one, each priority leaves as many endpoints as those above it are
+    likely to need at once, but no more than with 0.5: where b prompts of those above are computed at a time in the
+    mean, 1 + b + 1.645 * sqrt(b) endpoints. As arrivals are random, no more are busy with these 95 times of 100, and
+    one is free for who comes next. Where first tokens of those above are not seen, it is 0.5.
     """
 
-    min_ceiling: float = 0.5
+    min_ceiling: float | None = None
     max_ceiling: float = 1.0
     shape: Literal["linear"] = "linear"
     domain: Literal["rank", "value"] = "rank"
+    _used: dict[int, _Use] = field(default_factory=dict, init=False, repr=False)
+    """By priority."""
+    _picked: Slot[float] = field(default_factory=Slot, init=False, repr=False)
+    _endpoints: Callable[[], Sequence[Endpoint]] = field(default=tuple, init=False, repr=False)
+    _pool: tuple[Sequence[Endpoint], int] = field(default=((), 0), init=False, repr=False)
+    """Endpoints, and how many can compute a prompt, or decode, if that is less."""
 
     def __post_init__(self) -> None:
+        if self.min_ceiling is None:
+            if not _LEAST <= self.max_ceiling <= 1.0:
+                raise ValueError(f"maxCeiling: expected {_LEAST} up to 1, got {self.max_ceiling:g}")
+            return
         if not 0.0 <= self.min_ceiling < 1.0:
             raise ValueError(f"minCeiling: expected 0 or more, less than 1, got {self.min_ceiling:g}")
         if not self.min_ceiling <= self.max_ceiling <= 1.0 or not self.max_ceiling:
             raise ValueError(f"maxCeiling: expected more than 0, minCeiling up to 1, got {self.max_ceiling:g}")
 
+    def start(self, services: Services) -> None:
+        self._endpoints = services.endpoints
+
     def ceilings(self, saturation: float, priorities: Sequence[int]) -> Sequence[float]:
-        low, span = self.min_ceiling, self.max_ceiling - self.min_ceiling
         if len(priorities) < 2:
             return [self.max_ceiling] * len(priorities)
+        low = _LEAST if self.min_ceiling is None else self.min_ceiling
+        span = self.max_ceiling - low
         if self.domain == "rank":
-            return [self.max_ceiling - span * i / (len(priorities) - 1) for i in range(len(priorities))]
-        least = priorities[-1]
-        return [low + span * (priority - least) / (priorities[0] - least) for priority in priorities]
+            found = [self.max_ceiling - span * i / (len(priorities) - 1) for i in range(len(priorities))]
+        else:
+            least = priorities[-1]
+            found = [low + span * (priority - least) / (priorities[0] - least) for priority in priorities]
+        return found if self.min_ceiling is not None else self._raised(found, priorities)
+
+    def _raised(self, found: Sequence[float], priorities: Sequence[int]) -> Sequence[float]:
+        """To what leaves free what those above need."""
+        now, busy, count, raised = self.clock(), 0.0, self._count(), [self.max_ceiling]
+        if len(self._used) > len(priorities):
+            self._used = {priority: self._used[priority] for priority in priorities if priority in self._used}
+        for ceiling, above in zip(found[1:], priorities, strict=False):
+            if (use := self._used.get(above)) is not None:
+                busy += use.busy(now)
+            free = 1 + busy + _LIKELY * sqrt(busy)
+            raised.append(max(ceiling, self.max_ceiling * (1 - free / count)) if count else ceiling)
+        return raised
+
+    def _count(self) -> int:
+        endpoints = self._endpoints()
+        if endpoints is not self._pool[0]:
+            self._pool = endpoints, min(map(len, stages_of(endpoints)), default=0)
+        return self._pool[1]
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        if self.min_ceiling is not None or request.stage == "decode":
+            return
+        now = self.clock()
+        if (use := self._used.get(request.priority)) is None:
+            use = self._used[request.priority] = _Use(now)
+        use.picked(now)
+        if request.sees_answer and request.stream:
+            self._picked.set(request, now)
+
+    def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
+        at, use = self._picked.get(request), self._used.get(request.priority)
+        if at is not None and use is not None:
+            use.served(self.clock() - at)
 
 
 @dataclass(eq=False)

@@ -19,10 +19,11 @@ In these formulas `g` is the parameter `workWeight`, `s` `stallWeight`, `lin` `p
 `failing` is the time of asking again, `excess / (1 - excess)` times in the mean, and of what an error is worth to a
 client. The more surely they are no chance, the more it counts: hence the square. Single failures cost nothing.
 
-`pending` is the work of what was sent there and has no first token yet; `busy` the share of the last minute in which
-there was some; `requests` are those in flight there, and `residence` is how long requests are in flight in the mean.
-By Little's law `requests / residence` come in a second. So a prompt that takes long to compute stalls the requests that
-it finds and `requests * work / residence` more, which come meanwhile; of a short prompt these are next to none.
+`pending` is the work of what was sent there and has no first token yet, with flow control less what must be done of
+the first; `busy` the share of the last minute in which there was some; `requests` are those in flight there, and
+`residence` is how long requests are in flight in the mean. By Little's law `requests / residence` come in a second. So
+a prompt that takes long to compute stalls the requests that it finds and `requests * work / residence` more, which come
+meanwhile; of a short prompt these are next to none.
 
 `adapter` is 0 but for a LoRA adapter that is in no slot there, or has to wait for one (`epp.scheduling.adapters`). It
 is loaded before a step, so all requests of the batch wait for it.
@@ -300,6 +301,17 @@ class _Account:
         done = (now - max(head.sent, self.served_at)) / self.speed.factor
         return self.pending / NS - min(max(done, 0.0), head.work / NS)
 
+    @property
+    def floor(self) -> int:
+        """Nanoseconds of the work in `queue` that bills count, at least and whenever.
+
+        Without flow control that is all of it: many wait there, and share steps with the rest of the first. With flow
+        control an endpoint has a prompt or two to compute, so who comes next waits for what is left of it, by `ahead`.
+        """
+        if self.seats is None or not self.queue:
+            return self.pending
+        return self.pending - next(iter(self.queue)).work
+
     def first_token(self, sent: _Sent, at: float) -> None:
         """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
         too.
@@ -474,7 +486,8 @@ class _Costs:
         one, factor = self._scorer, account.speed.factor
         busy = account.weight * terms.scale + (1.0 if account.queue else 0.0)
         rate = one._step(account) * one._per_chunk
-        sum_ = terms.least(factor, account.requests, busy, account.pending) / (1 + terms.calm)
+        waits = account.pending if account.seats is None else account.ahead(self._now) * NS
+        sum_ = terms.least(factor, account.requests, busy, waits) / (1 + terms.calm)
         cost, certain = (1 + rate) * sum_, True
         if account.foreign_waiting or account.foreign_decodes:
             certain = account.load is account.endpoint.load
@@ -657,7 +670,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             busy = account.weight * scale
             if requests := account.requests:
                 busy += 1.0 if account.queue else 0.0
-                pending = factor * account.pending / NS
+                pending = factor * (account.pending / NS if account.seats is None else account.ahead(now))
                 stall = s * requests * (own * (1 + own * leaving) + (pending if pending < own else own))
                 rate = (base + c * account.decodes + d * account.context) * per_chunk
             else:
@@ -1068,6 +1081,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             account.expire(now)
         if (seats := account.seats) is None:
             seats = account.seats = Seats()
+            if account.order is not None:
+                account.order.put(account)
         seats.look(endpoint.load)
         wait = account.speed.factor * account.ahead(now) / self._full_after(account)
         there = account.requests + account.foreign_waiting + account.foreign_decodes

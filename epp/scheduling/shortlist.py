@@ -35,12 +35,14 @@ class Account(Protocol):
     requests: int
     queue: Any
     """What waits there for a first token; empty: nothing does."""
-    pending: int
-    """Work of that, in nanoseconds."""
     weight: float
     """Its share of busy time, as far as it differs between endpoints with an empty queue: `Terms.scale` times this."""
     due: float
     place: "Place | None"
+
+    @property
+    def floor(self) -> int:
+        """Work of what is in `queue`, in nanoseconds, at least."""
 
     def expire(self, now: float) -> None: ...
 
@@ -56,7 +58,7 @@ class Terms(NamedTuple):
     leaving: float
     scale: float
 
-    def least(self, factor: float, requests: int, busy: float, pending: int) -> float:
+    def least(self, factor: float, requests: int, busy: float, pending: float) -> float:
         """What it costs at least. `busy`: the share of busy time, `pending`: nanoseconds of work that wait."""
         own, waits = factor * self.work, factor * pending / NS
         stalls = own * (1 + own * self.leaving) + min(waits, own)
@@ -112,7 +114,7 @@ class Order:
     def __init__(self, endpoints: Sequence[Endpoint], accounts: Sequence[Account]) -> None:
         self.endpoints = endpoints
         self.groups: dict[tuple[float, int], tuple[list[Entry], list[Entry]]] = {}
-        """(factor, requests) -> those with an empty queue by `weight`, and the others by `pending` and `weight`."""
+        """(factor, requests) -> those with an empty queue by `weight`, and the others by `floor` and `weight`."""
         self.keys: list[tuple[float, int]] = []
         """Of `groups`, sorted."""
         self.numbers = {account.endpoint: number for number, account in enumerate(accounts)}
@@ -133,7 +135,7 @@ class Order:
         if group is None:
             group = self.groups[key] = ([], [])
             insort(self.keys, key)
-        entries, pending = (group[1], account.pending) if account.queue else (group[0], 0)
+        entries, pending = (group[1], account.floor) if account.queue else (group[0], 0)
         entry = (pending, account.weight, number, account)
         insort(entries, entry)
         account.place = Place(key, entries, entry)
@@ -225,7 +227,7 @@ class _Search:
             factor, requests = account.speed.factor, account.requests
             least = terms.least(factor, requests, queued + weight * terms.scale, pending) + beyond
             if self._are_too_dear(least):
-                if not pending or self._are_too_dear(terms.least(factor, requests, 0.0, pending) + beyond):
+                if not queued or self._are_too_dear(terms.least(factor, requests, 0.0, pending) + beyond):
                     return
                 at = bisect_left(entries, (pending, inf), at)
                 continue

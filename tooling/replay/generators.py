@@ -24,6 +24,8 @@ _FIRST: Final = 5.0
 """Seconds."""
 _UNDER_WAY: Final = 63
 """Batch requests of a gateway: odd, so that all chains get the same."""
+_FLOOD: Final = 320
+"""Requests under way of who floods: more than eight pods run."""
 
 
 class _Maker:
@@ -454,6 +456,30 @@ def batch_gateway(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     return Trace(make.name, asks)
 
 
+def flooded(seed: int, requests: int, arrivals: Arrivals) -> Trace:
+    """The case of `hack/bench flow --priorities` in virtual time: two `quiet` requests a second of priority 1, and a
+    `flood` of priority 0, of which 320 requests are always under way, with prompts three times as long. For pods of
+    the kind `laptop`: two with `--times 1`, eight with `--times 4`.
+    """
+    make = _Maker("flooded", seed, arrivals)
+
+    def one(label: str, at: float, tokens: int, after: tuple[int, ...] = ()) -> TraceRequest:
+        prompt = (make.piece(tokens + make.chance.randint(-8, 8)),)
+        priority = int(label == "quiet")
+        return TraceRequest(at, prompt, 48, after=after, tenant=label, priority=priority, label=label)
+
+    asks = [one("flood", 0.0, 478) for _ in range(_FLOOD)]
+    last = [*range(_FLOOD)]
+    chain = 0
+    while len(asks) < requests:
+        asks.append(one("quiet", make.arrival() / 2, 158))
+        for _ in range(6):  # as many as two pods compute meanwhile
+            asks.append(one("flood", 0.0, 478, (last[chain],)))
+            last[chain] = len(asks) - 1
+            chain = (chain + 1) % _FLOOD
+    return Trace(make.name, asks)
+
+
 def chats_and_reports(seed: int, requests: int, arrivals: Arrivals) -> Trace:
     """Chats of a few hundred tokens, and every fourth request a report over a text of about 12,000 that nothing else
     shares. Classes `chat`, to be served within 0.5 s and 25 ms a token, and `report`, within 20 s and 100 ms.
@@ -491,6 +517,7 @@ WORKLOADS: Final[Mapping[str, Callable[[int, int, Arrivals], Trace]]] = {
     "agents-with-slo": agents_with_slo,
     "burst-from-zero": burst_from_zero,
     "batch-gateway": batch_gateway,
+    "flooded": flooded,
     "demo": demo,
 }
 """Name -> (seed, number of requests, how new conversations arrive) -> trace. A last conversation is played whole."""

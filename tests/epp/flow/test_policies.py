@@ -1,6 +1,6 @@
 """Order in a flow, turns between flows, ceilings of bands."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -17,6 +17,8 @@ from epp.flow.policies import (
     StaticLimit,
 )
 from epp.plugin import Endpoint, Flow, Request, Response, Slo, Usage
+from epp.protocol import ROLE_LABEL
+from epp.testing import services
 
 
 @dataclass
@@ -164,6 +166,74 @@ def test_ceilings() -> None:
     assert PriorityHoldback().ceilings(0.5, (0, -1)) == pytest.approx([1.0, 0.5])
 
 
+class HeldBack:
+    """`priority-holdback-policy` without a ceiling of its own, in a pool of so many endpoints."""
+
+    def __init__(self, *endpoints: Endpoint, min_ceiling: float | None = None) -> None:
+        self.policy, self.clock = PriorityHoldback(min_ceiling), Clock()
+        self.policy.clock = self.clock
+        self.policy.start(replace(services(), endpoints=lambda: endpoints))
+        self.endpoint = endpoints[0]
+
+    def serve(self, *, rate: float, seconds: float, count: int, priority: int = 1, seen: bool = True) -> None:
+        """So many a second, each with a first token after so long."""
+        for _ in range(count):
+            self.clock.now += 1 / rate
+            one = Request(id="r", model="m", priority=priority, stream=True, sees_answer=seen)
+            self.policy.on_picked(one, self.endpoint)
+            if seen:
+                picked_at = self.clock.now
+                self.clock.now += seconds
+                self.policy.on_first_token(one, self.endpoint)
+                self.clock.now = picked_at  # the next came before
+
+    def lowest(self, *priorities: int) -> float:
+        return self.policy.ceilings(0.5, priorities)[-1]
+
+
+def pool(count: int, **labels: str) -> list[Endpoint]:
+    return [Endpoint(f"default/{count}-{n}", f"10.0.1.{n}:8000", labels) for n in range(count)]
+
+
+def test_the_lowest_leaves_free_what_those_above_are_likely_to_need() -> None:
+    held = HeldBack(*pool(16))
+    assert held.lowest(1, 0) == pytest.approx(1 - 1 / 16), "nobody came: one stays free for who does"
+    held.serve(rate=10.0, seconds=0.1, count=3000)
+    assert held.lowest(1, 0) == pytest.approx(1 - (1 + 1 + 1.645) / 16, abs=0.01), "one prompt at a time in the mean"
+    few = held.lowest(1, 0)
+    held.serve(rate=10.0, seconds=0.1, count=3000, priority=2)
+    assert held.lowest(2, 1, 0) < few, "what all above it use"
+    assert held.policy.ceilings(0.5, (2, 1, 0))[1] > held.lowest(2, 1, 0)
+    held.clock.now += 3600.0
+    assert held.lowest(2, 1, 0) == pytest.approx(1 - 1 / 16), "they are gone"
+
+
+def test_half_is_held_back_at_most_and_where_nothing_is_known() -> None:
+    busy = HeldBack(*pool(16))
+    busy.serve(rate=100.0, seconds=0.1, count=9000)
+    assert busy.lowest(1, 0) == 0.5
+    unseen = HeldBack(*pool(16))
+    unseen.serve(rate=1.0, seconds=0.1, count=100, seen=False)
+    assert unseen.lowest(1, 0) == 0.5
+    for small in (HeldBack(A), HeldBack(*pool(2))):
+        small.serve(rate=0.1, seconds=0.001, count=100)
+        assert small.lowest(1, 0) == 0.5
+    apart = HeldBack(*pool(6, **{ROLE_LABEL: "prefill"}), *pool(2, **{ROLE_LABEL: "decode"}))
+    apart.serve(rate=0.1, seconds=0.001, count=100)
+    assert apart.lowest(1, 0) == 0.5, "two of them decode"
+    told = HeldBack(*pool(16), min_ceiling=0.3)
+    told.serve(rate=0.1, seconds=0.001, count=100)
+    assert told.lowest(1, 0) == pytest.approx(0.3)
+
+
+def test_priorities_that_are_gone_are_forgotten() -> None:
+    held = HeldBack(*pool(4))
+    for priority in range(500):
+        held.serve(rate=10.0, seconds=0.1, count=1, priority=priority)
+        held.lowest(priority, -1)
+    assert len(held.policy._used) <= 3
+
+
 def test_a_reflective_ceiling_opens_the_less_often_the_fuller_the_pool_is() -> None:
     def opened(saturation: float) -> list[int]:
         policy = SoftReflectiveCeiling()
@@ -183,6 +253,7 @@ def test_a_reflective_ceiling_opens_the_less_often_the_fuller_the_pool_is() -> N
         lambda: StaticLimit(1.1),
         lambda: PriorityHoldback(1.0),
         lambda: PriorityHoldback(0.5, max_ceiling=0.4),
+        lambda: PriorityHoldback(max_ceiling=0.4),
         lambda: RoundRobinWithRoom(room=0.0),
         lambda: RoundRobinWithRoom(seconds=0.0),
         lambda: ProgramAware(service_half_life_seconds=0.0),

@@ -742,6 +742,22 @@ def test_an_endpoint_is_full_while_what_waits_there_takes_longer_than_a_step() -
     assert cost.saturation([a]) == pytest.approx(0.5)
 
 
+def test_with_flow_control_a_bill_says_what_is_left_of_a_prompt() -> None:
+    cost, clock = round_numbers(learn_speeds=False)
+    a, b = pool(2)
+    for endpoint in (a, b):
+        cost.on_picked(request([a, b], 1000), endpoint)
+        clock.now += 0.5
+    newcomer = request([a, b], 10)
+    assert bill(cost, newcomer, a)["pending"] == bill(cost, newcomer, b)["pending"] == pytest.approx(1.0)
+    cost.saturation([a, b])
+    assert bill(cost, newcomer, b)["pending"] == pytest.approx(0.5)
+    assert bill(cost, newcomer, a)["pending"] == pytest.approx(0.0, abs=1e-6), "as long as it takes by the model"
+    cost.on_picked(request([a, b], 300), b)
+    assert bill(cost, newcomer, b)["pending"] == pytest.approx(0.8), "of those behind it, all"
+    assert best(cost, newcomer, [b, a]) is a
+
+
 def test_memory_counts_in_its_last_tenth_and_with_the_request_itself() -> None:
     cost, _ = round_numbers()
     (a,) = pool(1)

@@ -25,7 +25,9 @@ MODES = {
     "different speeds": "speeds",
     "adapters": "adapters",
     "two adapters": "adapters two",
+    "flow control": "flow",
     "everything": "blocks foreign failures speeds adapters",
+    "everything, with flow control": "blocks foreign failures speeds adapters flow",
 }
 
 
@@ -91,6 +93,8 @@ class Pool:
             self.now += random.choice((5, 70, 900))
         for _ in range(random.randrange(3)):
             self.scrape(random.choice(self.endpoints))
+        if "flow" in self.mode:
+            self.cost.saturation(random.sample(self.endpoints, random.randrange(1, len(self.endpoints) + 1)))
         for decision in random.sample(self.open, min(len(self.open), random.randrange(3))):
             if random.random() < 0.5:
                 self.scheduler.first_token(decision)
