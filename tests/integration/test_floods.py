@@ -44,7 +44,7 @@ NAMES = 400
 
 REACHED = {
     "Limits._tenants": BOUND,
-    "SessionAffinityScorer._bound": BOUND,
+    "Bindings._bound": BOUND,
     "Models._candidates": BOUND,
     "Models._labelled": metrics_table.MAX_MODELS,
     "FlowSeries._ids": metrics_table.MAX_FLOWS,
