@@ -94,7 +94,9 @@ def test_an_error_is_the_clients_to_read(stack: Stack, body: bytes, status: int,
             assert says in json.load(answer)["error"]["message"]
 
 
+@pytest.mark.parametrize("stack", ["kind", "istio", "ai_gateway"], indirect=True)
 def test_a_model_that_no_server_knows_is_rewritten(stack: Stack) -> None:
+    """Not `standalone`: without an InferencePool nothing can refer to one."""
     rewrite = {
         "apiVersion": "llm-d.ai/v1alpha2",
         "kind": "InferenceModelRewrite",
