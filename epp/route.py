@@ -66,8 +66,8 @@ class RoutedRequest:
     @property
     def renamed(self) -> tuple[str, str] | None:
         """The model that is asked for and the one that was, where they differ: the answer is to say the second."""
-        request = self.decision.request
-        return None if self.body is None else (request.model, request.asked)
+        model, asked = self.decision.request.model, self.decision.request.asked
+        return (model, asked) if asked and asked != model else None
 
     @property
     def headers(self) -> Mapping[str, str]:
