@@ -24,6 +24,7 @@ from epp.configuration.schema import (
     placed,
     salvaged,
 )
+from epp.documents.files import content_of
 from epp.documents.strict import MAX_BYTES, Problems, Wrong, nearest, short, value_at
 from epp.errors import ConfigError, ConfigErrors
 from epp.flow.limits import LimitSettings
@@ -190,12 +191,8 @@ def load_text(
 
 
 def read_file(path: Path) -> bytes:
-    """A configuration file's bytes, no more of them than a configuration may have and one. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from error
+    """A configuration file's bytes, little more of them than a configuration may have. Raises ConfigError."""
+    return content_of(path, MAX_BYTES)
 
 
 def load_file(

@@ -111,10 +111,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 def read_documents(path: Path) -> list[Document]:
     """The documents of a file, Lists unrolled, empty ones left out. ConfigError if it is no YAML of mappings."""
-    try:
-        text = _content(path)
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+    text = content_of(path, MAX_FILE)
     if len(text) > MAX_FILE:
         raise ConfigError(str(path), f"more than {MAX_FILE} bytes; expected at most {MAX_FILE}")
     try:
@@ -124,16 +121,19 @@ def read_documents(path: Path) -> list[Document]:
     return [each for number, content in enumerate(contents, 1) for each in _unrolled(f"{path}#{number}", content)]
 
 
-def _content(path: Path) -> bytes:
-    """Of what may grow, or be no regular file, little more than `MAX_FILE`. OSError.
+def content_of(path: Path, most: int) -> bytes:
+    """A file's bytes; of what may grow, or be no regular file, little more than `most`. Raises ConfigError.
 
     Piece by piece: Python sets aside all that is asked for at once, and cut to what was read it leaves a hole in the
     heap, into which the next does not fit.
     """
     text = bytearray()
-    with path.open("rb") as file:
-        while len(text) <= MAX_FILE and (piece := file.read(_PIECE)):
-            text += piece
+    try:
+        with path.open("rb") as file:
+            while len(text) <= most and (piece := file.read(_PIECE)):
+                text += piece
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     return bytes(text)
 
 

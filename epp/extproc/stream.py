@@ -113,13 +113,10 @@ class Sampler:
         if not self._share:
             return False
         now, apart = self._clock(), _AGAIN if self._ignored >= _IGNORED else _AT_LEAST
-        if now - self._last < apart and (apart == _AGAIN or not (kept or self._happens())):
+        if now - self._last < apart and (apart == _AGAIN or not (kept or self._random.random() < self._share)):
             return False
         self._last = now
         return True
-
-    def _happens(self) -> bool:
-        return self._random.random() < self._share
 
     def shown(self) -> None:
         """An answer that was asked for is shown."""

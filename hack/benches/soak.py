@@ -153,8 +153,8 @@ async def soak(minutes: float, rate: float, folder: Path) -> tuple[list[Sample],
                     samples.append(await sample(chain, load, seen))
                 except TimeoutError:
                     print("  no answer from /metrics: the machine is too busy; this row is missing", flush=True)
-                    continue
-                show(samples[-1], first=len(samples) == 1)
+                else:
+                    show(samples[-1], first=len(samples) == 1)
             for task in running:
                 task.cancel()
     return samples, load
