@@ -1,7 +1,6 @@
 import socket
 import subprocess
 import sys
-from collections import deque
 from contextlib import ExitStack
 from subprocess import PIPE
 
@@ -31,7 +30,7 @@ ANOTHER = f"""
 import sys
 from tooling.laptop import ports
 ports.LOWEST, ports.HIGHEST = {LOWEST}, {LOWEST + 60}
-print(*ports.free_ports(int(sys.argv[1])), flush=True)
+print(*(port for count in sys.argv[1:] for port in ports.free_ports(int(count))), flush=True)
 input()
 """
 
@@ -49,11 +48,10 @@ def test_no_two_processes_are_given_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert len(set[int]().union(*given)) == 28
 
 
-def test_nobody_in_this_process_is_given_what_another_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "HIGHEST", LOWEST + 60)
-    monkeypatch.setattr(ports, "_mine", deque[int]())
-    given = [port for _ in range(20) for port in free_ports(2)]
-    assert len(set(given)) == 40
+def test_nobody_in_a_process_is_given_what_another_was() -> None:
+    command = [sys.executable, "-c", ANOTHER, *["2"] * 12]  # not this process, which would keep them from the next test
+    said = subprocess.run(command, input="\n", capture_output=True, text=True, check=True)
+    assert len(set(said.stdout.split())) == 24
 
 
 def test_what_was_given_before_others_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
