@@ -66,7 +66,7 @@ class ProbedEndpoint:
     """Of another one nothing more is examined."""
 
 
-def probe(words: int, seed: int) -> str:
+def probe(words: int, seed: int | str) -> str:
     """A text that was never sent before, of some two tokens a word."""
     draw = random.Random(seed)
     return " ".join(f"{draw.getrandbits(20):05x}" for _ in range(words))
@@ -77,8 +77,8 @@ async def examine(
 ) -> list[Finding]:
     """All that can be seen at one endpoint alone. Fills in what it learns of `pod`.
 
-    `seed`: of the probes, the same for all endpoints, so that they hash the same blocks. `event_timeout`: seconds to
-    wait for KV events.
+    `seed`: of the probes, the same for all endpoints, so that their KV events tell of the same blocks. `event_timeout`:
+    seconds to wait for KV events.
     """
     findings = await _metrics(pod, ask)
     if pod.engine != "vllm":
@@ -163,7 +163,9 @@ async def _complete(pod: ProbedEndpoint, ask: HttpClient, model: str | None, tex
 
 async def _caches(pod: ProbedEndpoint, ask: HttpClient, model: str | None, seed: int) -> list[Finding]:
     """The same prompt twice: the second is a hit, and the answer says so."""
-    text = probe(max(_WORDS, 2 * (pod.block_size or 0)), seed)
+    # No other endpoint is sent it: LMCache 0.5.6 fails to store what another node writes to the same L2 directory at
+    # that moment, which looks as if nothing could be stored there.
+    text = probe(max(_WORDS, 2 * (pod.block_size or 0)), f"{seed} {pod.name}")
     try:
         await _complete(pod, ask, model, text)
         usage = await _complete(pod, ask, model, text)

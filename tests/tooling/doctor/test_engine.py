@@ -26,9 +26,9 @@ def pod(**settings: Any) -> SimulatedPod:
 
 
 async def examined(
-    address: str, model: str | None = None, event_timeout: float = 5.0
+    address: str, model: str | None = None, event_timeout: float = 5.0, name: str = "pod-a"
 ) -> tuple[ProbedEndpoint, list[Finding]]:
-    found = ProbedEndpoint("pod-a", f"http://{address}", address)
+    found = ProbedEndpoint(name, f"http://{address}", address)
     async with HttpClient(5.0) as ask:
         return found, await examine(found, ask, model=model, seed=7, event_timeout=event_timeout)
 
@@ -51,6 +51,18 @@ async def test_a_pod_that_is_well_has_no_findings_and_is_known() -> None:
 async def test_equal_probes_give_equal_hashes_at_every_pod() -> None:
     async with pod() as one, pod() as two:
         assert (await examined(one.address))[0].hashes == (await examined(two.address))[0].hashes
+
+
+async def test_every_endpoint_is_sent_a_prompt_that_no_other_stores_at_that_moment() -> None:
+    async def prompts(name: str) -> set[str]:
+        sent: set[bytes] = set()
+        async with pod() as simulated, changed(simulated, "/v1/completions", dict, sent.add) as address:
+            assert (await examined(address, name=name))[1] == []
+        return {json.loads(body)["prompt"] for body in sent}
+
+    one, two = await prompts("pod-a"), await prompts("pod-b")
+    assert len(one & two) == 1  # whose blocks' hashes are compared
+    assert len(one - two) == len(two - one) == 1
 
 
 async def test_nobody_there() -> None:
@@ -115,14 +127,20 @@ async def test_a_pod_that_only_errs() -> None:
 
 
 @asynccontextmanager
-async def changed(simulated: SimulatedPod, path: str, change: Callable[[Any], Any]) -> AsyncIterator[str]:
-    """The pod behind a proxy that changes the JSON, or the text, of one path's answers."""
+async def changed(
+    simulated: SimulatedPod, path: str, change: Callable[[Any], Any], asked: Callable[[bytes], None] | None = None
+) -> AsyncIterator[str]:
+    """The pod behind a proxy that changes the JSON, or the text, of one path's answers. `asked` is shown what that path
+    is sent."""
 
     async def forward(request: web.Request) -> web.Response:
         url = f"{simulated.url}{request.path}"
+        sent = await request.read()
+        if asked and request.path == path:
+            asked(sent)
         async with (
             aiohttp.ClientSession() as client,
-            client.request(request.method, url, data=await request.read()) as answer,
+            client.request(request.method, url, data=sent) as answer,
         ):
             body = await answer.read()
             if request.path == path:
