@@ -51,12 +51,17 @@ class EngineAnswers:
         self._metrics = metrics
         self._before: _Figures = {}
         self._next = -inf
+        self._differs = False
 
-    def look(self, page: bytes, places: Places, now: float) -> None:
-        """To be called with every page; the first only says from where to count."""
+    def look(self, page: bytes, places: Places, now: float, *, differs: bool = True) -> None:
+        """To be called with every page; the first only says from where to count. `differs`: from the page before."""
+        self._differs = self._differs or differs
         if now < self._next:
             return
         self._next = now + EVERY
+        if not self._differs:
+            return
+        self._differs = False
         before, self._before = self._before, _read(page, self._engine, places)
         self._metrics.engine_counts_answers(self._endpoint, counts=bool(self._before))
         for model in dict.fromkeys(model for model, _ in self._before):

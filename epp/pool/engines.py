@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
+from xxhash import xxh3_128_intdigest
+
 from epp import protocol
 from epp.pool.store import Load
 
@@ -145,7 +147,59 @@ class Engines(NamedTuple):
 ALL_ENGINES: Final = Engines()
 
 Places = dict[bytes, int]
-"""Metric -> where an endpoint's last page had it."""
+"""Metric -> where an endpoint's last page that was read had it; `_ABSENT`: it was looked for, and not there."""
+_ABSENT: Final = -1
+
+
+class Same:
+    """Tells of an endpoint's pages whether they say what the last that was read says: an idle engine's do.
+
+    What stands before and behind all that is read may differ: Python's own figures do each time. No page is kept, only
+    its hash, and where things stood.
+    """
+
+    def __init__(self, places: Places) -> None:
+        """`places`: as those who read the pages keep them."""
+        self._places = places
+        self._absent: list[bytes] = []
+        self._opening = b""
+        """How what is read begins, with the line end before it; empty: nothing was read yet."""
+        self._window = 0, 0
+        """Where in a page to look for that."""
+        self._size = self._hash = 0
+        self._to_end = False
+
+    def remember(self, page: bytes) -> None:
+        """This page was read."""
+        found = [(at, metric) for metric, at in self._places.items() if at != _ABSENT]
+        if not found:
+            self._opening = b""
+            return
+        self._absent = [metric for metric, at in self._places.items() if at == _ABSENT]
+        (start, first), (last, _) = min(found), max(found)
+        stop = page.find(b"\n#", last)  # the comment before the next metric
+        self._to_end = stop < 0
+        stop = len(page) if self._to_end else stop
+        self._opening = page[max(0, start - 1) : start + len(first) + 1]
+        self._window = (max(0, start - _NEAR), start + _NEAR) if start else (0, len(self._opening))
+        self._size = stop - start
+        self._hash = xxh3_128_intdigest(memoryview(page)[start:stop])
+
+    def says(self, page: bytes) -> bool:
+        """Whether reading it would find what was found in the one that is remembered."""
+        start = page.find(self._opening, *self._window) if self._opening else -1
+        if start < 0:
+            return False
+        start += self._opening.startswith(b"\n")
+        stop = start + self._size
+        if not (stop == len(page) if self._to_end else page.startswith(b"\n#", stop)):
+            return False
+        if xxh3_128_intdigest(memoryview(page)[start:stop]) != self._hash:
+            return False
+        return not any(
+            page.startswith(metric) or page.find(b"\n" + metric, 0, start) >= 0 or page.find(b"\n" + metric, stop) >= 0
+            for metric in self._absent
+        )
 
 
 def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None:
@@ -253,8 +307,8 @@ def _first_sample(page: bytes, metric: bytes, places: Places, family: bytes) -> 
 
     A page differs little from the one before, so the family's TYPE line is first looked for near its old place.
     """
-    near = places.get(metric)
-    if near is not None:
+    near = places.get(metric, _ABSENT)
+    if near != _ABSENT:
         at = page.find(b"\n# TYPE %b " % family, max(0, near - _NEAR), near + _NEAR)
         at = page.find(b"\n", at + 1) + 1 if at >= 0 else 0
         if at > 0 and _is_sample(page, metric, at):
@@ -267,6 +321,7 @@ def _first_sample(page: bytes, metric: bytes, places: Places, family: bytes) -> 
             return at
         if (at := page.find(b"\n" + metric, at) + 1) == 0:  # the name may also be the beginning of a longer one
             break
+    places[metric] = _ABSENT
     return len(page)
 
 

@@ -5,10 +5,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, parse, series
+from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, Same, parse, series
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
-from epp.pool.store import Endpoint, Pool
+from epp.pool.store import Endpoint, Load, Pool
 from epp.telemetry.metrics import Metrics
 
 _SECONDS: Final = 1.0
@@ -63,9 +65,9 @@ class Scraper:
             await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
             while True:
                 if engines is not self.engines:
-                    engines, engine, places = self.engines, self._engine(endpoint), Places()
-                    answers = EngineAnswers(endpoint, engine, self._metrics)
-                error = await self._scrape(endpoint, engine, visit, places, answers)
+                    engines = self.engines
+                    reader = PageReader(endpoint, self._engine(endpoint), self._metrics)
+                error = await self._scrape(endpoint, visit, reader)
                 if not error:
                     self._stale.discard(endpoint)
                 else:
@@ -82,9 +84,7 @@ class Scraper:
             self._stale.add(endpoint)
             self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
 
-    async def _scrape(
-        self, endpoint: Endpoint, engine: Engine, visit: "Visit", places: Places, answers: EngineAnswers
-    ) -> str:
+    async def _scrape(self, endpoint: Endpoint, visit: "Visit", reader: "PageReader") -> str:
         """One scrape; what went wrong, or ""."""
         try:
             async with self._slots, asyncio.timeout(self._timeout):
@@ -96,11 +96,10 @@ class Scraper:
         except OSError as error:
             return error.strerror or str(error)
         now = self._clock()
-        if (load := parse(page, engine, now, places)) is None:
+        if (load := reader.read(page, now)) is None:
             name = self.engines.name_of(endpoint.labels)
             return f"a page of {len(page)} bytes without the metrics of engine {name}"
         self._pool.scraped(endpoint, load)
-        answers.look(page, places, now)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:
@@ -110,6 +109,30 @@ class Scraper:
         known = ", ".join(self.engines.known)
         self._metrics.degraded("engine-unknown", f"{endpoint.name}: got {name[:64]!r}; expected one of {known}")
         return self.engines.known[self.engines.default]
+
+
+class PageReader:
+    """Reads the pages of one endpoint, one after the other."""
+
+    def __init__(self, endpoint: Endpoint, engine: Engine, metrics: Metrics) -> None:
+        self._engine = engine
+        self._answers = EngineAnswers(endpoint, engine, metrics)
+        self._places: Places = {}
+        self._same = Same(self._places)
+        self._load: Load | None = None
+
+    def read(self, page: bytes, now: float) -> Load | None:
+        """What it says; None: it is no page of this engine."""
+        if differs := self._load is None or not self._same.says(page):
+            load = parse(page, self._engine, now, self._places)
+        else:
+            load = replace(self._load, at=now)
+        if load is not None:
+            self._load = load
+            self._answers.look(page, self._places, now, differs=differs)
+            if differs:
+                self._same.remember(page)
+        return load
 
 
 async def samples_at(address: str, path: str, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:

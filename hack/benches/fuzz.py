@@ -48,6 +48,7 @@ from epp.pool.engines import ENGINES, parse
 from epp.pool.http import AnswerReader, BadAnswer
 from epp.pool.models import models_of
 from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod
+from epp.pool.scrape import PageReader
 from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.sources import endpoint_of, sources_on
@@ -282,6 +283,10 @@ def metrics_pages(data: bytes) -> None:
     told = EngineAnswers(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
     told.look(data, {}, 0.0)
     told.look(data + data, {}, 100.0)
+    reader = PageReader(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
+    for page in (vllm_page(), data):
+        if (load := reader.read(page, 1.0)) is not None and load != reader.read(page, 1.0):
+            raise AssertionError("a page that is read twice says something else")
 
 
 def endpoints_answers(data: bytes) -> None:

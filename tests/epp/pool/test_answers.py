@@ -55,8 +55,8 @@ class Reader:
         self.places: Places = {}
         self.now = 0.0
 
-    def look(self, page: bytes) -> None:
-        self.answers.look(page, self.places, self.now)
+    def look(self, page: bytes, *, differs: bool = True) -> None:
+        self.answers.look(page, self.places, self.now, differs=differs)
         self.now += EVERY
 
     def value(self, name: str, model: str = "m", **more: str) -> float | None:
@@ -101,6 +101,20 @@ def test_a_page_is_looked_at_once_in_a_while() -> None:
     assert reader.value("ttft_seconds_count") is None
     reader.look(server.page())
     assert reader.value("ttft_seconds_count") == 1
+
+
+def test_what_came_since_the_last_look_is_counted_though_nothing_comes_any_more() -> None:
+    server, reader = Server(), Reader()
+    reader.look(server.page())
+    server.answers(0.3, 0.05, 3.0, 900, 50, 600)
+    reader.now -= EVERY / 2
+    reader.look(server.page())
+    reader.look(server.page(), differs=False)
+    assert reader.value("ttft_seconds_count") == 1
+    reader.look(b"not to be looked at", differs=False)
+    server.answers(0.3, 0.05, 3.0, 900, 50, 600)
+    reader.look(server.page())
+    assert reader.value("ttft_seconds_count") == 2
 
 
 def test_of_an_engine_that_was_restarted_all_is_new() -> None:

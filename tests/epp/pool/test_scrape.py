@@ -4,13 +4,14 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from time import monotonic
 
 import pytest
 
-from epp.pool.engines import Engine, Engines, Figure
-from epp.pool.scrape import Scraper, samples_at
-from epp.pool.store import Endpoint, Pool
+from epp.pool.engines import ENGINES, Engine, Engines, Figure, Places, parse
+from epp.pool.scrape import PageReader, Scraper, samples_at
+from epp.pool.store import Endpoint, Load, Pool
 from tests.support.engines.metrics_pages import vllm_page
 from tests.support.process.waiting import until
 from tests.support.scheduling.degradations import RecordedMetrics
@@ -270,3 +271,71 @@ async def test_one_metric_of_any_page() -> None:
         address = server.address
     with pytest.raises(ConnectionRefusedError):
         await samples_at(address, "/metrics", "gpu")
+
+
+LORA = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09'
+
+
+def described(process: str = "", waiting: int = 2, lora: str = "", others: str = "", *, last: str = "") -> bytes:
+    """A page of vLLM's between what its process and its HTTP server say of themselves."""
+    before = f"# TYPE process_cpu_seconds_total counter\nprocess_cpu_seconds_total {process}\n"
+    return (
+        before.encode()
+        + vllm_page(waiting=waiting, lora=lora)
+        + f"# TYPE http counter\n{others}\n".encode()
+        + last.encode()
+    )
+
+
+PAGES = [
+    described("1.5", others="http 1"),
+    described("1" * 500, others="http 1"),
+    described("1.5", others="http 2222"),
+    described("1.5" + "\nmore 1" * 1000, others="http 1"),
+    described("1.5", waiting=3),
+    described("1.5", waiting=3, lora=LORA),
+    described("1.5", others=LORA),
+    described("1.5\n" + LORA),
+    described("1.5", others="http 1", last="http_more 1\n" + LORA + "\n"),
+    described()[:-3000],
+    vllm_page(),
+    vllm_page() + b"# more\n",
+    vllm_page(waiting=3),
+    vllm_page(buckets=3),
+    vllm_page(engines=2),
+    vllm_page().replace(b"vllm:num_requests_waiting", b"vllm:num_requests_late"),
+    LORA.encode() + b"\n" + vllm_page(),
+    b"vllm:num_requests_waiting 1\n",
+    b"vllm:num_requests_waiting 1\nvllm:num_requests_running 4\n",
+    b"vllm:num_requests_waiting 1\nvllm:num_requests_running 44\n",
+    b"vllm:num_requests_waiting 1\nvllm:num_requests_running 4",
+    b"xvllm:num_requests_waiting 1\n",
+    b"vllm:num_requests_waiting NaN\nother 4\n",
+    b"no page of ours\n",
+    b"",
+]  # fmt: skip
+
+
+def test_what_is_read_of_a_page_does_not_depend_on_those_before() -> None:
+    for pages in product(PAGES, PAGES):
+        reader = PageReader(Endpoint("e", "10.0.0.1:8000"), ENGINES["vllm"], RecordedMetrics())
+        for at, page in enumerate((*pages, pages[0])):
+            assert reader.read(page, float(at)) == parse(page, ENGINES["vllm"], float(at), {}), pages
+
+
+def test_pages_that_differ_in_what_is_not_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[float] = []
+
+    def counted(page: bytes, engine: Engine, at: float, places: Places) -> Load | None:
+        read.append(at)
+        return parse(page, engine, at, places)
+
+    monkeypatch.setattr("epp.pool.scrape.parse", counted)
+    reader = PageReader(Endpoint("e", "10.0.0.1:8000"), ENGINES["vllm"], RecordedMetrics())
+    for at in range(100):
+        load = reader.read(described("1" * (at % 7), others=f"http {at}"), float(at))
+        assert load is not None
+        assert load.at == at
+    assert read == [0.0]
+    reader.read(described(waiting=5), 100.0)
+    assert read == [0.0, 100.0]
