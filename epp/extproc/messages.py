@@ -260,14 +260,16 @@ def _set(name: str, value: str) -> pb.HeaderValueOption:
     return pb.HeaderValueOption(header=header, append_action=SET)
 
 
-def answer_headers(headers: Mapping[str, str], *, resized: bool = False, shown: bool = False) -> bytes:
-    """The reply to the answer's headers, with headers to add for the client. `resized`: its body may change; `shown`:
-    it is to be shown to us, which the gateway does not do by itself.
+def answer_headers(headers: Mapping[str, str], *, resized: bool = False, streamed: bool = False) -> bytes:
+    """The reply to the answer's headers, with headers to add for the client.
+
+    `resized`: its body may change; `streamed`: its pieces are to be shown as they come, which the gateway does not do
+    by itself.
     """
-    if not headers and not resized and not shown:
+    if not headers and not resized and not streamed:
         return ANSWER_HEADERS
     reply = pb.ProcessingResponse()
-    if shown:
+    if streamed:
         # Envoy replaces all modes by those of an override, also that of the request, which is over.
         reply.mode_override.request_body_mode = Mode.STREAMED
         reply.mode_override.response_header_mode = Mode.SEND

@@ -21,7 +21,8 @@ a streamed or buffered one gets an empty reply per message; in the lean wiring (
 half-close of the stream is the answer's end. Where the request's model was rewritten, an answer that is shown names the
 model the client asked for. Of answers that are not shown some can be asked for (`Sampler`): the reply to their headers
 then has a `mode_override` to STREAMED. Envoy 1.40 follows it, where it allows overrides, if its configured request body
-mode is STREAMED or BUFFERED, and passes over it in silence where full duplex is configured.
+mode is STREAMED or BUFFERED, and passes over it in silence where full duplex is configured. Answers in events of a
+gateway that holds each back until it is whole (BUFFERED) are asked for so too, all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +42,8 @@ from epp.parsing.parser import is_kept
 from epp.parsing.request import RawRequest
 from epp.parsing.rewrite import NameBack
 
-NONE, STREAMED, FULL_DUPLEX = Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED
-BUFFERED = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+NONE, STREAMED, FULL_DUPLEX, WHOLE = Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, Mode.BUFFERED
+BUFFERED = (WHOLE, Mode.BUFFERED_PARTIAL)
 SUPPORTED = (NONE, STREAMED, FULL_DUPLEX, *BUFFERED)
 
 
@@ -179,7 +180,7 @@ class Stream:
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_many",
         "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler",
-        "_split", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
+        "_split", "_streamed", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -216,6 +217,8 @@ class Stream:
         self._ended = False  # the answer's end was seen
         self._many = False  # a piece of the answer came, and was not the last
         self._name: NameBack | None = None
+        self._streamed = False
+        """The answer's pieces are to be asked for as they come."""
         self._sampler = sampler
         self._split = False
         """Its prompt is to be computed elsewhere."""
@@ -284,7 +287,7 @@ class Stream:
 
     def answered(self, headers: Mapping[str, str]) -> bytes:
         """The reply to the answer's headers: pass them on, with these added."""
-        return messages.answer_headers(headers, resized=self._name is not None, shown=self._watch is not None)
+        return messages.answer_headers(headers, resized=self._name is not None, streamed=self._streamed)
 
     def release(self) -> None:
         """Let go of what is held. To be called when the stream ends, however it ends."""
@@ -431,9 +434,11 @@ class Stream:
             answered = Answered(*found, fallback)
             if self._watch is not None:
                 if 200 <= answered.status < 300 and not message.response_headers.end_of_stream:
-                    self._answer_mode = STREAMED
+                    self._answer_mode, self._streamed = STREAMED, True
                 else:
                     self._watch = None
+            elif self._answer_mode == WHOLE and answered.content_type.startswith("text/event-stream"):
+                self._answer_mode, self._streamed = STREAMED, True  # where it is not followed, there is one piece
             return [answered]
         self._phase = ABANDONED
         self.release()

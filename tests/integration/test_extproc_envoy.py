@@ -269,7 +269,7 @@ async def test_a_header_that_is_not_utf8(stack: Stack, wiring: str) -> None:
 
 
 async def test_the_answer_is_shown_where_the_gateway_shows_it(stack: Stack) -> None:
-    for wiring in ("full-duplex", "streamed", "buffered"):
+    for wiring in ("full-duplex", "streamed", "buffered", "buffered, then streamed"):
         stack.route.reset(stack.first)
         async with stack.session.post(stack.url(wiring, "/sse"), data=b"{}") as answer:
             await answer.read()

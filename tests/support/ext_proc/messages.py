@@ -13,6 +13,7 @@ from epp.parsing.request import RawRequest
 Mode = pb.ProcessingMode
 HEADERS = {":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 ANSWER = {":status": "200", "content-type": "application/json"}
+EVENTS = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
 TO = "10.0.0.1:8000,10.0.0.2:8000"
 
 
@@ -93,6 +94,8 @@ def words(reply: bytes) -> str:
         return side
     response = getattr(message, kind).response
     parts = [side, *_mutations(response, message)]
+    if message.HasField("mode_override"):
+        parts.append(f"override answer={message.mode_override.response_body_mode}")
     if kind.endswith("body") and response.HasField("body_mutation"):
         parts.append(_body(response.body_mutation))
     return " ".join(parts)

@@ -6,6 +6,7 @@ from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.stream import AnswerChunk, Answered
 from tests.support.ext_proc.messages import (
     DUPLEX,
+    EVENTS,
     HEADERS,
     LEAN,
     TO,
@@ -190,6 +191,36 @@ SCRIPTS = [
             (answer_trailers(), ["answer trailers"]),
         ],
         seen=[Answered(200, "", "application/json"), AnswerChunk(b"xy", True)],
+    ),
+    Script(
+        "buffered answer in events: asked for in pieces, and they come",
+        [
+            (request_headers(end=True, config=modes(BUFFERED, BUFFERED)), [ROUTED]),
+            (answer_headers(EVENTS), [f"answer headers override answer={STREAMED}"]),
+            (answer_body(b"data: x"), ["answer body"]),
+            (answer_body(b"data: y"), ["answer body"]),
+            (answer_body(b"", end=True), ["answer body"]),
+        ],
+        seen=[
+            Answered(200, "", EVENTS["content-type"]),
+            AnswerChunk(b"data: x", False),
+            AnswerChunk(b"data: y", False),
+            AnswerChunk(b"", True),
+        ],
+    ),
+    Script(
+        "buffered answer in events: asked for in pieces, and comes whole",
+        [
+            (request_headers(end=True, config=modes(BUFFERED, BUFFERED)), [ROUTED]),
+            (answer_headers(EVENTS), [f"answer headers override answer={STREAMED}"]),
+            (answer_body(b"data: x"), ["answer body"]),
+            (answer_trailers(), ["answer trailers"]),
+        ],
+        seen=[
+            Answered(200, "", EVENTS["content-type"]),
+            AnswerChunk(b"data: x", False),
+            AnswerChunk(b"", True),
+        ],
     ),
     # --- BUFFERED ---
     Script(

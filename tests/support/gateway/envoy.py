@@ -36,6 +36,7 @@ WIRINGS: Mapping[str, dict[str, Any]] = {
     "lean": mode(FDS, NONE),
     "buffered": mode(BUFFERED, BUFFERED),
     "buffered-lean": mode(BUFFERED, NONE),
+    "buffered, then streamed": mode(BUFFERED, BUFFERED, allow_mode_override=True),
     "streamed": mode(STREAMED, STREAMED, send_body_without_waiting_for_header_response=True),
     "overridden": mode(STREAMED, NONE, allow_mode_override=True),
 }
