@@ -14,6 +14,7 @@ import msgspec
 from epp.errors import UNREADABLE
 from epp.parsing.body import MAX_MODEL
 from epp.pool.http import BadAnswer
+from epp.pool.rounds import Rounds
 from epp.pool.scrape import Visit
 from epp.pool.store import Endpoint, Pool, ServedModel
 
@@ -77,8 +78,7 @@ class ModelReader:
         self._tell_differ = differ
         self._differs = False
         self._pool = pool
-        self._random = random
-        self._interval = interval
+        self._rounds = Rounds(pool, random, interval)
         self._timeout = timeout
         self._slots = asyncio.Semaphore(concurrency)
         self._made: tuple[object, object, bytes | None] = (None, None, None)
@@ -137,10 +137,10 @@ class ModelReader:
     async def _follow(self, endpoint: Endpoint) -> None:
         visit = Visit(endpoint.address, "/v1/models", _LARGEST)
         try:
-            await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
+            await self._rounds.first()
             while True:
                 there = await self._read(endpoint, visit)
-                await asyncio.sleep((self._interval if there else _AGAIN) * self._random.uniform(0.9, 1.1))
+                await self._rounds.next(None if there else _AGAIN)
         finally:
             visit.close()
 

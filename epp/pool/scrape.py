@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from epp.pool.answers import EngineAnswers
 from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, Same, parse, series
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
+from epp.pool.rounds import Rounds
 from epp.pool.store import Endpoint, Load, Pool
 from epp.telemetry.metrics import Metrics
 
@@ -41,8 +42,7 @@ class Scraper:
         self._pool = pool
         self._metrics = metrics
         self._clock = clock
-        self._random = random
-        self._interval = interval
+        self._rounds = Rounds(pool, random, interval)
         self._timeout = timeout
         self._stale_after = stale_after
         self._slots = asyncio.Semaphore(concurrency)
@@ -62,7 +62,7 @@ class Scraper:
         visit = Visit(endpoint.address)
         engines: Engines | None = None
         try:
-            await asyncio.sleep(self._random.random() * min(self._interval, 1.0))  # spread: not all at the same moment
+            await self._rounds.first()
             while True:
                 if engines is not self.engines:
                     engines = self.engines
@@ -73,7 +73,7 @@ class Scraper:
                 else:
                     self._metrics.scrape_failed(self._pool.name)
                     self._report(endpoint, since, error)
-                await asyncio.sleep(self._interval * self._random.uniform(0.9, 1.1))
+                await self._rounds.next()
         finally:
             visit.close()
 
