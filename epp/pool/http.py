@@ -32,28 +32,28 @@ class AnswerReader:
         self._largest = largest
         self._chunks = 0
         self.keep_alive = False
+        self.begun = False
+        """Whether any byte of the answer came."""
         self._buffer = bytearray()
         self._body: bytearray | None = None  # set once the head was read
         self._left = 0  # bytes to come: of the body, or of the current chunk with its line end
         self._chunked = False
         self._until_close = False
 
-    @property
-    def begun(self) -> bool:
-        """Whether any byte of the answer came."""
-        return self._body is not None or bool(self._buffer)
-
     def feed(self, data: bytes) -> bytes | None:
         """The body once it is complete, else None. BadAnswer for anything but a good answer."""
-        self._buffer += data
+        self.begun = True
         if self._body is None:
-            if not self._read_head():
+            rest = self._read_head(data)
+            if rest is None:
                 return None
-            self._body = bytearray()
+            data, self._body = rest, bytearray()
         if self._chunked:
+            self._buffer += data
             return self._read_chunks(self._body)
-        self._body += self._buffer
-        self._buffer.clear()
+        if not self._until_close and not self._body and len(data) == self._left:
+            return data  # as it came: a page is some ten kilobytes, which need no copy
+        self._body += data
         if self._until_close:
             self._check_size(len(self._body))
             return None
@@ -67,14 +67,18 @@ class AnswerReader:
             raise BadAnswer("the connection was closed before the answer's end")
         return bytes(self._body)
 
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
-        if end < 0:
-            if len(self._buffer) >= MAX_HEAD:
-                raise BadAnswer(f"a head of more than {MAX_HEAD} bytes")
-            return False
-        lines = bytes(self._buffer[:end]).split(b"\r\n")
-        del self._buffer[: end + 4]
+    def _read_head(self, data: bytes) -> bytes | None:
+        """Read the head, if it is complete, and give what came behind it."""
+        if self._buffer or data.find(b"\r\n\r\n", 0, MAX_HEAD) < 0:  # it comes in pieces
+            self._buffer += data
+            if self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD) < 0:
+                if len(self._buffer) >= MAX_HEAD:
+                    raise BadAnswer(f"a head of more than {MAX_HEAD} bytes")
+                return None
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        head, _, behind = data.partition(b"\r\n\r\n")
+        lines = head.split(b"\r\n")
         version, _, rest = lines[0].partition(b" ")
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
             raise BadAnswer(f"not HTTP/1.1: {_text(lines[0])}")
@@ -84,7 +88,7 @@ class AnswerReader:
             name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])
         }
         self._plan(version, fields)
-        return True
+        return behind
 
     def _plan(self, version: bytes, fields: dict[bytes, bytes]) -> None:
         if (coding := fields.get(b"content-encoding", b"identity").lower()) != b"identity":

@@ -299,6 +299,25 @@ async def test_a_connection_that_is_closed_as_it_is_asked_is_replaced_once() -> 
         assert await kept.exchange(GET) == b"4"
 
 
+class Refusing(Server):
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.requests.append(0)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(PLAIN)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+
+async def test_an_answer_that_is_refused_for_its_head_is_not_asked_for_again() -> None:
+    server = Refusing()
+    async with kept_at(server) as kept:
+        await kept.exchange(GET)
+        with pytest.raises(BadAnswer, match="status 500"):
+            await kept.exchange(GET)
+        assert server.requests == [0], "no other connection"
+
+
 async def test_an_answer_that_began_is_not_asked_for_again() -> None:
     server = InTheMiddle()
     async with kept_at(server) as kept:
