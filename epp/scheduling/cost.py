@@ -77,7 +77,7 @@ from epp.scheduling.adapters import Adapters, Need
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
-from epp.scheduling.slo import WINDOW, Promises, busy_share, judge
+from epp.scheduling.slo import WINDOW, Promises, Verdict, busy_share, judge
 from epp.scheduling.speeds import Speed, Speeds
 
 _SMOOTHING: Final = 0.5
@@ -99,10 +99,6 @@ _SHORTEST: Final = 1e-3
 _DISPLACED: Final = 2.0
 """How often a load counts again, for the prefixes it displaces. Mean TTFT of documents in docs/replay.md, tiers: at 1
 1.97 s, at 2 1.74, at 3 1.77; of the chats there within 1 % of each other."""
-_MISSED: Final = 1000.0
-"""Seconds that an endpoint costs where an SLO would be missed: more than any that keeps all."""
-_VIOLATION: Final = 10.0
-"""And for as much as an SLO is long that is missed, summed over this request and those that run there."""
 _SUSPENDED: Final = 60.0
 """Seconds that an endpoint costs which should get nothing: more than any wait that is worth it."""
 _CERTAIN: Final = 0.95
@@ -111,7 +107,7 @@ _SLOWER: Final = (1, 1, 2, 8, 64)
 """How many times as long a transfer takes, by `epp.plugin.apart`."""
 _ABOVE_0: Final = (
     "prefill_seconds_per_token", "max_num_batched_tokens", "l1_tokens_per_second", "l2_tokens_per_second",
-    "transfer_tokens_per_second", "residence_seconds", "full_seconds",
+    "transfer_tokens_per_second", "residence_seconds", "full_seconds", "slo_seconds",
 )  # fmt: skip
 _AT_LEAST_0: Final = (
     "work_weight", "stall_weight", "attention_seconds_per_token_pair", "step_seconds", "step_seconds_per_decode",
@@ -515,8 +511,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
       memory    waiting until running requests have freed enough KV memory
       adapter   loading the LoRA adapter that is asked for, for all who wait for that; and waiting for a slot for it
       failing   what its recent failures are likely to cost
-      slo       of a request with an SLO: much, where it or what was promised to others there would be missed; else a
-                little for the room that it leaves, see `slo_packing`
+      slo       of a request with an SLO: `slo_seconds` for each SLO that it is expected to miss there, its own and
+                those of requests in flight; and for the room that it leaves, see `slo_packing`
     """
 
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
@@ -573,12 +569,13 @@ class ExpectedTtft(Cost, Detector, Admitter):
     same, with 0.05 a third longer (p95), and the batches' tokens a second stay within 2 %."""
 
     slo: Literal["best-effort", "shed", "ignore"] = "best-effort"
-    """What becomes of a request whose SLO no endpoint would keep: it goes where least is missed, or gets 429. `ignore`:
-    a request with an SLO is picked for as any other."""
-    slo_packing: float = field(default=10.0, metadata={"alias": "packing"})
+    """What becomes of a request whose SLO no endpoint would keep: it goes where it costs least, which counts those of
+    others, or gets 429. `ignore`: a request with an SLO is picked for as any other."""
+    slo_seconds: float = field(default=10.0, metadata={"alias": "missed"})
+    """Seconds that a missed SLO costs. Where one is likely to be missed, another endpoint may cost so much more."""
+    slo_packing: float = field(default=0.0, metadata={"alias": "packing"})
     """Seconds of cost that an endpoint's room is worth, which is a share of an SLO. Above 0 a request with an SLO goes
-    where it just fits, so that large rooms stay for those who need them; below 0 where most is left; 0: where it costs
-    least. Among those that keep its SLO, always."""
+    where it just fits among those that keep it; below 0 where most is left; 0: where it costs least."""
 
     learn_speeds: bool = True
     """Learn how fast each endpoint is, from first tokens that are seen and from what the engine counts."""
@@ -748,7 +745,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
         A prefill stalls each answer in flight there for as long as it takes, whole: who waits for the last token does
         not mind which of them comes late. Memory and the adapter are not compared: who decodes needs them either way. A
-        way that would miss an SLO takes as much longer as the bill's `slo` would say.
+        way that is expected to miss SLOs takes as much longer as the bill's `slo` would say.
         """
         (there, row), account = self.bill(request, (prefill, decode)), self.accounts[decode]
         pending, own, shared, stall, crowd, foreign, _, _, failing, _ = row
@@ -760,8 +757,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if request.slo is not None and self.slo != "ignore":
             local, split = self.looked(request, (decode,))[decode], self._split(request, decode, prefill)
             for way, seen in (("here", local), ("apart", split)):
-                verdict = judge(request.slo, request.waited, 0.0, seen)
-                ways[way] += 0.0 if verdict.kept else _MISSED + _VIOLATION * max(0.0, verdict.excess)
+                ways[way] += self._missing(judge(request.slo, request.waited, 0.0, seen), account, seen)
         return ways
 
     # --- SLOs
@@ -859,7 +855,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
     def _judged(
         self, request: Request, slo: Slo, endpoints: Sequence[Endpoint], rows: Sequence[tuple[float, ...]]
     ) -> Sequence[tuple[float, ...]]:
-        """The bills with what SLOs make of them: those that keep all come before those that miss any."""
+        """The bills with what SLOs make of them."""
         if self.slo == "ignore" or request.stage == "encode":
             return rows
         if request.stage == "prefill":  # its tokens come from elsewhere
@@ -868,18 +864,22 @@ class ExpectedTtft(Cost, Detector, Admitter):
         judged = []
         for row, endpoint in zip(rows, endpoints, strict=True):
             verdict = judge(slo, request.waited, row[1], seen[endpoint])
-            if not verdict.kept or (endpoint in failures and failures[endpoint].suspended):
-                account, each = self.accounts[endpoint], seen[endpoint]
-                missed = max(0.0, verdict.excess) + account.promises.harm(each.tpot_before, each.tpot_after)
-                term = _MISSED + _VIOLATION * missed
-            elif request.stage == "prefill":  # rooms are kept where it is decoded
-                term = 0.0
-            elif self.slo_packing >= 0:
-                term = self.slo_packing * verdict.room
-            else:
-                term = -self.slo_packing * (1 - verdict.room)
+            term = self._missing(verdict, self.accounts[endpoint], seen[endpoint])
+            if self.slo_packing and request.stage != "prefill":  # rooms are kept where it is decoded
+                broken = endpoint in failures and failures[endpoint].suspended
+                term += self._packed(verdict.room if verdict.kept and not broken else None)
             judged.append((*row[:-1], term))
         return judged
+
+    def _missing(self, verdict: Verdict, account: _Account, seen: LatencyPrediction) -> float:
+        """Seconds for the SLOs that it is expected to miss by going there: its own, and those of requests there."""
+        return self.slo_seconds * (verdict.missed + account.promises.harm(seen.tpot_before, seen.tpot_after))
+
+    def _packed(self, room: float | None) -> float:
+        """Seconds for the room that an endpoint has; None: it keeps nothing."""
+        if room is None:
+            return abs(self.slo_packing)
+        return self.slo_packing * room if self.slo_packing > 0 else -self.slo_packing * (1 - room)
 
     def refusal(self, request: Request, endpoints: Sequence[Endpoint]) -> str:
         if (slo := request.slo) is None or self.slo != "shed":
