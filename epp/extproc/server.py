@@ -174,11 +174,15 @@ class Reports:
 
     def sampler(self, share: float) -> Sampler:
         """Of answers, where gateways show none by themselves."""
-        return Sampler(share, time.monotonic, random.Random(), self._answers_not_shown)
+        return Sampler(share, time.monotonic, random.Random(), self._answers_not_shown, self._answers_held_back)
 
     def _answers_not_shown(self) -> None:
         detail = "the gateway shows none of the answers that --watch-answers asks for; does it allow mode_override?"
         self.metrics.degraded("answers-not-shown", detail)
+
+    def _answers_held_back(self) -> None:
+        detail = "the gateway passes on streamed answers when they are whole: its response body mode is BUFFERED"
+        self.metrics.degraded("answers-held-back", f"{detail}; let it allow mode_override, or choose another mode")
 
     def not_reading(self, seconds: float) -> None:
         self.metrics.degraded("gateway-not-reading", f"what was sent to it {seconds:g} s ago is not read yet")

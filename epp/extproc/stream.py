@@ -84,19 +84,28 @@ class Full(Rejected):
 _AT_LEAST: Final = 1.0
 """Seconds after which one more answer is watched, whatever the share."""
 _IGNORED: Final = 5
-"""Answers in a row that were asked for and not shown, after which a gateway counts as one that shows none."""
+"""Answers in a row that were asked for and not shown (or held back until they were whole), after which a gateway counts
+as one that does so with all."""
 _AGAIN: Final = 60.0
 """Seconds after which it is asked once more."""
+_SEVERAL: Final = 4096
+"""Bytes of an answer in events of which no gateway that passes on pieces makes one."""
 
 
 class Sampler:
     """Which answers to watch where a gateway shows none by itself: this `share`, and one a second at least.
 
-    `ignored` is called when it turns out that the gateway shows none of them.
+    `ignored` is called when it turns out that the gateway shows none of them, `held_back` when it passes on none of
+    those in events before it is whole, though asked to.
     """
 
     def __init__(
-        self, share: float, clock: Callable[[], float], random: Random, ignored: Callable[[], None] = lambda: None
+        self,
+        share: float,
+        clock: Callable[[], float],
+        random: Random,
+        ignored: Callable[[], None] = lambda: None,
+        held_back: Callable[[], None] = lambda: None,
     ) -> None:
         self.works = False
         """Answers that were asked for are shown."""
@@ -104,8 +113,10 @@ class Sampler:
         self._clock = clock
         self._random = random
         self._tell = ignored
+        self._tell_held_back = held_back
         self._last = float("-inf")
         self._ignored = 0
+        self._whole = 0
 
     def wants(self, *, kept: bool = False) -> bool:
         """Whether to watch the answer of a request that is complete now. `kept`: a later request may name it, and only
@@ -129,6 +140,12 @@ class Sampler:
         if self._ignored == _IGNORED:
             self.works = False
             self._tell()
+
+    def came(self, *, whole: bool) -> None:
+        """The first piece of an answer in events whose pieces were asked for; `whole`: it is all of it."""
+        self._whole = self._whole + 1 if whole else 0
+        if self._whole == _IGNORED:
+            self._tell_held_back()
 
 
 class Memory:
@@ -178,9 +195,10 @@ class Stream:
     """
 
     __slots__ = (
-        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_known", "_many",
-        "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece", "_sampler",
-        "_split", "_streamed", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail", "too_late",
+        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_held_back", "_known",
+        "_many", "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece",
+        "_sampler", "_split", "_streamed", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail",
+        "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -219,6 +237,8 @@ class Stream:
         self._name: NameBack | None = None
         self._streamed = False
         """The answer's pieces are to be asked for as they come."""
+        self._held_back = False
+        """They are, and by itself the gateway would show the answer when it is whole; until its first piece."""
         self._sampler = sampler
         self._split = False
         """Its prompt is to be computed elsewhere."""
@@ -439,6 +459,7 @@ class Stream:
                     self._watch = None
             elif self._answer_mode == WHOLE and answered.content_type.startswith("text/event-stream"):
                 self._answer_mode, self._streamed = STREAMED, True  # where it is not followed, there is one piece
+                self._held_back = True
             return [answered]
         self._phase = ABANDONED
         self.release()
@@ -453,6 +474,10 @@ class Stream:
             return self._refuse(error)
         if self._answer_mode != FULL_DUPLEX:
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
+            if self._held_back:
+                self._held_back = False
+                if self._sampler is not None:
+                    self._sampler.came(whole=end and len(chunk) > _SEVERAL)
             passed = chunk if self._name is None else self._name.feed(chunk, whole=True)
             reply = messages.ANSWER_BODY if passed == chunk else messages.replaced_answer(passed)
             return self._passing([reply], chunk, end)

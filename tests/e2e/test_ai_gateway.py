@@ -3,16 +3,18 @@
 Of the other files those tests that have it for a stack run there, too.
 """
 
+import json
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+from openai import OpenAI
 
 from tests.e2e.conftest import Admin, Stack, entrance
-from tests.e2e.test_requests import ask
-from tests.support.kubernetes.kubectl import Kubectl
+from tests.e2e.test_requests import LARGE, ask
+from tests.support.kubernetes.kubectl import Kubectl, wait
 
 GATEWAY_API = "gateway.networking.k8s.io"
 POOL = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "llm"}
@@ -67,3 +69,37 @@ def test_a_route_by_model_leads_to_the_pool(by_model: Stack) -> None:
         for number in range(10):
             served, _ = ask(url, f"Request {number}")
             assert admin.last_decision()["endpoint"].rpartition("/")[2] == served
+
+
+def takes_large(url: str) -> bool:
+    """A request passes that is larger than Envoy buffers."""
+    try:
+        ask(url, "Hi", metadata=LARGE)
+    except urllib.error.HTTPError as error:
+        assert error.code == 413
+        return False
+    return True
+
+
+@pytest.fixture
+def buffered(ai_gateway: Stack) -> Iterator[Stack]:
+    """The same where Envoy keeps requests, shows them to the picker, and passes on answers as it says."""
+    annotate = ("annotate", "--overwrite", "inferencepools.inference.networking.k8s.io", "llm")
+    named = {"processing-body-mode": "buffered", "allow-mode-override": "true"}
+    ai_gateway.kubectl(*annotate, *(f"aigateway.envoyproxy.io/{name}={value}" for name, value in named.items()))
+    with ai_gateway.entered() as url:
+        try:
+            wait(lambda: not takes_large(url), "the gateway follows its pool's annotations")
+            yield ai_gateway
+        finally:
+            ai_gateway.kubectl(*annotate, *(f"aigateway.envoyproxy.io/{name}-" for name in named))
+            wait(lambda: takes_large(url), "the gateway follows its pool again")
+
+
+def test_answers_are_streamed_where_requests_are_buffered(buffered: Stack) -> None:
+    with buffered.entered() as url, buffered.admin() as admin, OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        pieces = iter(client.completions.create(model="sim", prompt="Hi", max_tokens=300, stream=True))
+        next(pieces)
+        (pool,) = json.loads(admin.page("/endpoints"))["pools"]
+        assert sum(each["in_flight"] for each in pool["endpoints"]) == 1, "the answer has not ended"
+        assert len(list(pieces)) > 10

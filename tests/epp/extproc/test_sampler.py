@@ -10,6 +10,7 @@ from epp.extproc.stream import AnswerChunk, Answered, Memory, Sampler, Stream
 from epp.parsing.request import RawRequest
 from tests.support.ext_proc.messages import (
     ANSWER,
+    EVENTS,
     Mode,
     answer_body,
     answer_headers,
@@ -171,3 +172,26 @@ def test_a_stream_that_ends_before_its_answer_blames_nobody() -> None:
         stream.release()
         stream.release()
     assert sampler.wants()
+
+
+@pytest.mark.parametrize(
+    ("answers", "times"),
+    [
+        ([(5000, True)] * 12, 1),
+        ([(5000, True)] * 4 + [(5000, False)] + [(5000, True)] * 4, 0),
+        ([(4096, True)] * 12, 0),
+        ([(5000, False)] * 12, 0),
+    ],
+)
+def test_a_gateway_that_holds_back_streamed_answers_is_told_of_once(
+    answers: list[tuple[int, bool]], times: int
+) -> None:
+    told: list[str] = []
+    sampler = Sampler(0.0, Clock(), Random(1), held_back=lambda: told.append("held back"))
+    for size, whole in answers:
+        stream, _ = routed(modes(Mode.BUFFERED, Mode.BUFFERED), sampler)
+        stream.receive(answer_headers(EVENTS))
+        stream.receive(answer_body(bytes(size), end=whole))
+        stream.receive(answer_body(bytes(9000), end=True))
+        stream.release()
+    assert len(told) == times
