@@ -23,8 +23,7 @@ WINDOW: Final = 10.0
 _MOST: Final = 0.95
 """Share of the time that prompts take at most: beyond, an engine cannot follow and tokens wait for ever."""
 _SPREAD: Final = 0.3
-"""By what share of an SLO a prediction has to be below it to be sure that it is kept, or above it that it is missed. In
-replays of `chats-and-reports` 0.2 keeps about as many, 0.5 fewer."""
+"""By what share of an SLO a prediction has to be below it to be sure that it is kept, or above it that it is missed."""
 
 
 def chance(predicted: float) -> float:
