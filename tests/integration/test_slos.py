@@ -107,7 +107,7 @@ async def test_an_endpoint_that_would_miss_it_is_left_alone(chain: Laptop) -> No
         shown = await ended(chain)
         assert shown["endpoint"] != busy
         bills = {row["endpoint"]: row["bill_ms"]["slo"] for row in shown["profiles"][0]["endpoints"]}
-        assert bills[busy] > 100_000 > bills[shown["endpoint"]]
+        assert bills[busy] >= 10_000 > bills[shown["endpoint"]]
     long.cancel()
     await asyncio.gather(long, return_exceptions=True)
 
