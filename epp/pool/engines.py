@@ -15,7 +15,10 @@ from epp import protocol
 from epp.pool.store import Load
 
 _SAMPLE: Final = re.compile(rb'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]++([^ \t\r\n]++)', re.DOTALL)
-_LABEL: Final = re.compile(rb'([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_LABEL: Final = re.compile(
+    rb'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL
+)
+"""Only where a name begins: a long one without a value would else be read from each of its letters on."""
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
 _LONGEST_LINE: Final = 64 * 1024
 _MOST_SERIES: Final = 1024

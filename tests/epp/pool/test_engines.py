@@ -217,6 +217,12 @@ def test_of_a_page_gone_wrong_a_bounded_part_is_read(flood: str, expected: int) 
     assert (found.waiting, found.running, found.prompt_tokens) == (1, 2, expected)
 
 
+def test_a_label_is_found_behind_a_name_that_has_no_value() -> None:
+    """Of 60,000 letters: read from each of them on, these took seconds."""
+    page = b'a{%b , b="c"} 1\n' % (b"n" * 60_000)
+    assert series(page, "a") == [({"b": "c"}, 1.0)]
+
+
 def test_of_labels_a_bounded_part_is_read() -> None:
     """Each label looked into costs some hundred nanoseconds: here there are 800,000."""
     line = 'vllm:cache_config_info{%sblock_size="16",num_gpu_blocks="1"} 1\n' % ('a="",' * 10_000)
