@@ -1,11 +1,13 @@
 """A page of `/metrics` to `Load`, by finding the few lines that matter in the bytes.
 
-A Prometheus parser takes ten milliseconds for a page of vLLM's; this takes some ten microseconds. Names: vLLM 0.32,
-and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
+A Prometheus parser takes ten milliseconds for a page of vLLM's; this takes some ten microseconds: where a metric has
+one sample, as it has in a server of one engine, all of its line but the value is known from the page before. Names:
+vLLM 0.32, and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple
 
@@ -35,6 +37,10 @@ _MOST_ADAPTERS: Final = 1024
 _LARGEST: Final = 1e15
 _NEAR: Final = 2048
 """How far, in bytes, a metric is expected to move between two pages at most; farther costs a search."""
+_LONGEST_VALUE: Final = 64
+_MOST_KEPT: Final = 1024
+"""Texts of labels, of which it is remembered what they say: those of a pool's servers are mostly the same."""
+_LONGEST_KEPT: Final = 512
 
 
 class Figure(NamedTuple):
@@ -149,9 +155,47 @@ class Engines(NamedTuple):
 
 ALL_ENGINES: Final = Engines()
 
-Places = dict[bytes, int]
-"""Metric -> where an endpoint's last page that was read had it; `_ABSENT`: it was looked for, and not there."""
 _ABSENT: Final = -1
+
+
+class Places:
+    """Where an endpoint's last page that was read had what was looked for in it."""
+
+    __slots__ = ("at", "only")
+
+    def __init__(self) -> None:
+        self.at: dict[bytes, int] = {}
+        """Metric -> its first sample; `_ABSENT`: it was looked for, and not there."""
+        self.only: dict[Figure, _Only] = {}
+        """Figures whose metric has one sample."""
+
+
+class _Only:
+    """The one sample of a figure's metric."""
+
+    __slots__ = ("_fixed", "_head", "_key", "at")
+
+    def __init__(self, at: int, name: int, head: bytes, fixed: float | None) -> None:
+        """`at`: the end of the line before it, with which `head` begins, that ends before the value; `name`: how long
+        the name is. `fixed`: the figure, where a label holds it.
+        """
+        self.at = at
+        self._key = head[: name + 2]
+        self._head = head
+        self._fixed = fixed
+
+    def read(self, page: bytes) -> float | None:
+        """The figure in the next page; None: it may have other samples there, or no figure."""
+        at = page.find(self._key, max(0, self.at - _NEAR), self.at + _NEAR)
+        if at < 0 or not page.startswith(self._head, at):
+            return None
+        start = at + len(self._head)
+        end = page.find(b"\n", start, start + _LONGEST_VALUE)
+        stop = page.find(b"\n#", end, end + _NEAR) if end >= 0 else -1  # the comment before the next metric
+        if stop < 0 or page.find(self._key, end, stop) >= 0:
+            return None
+        self.at = at
+        return _number(page[start:end]) if self._fixed is None else self._fixed
 
 
 class Same:
@@ -174,11 +218,11 @@ class Same:
 
     def remember(self, page: bytes) -> None:
         """This page was read."""
-        found = [(at, metric) for metric, at in self._places.items() if at != _ABSENT]
+        found = [(at, metric) for metric, at in self._places.at.items() if at != _ABSENT]
         if not found:
             self._opening = b""
             return
-        self._absent = [metric for metric, at in self._places.items() if at == _ABSENT]
+        self._absent = [metric for metric, at in self._places.at.items() if at == _ABSENT]
         (start, first), (last, _) = min(found), max(found)
         stop = page.find(b"\n#", last)  # the comment before the next metric
         self._to_end = stop < 0
@@ -246,7 +290,7 @@ def _custom(page: bytes, places: Places, figures: Mapping[str, Figure]) -> Mappi
 def series(page: bytes, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:
     """(labels, value) of each sample of a metric in any page."""
     found = []
-    for text, value in samples(page, metric.encode(), {}, _MOST_LABELS):
+    for text, value in samples(page, metric.encode(), Places(), _MOST_LABELS):
         if (number := _number(value)) is not None:
             found.append(({name.decode(): _text(label) for name, label in _labels(text).items()}, number))
     return found
@@ -277,24 +321,39 @@ def histogram(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str,
     with None for the bound.
     """
     for text, value in samples(page, metric, places, _MOST_LABELS, b"_bucket"):
-        labels = _labels(text)
-        bound, number = _bound(labels.get(b"le", b"")), _number(value)
+        (model, bound), number = _bucket(text), _number(value)
         if bound is not None and number is not None:
-            yield _model(labels), bound, number
+            yield model, bound, number
     for text, value in samples(page, metric, places, _MOST_LABELS, b"_sum"):
         if (number := _number(value)) is not None:
-            yield _model(_labels(text)), None, number
+            yield _bucket(text)[0], None, number
 
 
 def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, float]]:
     """(model, value) of each sample."""
     for text, value in samples(page, metric, places, _MOST_LABELS):
         if (number := _number(value)) is not None:
-            yield _model(_labels(text)), number
+            yield _bucket(text)[0], number
 
 
-def _model(labels: Mapping[bytes, bytes]) -> str:
-    return _text(labels.get(b"model_name", b""))
+def _bucket(text: bytes) -> tuple[str, float | None]:
+    """Of the model whose name is in these labels, with the upper bound that they name."""
+    return _kept_bucket(text) if len(text) <= _LONGEST_KEPT else _kept_bucket.__wrapped__(text)
+
+
+@lru_cache(_MOST_KEPT)
+def _kept_bucket(text: bytes) -> tuple[str, float | None]:
+    labels = _labels(text)
+    return _text(labels.get(b"model_name", b"")), _bound(labels.get(b"le", b""))
+
+
+def _label(text: bytes, name: bytes) -> bytes:
+    return _kept_label(text, name) if len(text) <= _LONGEST_KEPT else _labels(text).get(name, b"")
+
+
+@lru_cache(_MOST_KEPT)
+def _kept_label(text: bytes, name: bytes) -> bytes:
+    return _labels(text).get(name, b"")
 
 
 def _text(label: bytes) -> str:
@@ -310,21 +369,21 @@ def _first_sample(page: bytes, metric: bytes, places: Places, family: bytes) -> 
 
     A page differs little from the one before, so the family's TYPE line is first looked for near its old place.
     """
-    near = places.get(metric, _ABSENT)
+    near = places.at.get(metric, _ABSENT)
     if near != _ABSENT:
         at = page.find(b"\n# TYPE %b " % family, max(0, near - _NEAR), near + _NEAR)
         at = page.find(b"\n", at + 1) + 1 if at >= 0 else 0
         if at > 0 and _is_sample(page, metric, at):
-            places[metric] = at
+            places.at[metric] = at
             return at
     at = 0
     for _ in range(_ALIKE):
         if _is_sample(page, metric, at):
-            places[metric] = at
+            places.at[metric] = at
             return at
         if (at := page.find(b"\n" + metric, at) + 1) == 0:  # the name may also be the beginning of a longer one
             break
-    places[metric] = _ABSENT
+    places.at[metric] = _ABSENT
     return len(page)
 
 
@@ -336,17 +395,38 @@ def _is_sample(page: bytes, metric: bytes, at: int) -> bool:
 def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
     if figure is None:
         return []
-    found = []
-    in_labels = bool(figure.where or figure.label)
-    most = _MOST_LABELS if in_labels or figure.part else _MOST_BYTES
+    if (only := places.only.get(figure)) is not None:
+        if (number := only.read(page)) is not None:
+            if figure.part:
+                _first_sample(page, figure.metric + b"_bucket", places, figure.metric)
+            else:
+                places.at[figure.metric] = only.at + 1
+            return [number]
+        del places.only[figure]
+    found, there = [], 0
+    most = _MOST_LABELS if figure.where or figure.label or figure.part else _MOST_BYTES
     for text, value in samples(page, figure.metric, places, most, figure.part):
-        labels = _labels(text) if in_labels else {}
-        if any(labels.get(label) != wanted for label, wanted in figure.where):
+        there += 1
+        if any(_label(text, label) != wanted for label, wanted in figure.where):
             continue
-        number = _number(labels.get(figure.label, b"") if figure.label else value)
+        number = _number(_label(text, figure.label) if figure.label else value)
         if number is not None:
             found.append(number)
+    if found and there == 1:
+        _remember(page, places, figure, found[0])
     return found
+
+
+def _remember(page: bytes, places: Places, figure: Figure, number: float) -> None:
+    """The figure has one sample in this page, with this number."""
+    first, wanted = figure.metric + b"_bucket" if figure.part else figure.metric, figure.metric + figure.part
+    at = page.find(b"\n" + wanted, max(0, places.at[first] - 1))
+    if at < 0 or not _is_sample(page, wanted, at + 1):  # it is the first line, or a longer name stands before it
+        return
+    sample = _SAMPLE.match(page, at + 1 + len(wanted))
+    if sample is not None:
+        fixed = number if figure.label else None
+        places.only[figure] = _Only(at, len(wanted), page[at : sample.start(2)], fixed)
 
 
 def _number(text: bytes) -> float | None:
@@ -372,8 +452,11 @@ def _lora(page: bytes, places: Places, metric: bytes) -> tuple[int, frozenset[st
         for text, value in samples(page, metric, places, _MOST_LORA):
             if (stamp := _number(value)) is not None and stamp >= newest:
                 newest, labels = stamp, text
-    if not labels:
-        return 0, frozenset(), frozenset()
+    return _kept_adapters(labels) if len(labels) <= _LONGEST_KEPT else _kept_adapters.__wrapped__(labels)
+
+
+@lru_cache(_MOST_KEPT)
+def _kept_adapters(labels: bytes) -> tuple[int, frozenset[str], frozenset[str]]:
     fields = _labels(labels)
     slots = _number(fields.get(b"max_lora", b""))
     return int(slots or 0), _adapters(fields, b"running_lora_adapters"), _adapters(fields, b"waiting_lora_adapters")

@@ -117,7 +117,7 @@ class PageReader:
     def __init__(self, endpoint: Endpoint, engine: Engine, metrics: Metrics) -> None:
         self._engine = engine
         self._answers = EngineAnswers(endpoint, engine, metrics)
-        self._places: Places = {}
+        self._places = Places()
         self._same = Same(self._places)
         self._load: Load | None = None
 

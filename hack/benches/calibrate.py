@@ -23,7 +23,7 @@ import aiohttp
 import yaml
 
 from epp.errors import ConfigError
-from epp.pool.engines import ENGINES, parse
+from epp.pool.engines import ENGINES, Places, parse
 from hack.benches.rig.asking import Answered, EngineClient, client, play, text
 from hack.benches.rig.fit import FitError, Fitted, Timing, fit, prefill
 from hack.benches.rig.processes import BenchError
@@ -241,7 +241,7 @@ async def size_of(url: str, budget: int, running: int) -> EngineParameters:
     """An engine's memory by its metrics page; its speeds are yet to be found."""
     try:
         async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as answer:
-            load = parse(await answer.read(), ENGINES["vllm"], 0.0, {})
+            load = parse(await answer.read(), ENGINES["vllm"], 0.0, Places())
     except aiohttp.ClientError as error:
         raise BenchError(f"no answer from {url}: {error}") from error
     if load is None or not load.blocks or not load.block_size:

@@ -44,7 +44,7 @@ from epp.parsing.rewrite import rewrite_model
 from epp.plugin import Endpoint
 from epp.pool import static
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import ENGINES, parse
+from epp.pool.engines import ENGINES, Places, parse
 from epp.pool.http import AnswerReader, BadAnswer
 from epp.pool.models import models_of
 from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod
@@ -279,10 +279,10 @@ METRICS: Final = Metrics()
 
 def metrics_pages(data: bytes) -> None:
     for engine in ENGINES.values():
-        parse(data, engine, 1.0, {})
+        parse(data, engine, 1.0, Places())
     told = EngineAnswers(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
-    told.look(data, {}, 0.0)
-    told.look(data + data, {}, 100.0)
+    told.look(data, Places(), 0.0)
+    told.look(data + data, Places(), 100.0)
     reader = PageReader(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
     for page in (vllm_page(), data):
         reader.read(page, 1.0)

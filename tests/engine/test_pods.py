@@ -7,7 +7,7 @@ import aiohttp
 import openai
 import pytest
 
-from epp.pool.engines import ENGINES, parse
+from epp.pool.engines import ENGINES, Places, parse
 from epp.pool.store import Load
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.engines.real_engines import eventually
@@ -62,7 +62,7 @@ async def test_the_scraper_reads_the_real_page(fleet: Laptop, talk: Talk) -> Non
 
     async def read() -> Load | None:
         async with aiohttp.ClientSession() as http, http.get(f"{pod.url}/metrics") as answer:
-            return parse(await answer.read(), ENGINES["vllm"], 1.0, {})
+            return parse(await answer.read(), ENGINES["vllm"], 1.0, Places())
 
     # vLLM answers first and counts then.
     load = await eventually(read, lambda seen: seen and seen.prompt_tokens >= turn.prompt and not seen.running)

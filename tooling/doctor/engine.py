@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.pool.engines import ENGINES, parse
+from epp.pool.engines import ENGINES, Places, parse
 from epp.prefix.events.sources import sources_on
 from epp.prefix.events.wire import BlockStored, key_of
 from tooling.doctor.finding import Finding, hint, problem
@@ -105,8 +105,10 @@ async def _metrics(pod: ProbedEndpoint, ask: HttpClient) -> list[Finding]:
             )
         ]
     pod.reachable = True
-    if parse(page, ENGINES["vllm"], 0.0, {}) is None:
-        if other := next((name for name, engine in ENGINES.items() if parse(page, engine, 0.0, {}) is not None), ""):
+    if parse(page, ENGINES["vllm"], 0.0, Places()) is None:
+        if other := next(
+            (name for name, engine in ENGINES.items() if parse(page, engine, 0.0, Places()) is not None), ""
+        ):
             pod.engine = other
             found = f"its metrics are those of {other}; caches and events are examined of vLLM alone"
             return [hint(pod.name, "metrics", found, f"its pod's label llm-d.ai/engine-type: {other}")]

@@ -142,6 +142,8 @@ class Chain:
 
     async def reconfigure(self, file: Path, text: str) -> None:
         """Replace `file`, which the replicas follow, and return when all of them use it, for each of their pools."""
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            return
         try:
             async with asyncio.timeout(READY_SECONDS):
                 before = [await self._pools(replica) for replica in self.replicas]

@@ -6,7 +6,7 @@ import pytest
 
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
-from epp.pool.engines import ENGINES, Engine, Figure, parse
+from epp.pool.engines import ENGINES, Engine, Figure, Places, parse
 from tests.support.scheduling.pipelines import loaded
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n"
@@ -30,7 +30,7 @@ def declared(parameters: str) -> Pipeline:
 
 
 def figures(page: bytes, engine: Engine) -> dict[str, Any]:
-    load = parse(page, engine, 7.0, {})
+    load = parse(page, engine, 7.0, Places())
     assert load is not None
     return {
         name: getattr(load, name) for name in ("waiting", "running", "kv_usage", "block_size", "blocks", "lora_max")

@@ -52,7 +52,7 @@ class Reader:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.answers = EngineAnswers(endpoint(1), ENGINES["vllm"], self.metrics)
-        self.places: Places = {}
+        self.places = Places()
         self.now = 0.0
 
     def look(self, page: bytes, *, differs: bool = True) -> None:
@@ -87,7 +87,7 @@ def test_what_an_engine_counts_between_two_looks_is_counted(engines: int) -> Non
 def test_what_data_parallel_engines_count_is_added_up() -> None:
     server = Server(engines=3)
     server.answers(0.3, 0.05, 3.0, 900, 50, 800)
-    load = parse(server.page(), ENGINES["vllm"], 0.0, {})
+    load = parse(server.page(), ENGINES["vllm"], 0.0, Places())
     assert load is not None
     assert (load.first_tokens, load.steps) == (3, 3)
 

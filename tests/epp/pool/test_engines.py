@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,10 +9,11 @@ from epp.pool.store import Load
 from tests.support.engines.metrics_pages import vllm_page
 
 VLLM = ENGINES["vllm"]
+LORA = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09\n'
 
 
 def load(page: bytes, engine: str = "vllm") -> Load:
-    found = parse(page, ENGINES[engine], at=7.0, places={})
+    found = parse(page, ENGINES[engine], at=7.0, places=Places())
     assert found is not None
     return found
 
@@ -36,7 +39,7 @@ def test_a_page_of_vllm() -> None:
 def test_metrics_that_a_configuration_names() -> None:
     custom = {"depth": Figure(b"depth", where=((b"tier", b"gold"),)), "none": Figure(b"none")}
     page = vllm_page() + b'\ndepth{tier="iron"} 9\ndepth{tier="gold"} 4.5\n'
-    found = parse(page, VLLM._replace(custom=custom), at=7.0, places={})
+    found = parse(page, VLLM._replace(custom=custom), at=7.0, places=Places())
     assert found is not None
     assert found.custom == {"depth": 4.5}
     assert series(page, "depth") == [({"tier": "iron"}, 9.0), ({"tier": "gold"}, 4.5)]
@@ -127,7 +130,7 @@ def test_unknown_blocks_are_zero() -> None:
     ],
 )
 def test_pages_that_are_not_this_engines_give_nothing(page: bytes) -> None:
-    assert parse(page, VLLM, at=7.0, places={}) is None
+    assert parse(page, VLLM, at=7.0, places=Places()) is None
 
 
 @pytest.mark.parametrize(
@@ -143,20 +146,45 @@ def test_pages_that_are_not_this_engines_give_nothing(page: bytes) -> None:
 )
 def test_lines_in_every_form(line: bytes, sample: tuple[bytes, bytes]) -> None:
     for page in (line + b"\n", b"# TYPE m gauge\nmm 5\n" + line + b"\nn 1\n"):
-        assert list(samples(page, b"m", {})) == [sample]
+        assert list(samples(page, b"m", Places())) == [sample]
 
 
 def test_a_metric_with_endless_series_is_read_so_far_only() -> None:
     page = b"".join(b'm{a="%d"} 1\n' % n for n in range(5000))
-    assert len(list(samples(page, b"m", {}))) == 1024
+    assert len(list(samples(page, b"m", Places()))) == 1024
 
 
 @pytest.mark.parametrize("before", [b"", b"# a line more\n" * 10, b"# many lines more\n" * 10_000])
 def test_metrics_are_found_wherever_the_page_before_had_them(before: bytes) -> None:
-    places: Places = {}
+    places = Places()
     pages = [vllm_page(engines=2), before + vllm_page(waiting=5, engines=2, buckets=90), vllm_page(waiting=6)]
     counts = [load.waiting for page in pages if (load := parse(page, VLLM, 7.0, places)) is not None]
     assert counts == [4, 10, 6]
+
+
+@given(st.data())
+def test_pages_one_after_the_other_say_what_each_says_alone(data: st.DataObject) -> None:
+    places = Places()
+    for _ in range(data.draw(st.integers(2, 6))):
+        count = st.sampled_from([0, 1, 9, 10, 99_999, 10**9])
+        page = vllm_page(
+            waiting=data.draw(count),
+            running=data.draw(count),
+            kv_usage=data.draw(st.sampled_from([0.0, 0.5, 1 / 3, float("nan")])),
+            engines=data.draw(st.sampled_from([1, 1, 1, 2])),
+            buckets=data.draw(st.sampled_from([2, 2, 2, 40])),
+            lora=data.draw(st.sampled_from(["", "", LORA])),
+        )
+        name = data.draw(st.sampled_from([b"", b"", b"meta/y", b'm","x="y']))
+        page = page.replace(b"meta/x", name) if name else page
+        page = b"# a line more\n" * data.draw(st.sampled_from([0, 0, 1, 1000])) + page
+        page = page.replace(b"\n# HELP", b"\n\n# HELP") if data.draw(st.booleans()) else page
+        first = b"\nvllm:num_requests_waiting{"
+        if data.draw(st.booleans()):
+            page = page.replace(first, first + data.draw(st.sampled_from([b"} 7", b'engine="9"} 7', b"} x"])) + first)
+        if not data.draw(st.integers(0, 4)):
+            page = page.replace(b"# ", b"#", 99) if data.draw(st.booleans()) else re.sub(rb"(?m)^#.*\n", b"", page)
+        assert parse(page, VLLM, 7.0, places) == parse(page, VLLM, 7.0, Places())
 
 
 def test_labels_name_the_engine() -> None:
@@ -166,7 +194,6 @@ def test_labels_name_the_engine() -> None:
     assert ALL_ENGINES.name_of(both) == "triton"
 
 
-LORA = 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e+09\n'
 PAGE = vllm_page(engines=2, lora=LORA, buckets=2)
 
 
@@ -179,9 +206,9 @@ def test_a_mutated_page_gives_a_sane_load_or_nothing(data: st.DataObject) -> Non
             st.binary(max_size=8)
             | st.sampled_from([b"\n", b'"', b"{", b"}", b" ", b"\\", b"NaN", b"9" * 400, b"1e308"])
         )
-    places: Places = {}
+    places = Places()
     parse(PAGE, VLLM, 7.0, places)
-    found = parse(bytes(page), VLLM, 7.0, dict(places))
+    found = parse(bytes(page), VLLM, 7.0, places)
     if found is None:
         return
     assert 0.0 <= found.kv_usage <= 1.0
@@ -194,7 +221,7 @@ def test_no_bytes_make_it_raise(page: bytes) -> None:
     for engine in ENGINES.values():
         assert engine.waiting is not None
         for metric in (engine.waiting.metric, engine.lora or b"x"):
-            found = parse(metric + page + b"\n" + page, engine, 7.0, {})
+            found = parse(metric + page + b"\n" + page, engine, 7.0, Places())
             assert found is None or found.at == 7.0
 
 
@@ -232,4 +259,4 @@ def test_of_labels_a_bounded_part_is_read() -> None:
 
 @given(st.text('vllm:cache_config_info{}="\\, \n1', max_size=300))
 def test_any_page_is_read_or_not(page: str) -> None:
-    assert parse(page.encode(), VLLM, at=0.0, places={}) is None, "no page without requests in it"
+    assert parse(page.encode(), VLLM, at=0.0, places=Places()) is None, "no page without requests in it"

@@ -320,7 +320,7 @@ def test_what_is_read_of_a_page_does_not_depend_on_those_before() -> None:
     for pages in product(PAGES, PAGES):
         reader = PageReader(Endpoint("e", "10.0.0.1:8000"), ENGINES["vllm"], RecordedMetrics())
         for at, page in enumerate((*pages, pages[0])):
-            assert reader.read(page, float(at)) == parse(page, ENGINES["vllm"], float(at), {}), pages
+            assert reader.read(page, float(at)) == parse(page, ENGINES["vllm"], float(at), Places()), pages
 
 
 def test_pages_that_differ_in_what_is_not_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

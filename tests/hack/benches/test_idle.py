@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from epp.pool.engines import ENGINES, parse
+from epp.pool.engines import ENGINES, Places, parse
 from epp.pool.models import models_of
 from epp.pool.scrape import Visit
 from hack.benches.idle import HERE, MODEL, VLLM_BYTES, endpoints, measure, pickers, table
@@ -20,7 +20,7 @@ async def test_its_endpoints_answer_as_vllm_does(busy: bool) -> None:
         visit.close()
         models.close()
     assert [one.id for one in served or ()] == [MODEL]
-    first, second = (parse(page, ENGINES["vllm"], 0.0, {}) for page in pages)
+    first, second = (parse(page, ENGINES["vllm"], 0.0, Places()) for page in pages)
     assert first is not None
     assert first.block_size == 16
     assert (first == second) != busy
