@@ -81,7 +81,7 @@ AT_MOST = 150.0
 SLOW = """
 apiVersion: llm-d.ai/v1
 kind: EndpointPickerConfig
-plugins: [{type: tests.support.plugins.Slow}]
+plugins: [{type: tests.support.plugins.Slow, parameters: {seconds: %s}}]
 schedulingProfiles: [{name: default, plugins: [{pluginRef: tests.support.plugins.Slow}]}]
 """
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -266,11 +266,9 @@ async def test_prefill_and_decode(watched: Watched) -> None:
 
 async def test_pods_that_fail_and_pickers_that_are_slow_or_do_not_answer(watched: Watched) -> None:
     chain = watched.chain
-    await chain.chain.reconfigure(chain.config, SLOW)
-    async with watched.asked({}):  # as many as keep both pickers at it
-        assert await watched.fires("WarmpathSlowDecisions")
-        assert await watched.fires("WarmpathBusy")
+    await chain.chain.reconfigure(chain.config, SLOW % 0.1)
     async with watched.asked({}, by=4):
+        assert await watched.fires("WarmpathSlowDecisions")
         await chain.chain.reconfigure(chain.config, strategy_text("prefix-aware"))
         chain.config.write_text("plugins: [{type: what-is-not-there}]")
         assert await watched.fires("WarmpathDegraded", reason="config-refused")
@@ -278,13 +276,16 @@ async def test_pods_that_fail_and_pickers_that_are_slow_or_do_not_answer(watched
             await chain.faults(pod, status=500)
         assert await watched.fires("WarmpathRequestsFailing", model="sim")
         assert await watched.fires("WarmpathEndpointFailing", pool="sim")
-        await watched.well()
-        replica = chain.chain.replicas[1]
-        process = chain.chain.processes.pid(replica.name)
+    await watched.well()
+    await chain.chain.reconfigure(chain.config, SLOW % 0.05)
+    other, replica = chain.chain.replicas
+    process = chain.chain.processes.pid(replica.name)
+    async with watched.asked({}, by=40):  # of whom half wait for the one that is stopped
         os.kill(process, signal.SIGSTOP)
         try:
             assert await watched.fires("WarmpathDown", instance=replica.admin.removeprefix("http://"))
             assert await watched.fires("WarmpathReplicaSilent")
+            assert await watched.fires("WarmpathBusy", instance=other.admin.removeprefix("http://"))
         finally:
             os.kill(process, signal.SIGCONT)
 

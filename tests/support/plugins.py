@@ -188,11 +188,14 @@ class OtherHalf(_Producer):
 CONSTANT = 3
 
 
+@dataclass(eq=False)
 class Slow(Scorer):
-    """Computes for 0.1 s whenever it is asked, and holds up the picker for as long."""
+    """Computes for so many seconds whenever it is asked, and holds up the picker for as long."""
+
+    seconds: float = 0.1
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            pass
+        until = time.process_time() + self.seconds
+        while time.process_time() < until:
+            sum(range(10_000))
         return [1.0] * len(endpoints)
