@@ -1,5 +1,6 @@
 """Plugins as a user writes them, for configurations in tests: `type: tests.support.plugins.Name`."""
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from epp.plugin import (
     Request,
     RunProfile,
     Scorer,
+    Services,
 )
 
 
@@ -188,14 +190,27 @@ class OtherHalf(_Producer):
 CONSTANT = 3
 
 
-@dataclass(eq=False)
 class Slow(Scorer):
-    """Computes for so many seconds whenever it is asked, and holds up the picker for as long."""
-
-    seconds: float = 0.1
+    """Holds up the picker for 0.1 s whenever it is asked."""
 
     def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
-        until = time.process_time() + self.seconds
-        while time.process_time() < until:
+        time.sleep(0.1)
+        return [1.0] * len(endpoints)
+
+
+class Runaway(Scorer):
+    """Has a thread that computes for ever, one in a process, whether requests come or not."""
+
+    thread: ClassVar[threading.Thread | None] = None
+
+    def start(self, services: Services) -> None:
+        if Runaway.thread is None:
+            Runaway.thread = threading.Thread(target=self._compute, daemon=True)
+            Runaway.thread.start()
+
+    def _compute(self) -> None:
+        while True:
             sum(range(10_000))
+
+    def score(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[float]:
         return [1.0] * len(endpoints)

@@ -156,11 +156,13 @@ class Chain:
 
     async def config(self, replica: Replica) -> str:
         """A replica's active configuration as text, once it has the time to say it."""
-        while True:
-            async with self.http.get(f"{replica.admin}/config") as answer:
-                if answer.status == 200:
-                    return await answer.text()
-            await asyncio.sleep(0.05)
+        async with asyncio.timeout(READY_SECONDS):
+            while True:
+                with contextlib.suppress(TimeoutError):  # it may be busy for longer than a request waits
+                    async with self.http.get(f"{replica.admin}/config") as answer:
+                        if answer.status == 200:
+                            return await answer.text()
+                await asyncio.sleep(0.05)
 
     async def _pools(self, replica: Replica) -> set[str]:
         """What the replica says of each of its pools, each of which takes a new configuration in its own time."""
