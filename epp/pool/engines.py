@@ -191,9 +191,12 @@ class _Only:
             return None
         start = at + len(self._head)
         end = page.find(b"\n", start, start + _LONGEST_VALUE)
-        stop = page.find(b"\n#", end, end + _NEAR) if end >= 0 else -1  # the comment before the next metric
-        if stop < 0 or page.find(self._key, end, stop) >= 0:
+        if end < 0:
             return None
+        if end + 1 < len(page):
+            stop = page.find(b"\n#", end, end + _NEAR)  # the comment before the next metric
+            if stop < 0 or page.find(self._key, end, stop) >= 0:
+                return None
         self.at = at
         return _number(page[start:end]) if self._fixed is None else self._fixed
 
@@ -425,8 +428,9 @@ def _remember(page: bytes, places: Places, figure: Figure, number: float) -> Non
         return
     sample = _SAMPLE.match(page, at + 1 + len(wanted))
     if sample is not None:
-        fixed = number if figure.label else None
-        places.only[figure] = _Only(at, len(wanted), page[at : sample.start(2)], fixed)
+        only = _Only(at, len(wanted), page[at : sample.start(2)], number if figure.label else None)
+        if only.read(page) is not None:  # else nothing says where the metric ends
+            places.only[figure] = only
 
 
 def _number(text: bytes) -> float | None:
