@@ -6,10 +6,10 @@ vLLM 0.32, and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple, cast
 
 from xxhash import xxh3_128_intdigest
 
@@ -41,6 +41,9 @@ _LONGEST_VALUE: Final = 64
 _MOST_KEPT: Final = 1024
 """Texts of labels, of which it is remembered what they say: those of a pool's servers are mostly the same."""
 _LONGEST_KEPT: Final = 512
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Figure(NamedTuple):
@@ -305,8 +308,7 @@ def samples(
     """(labels, value) of each sample of a metric, as bytes. Its lines stand together, as the format demands; what is
     beyond its first `most` bytes is left out. `part` of a histogram: `_bucket`, `_count` or `_sum`, which stand mixed.
     """
-    first = metric + b"_bucket" if part else metric
-    wanted, at = metric + part, _first_sample(page, first, places, metric)
+    wanted, at = metric + part, _first_sample(page, metric, places, part)
     size, stop = len(wanted), at + most
     for _ in range(_MOST_SERIES):
         end = page.find(b"\n", at, stop)
@@ -339,23 +341,25 @@ def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, 
             yield _bucket(text)[0], number
 
 
+def _kept(read: Callable[[bytes, *Ts], T]) -> Callable[[bytes, *Ts], T]:
+    """Remembers what it reads in labels, of as many and as long ones as is bounded."""
+    kept = cast("Callable[[bytes, *Ts], T]", lru_cache(_MOST_KEPT)(read))
+
+    def found(text: bytes, *more: *Ts) -> T:
+        return kept(text, *more) if len(text) <= _LONGEST_KEPT else read(text, *more)
+
+    return found
+
+
+@_kept
 def _bucket(text: bytes) -> tuple[str, float | None]:
     """Of the model whose name is in these labels, with the upper bound that they name."""
-    return _kept_bucket(text) if len(text) <= _LONGEST_KEPT else _kept_bucket.__wrapped__(text)
-
-
-@lru_cache(_MOST_KEPT)
-def _kept_bucket(text: bytes) -> tuple[str, float | None]:
     labels = _labels(text)
     return _text(labels.get(b"model_name", b"")), _bound(labels.get(b"le", b""))
 
 
+@_kept
 def _label(text: bytes, name: bytes) -> bytes:
-    return _kept_label(text, name) if len(text) <= _LONGEST_KEPT else _labels(text).get(name, b"")
-
-
-@lru_cache(_MOST_KEPT)
-def _kept_label(text: bytes, name: bytes) -> bytes:
     return _labels(text).get(name, b"")
 
 
@@ -367,26 +371,27 @@ def _bound(text: bytes) -> float | None:
     return inf if text == b"+Inf" else _number(text)
 
 
-def _first_sample(page: bytes, metric: bytes, places: Places, family: bytes) -> int:
-    """Where the metric's samples begin; the page's length if it has none.
+def _first_sample(page: bytes, metric: bytes, places: Places, part: bytes) -> int:
+    """Where the metric's samples begin; the page's length if it has none. `part`: not empty of a histogram.
 
-    A page differs little from the one before, so the family's TYPE line is first looked for near its old place.
+    A page differs little from the one before, so the metric's TYPE line is first looked for near its old place.
     """
-    near = places.at.get(metric, _ABSENT)
+    first = metric + b"_bucket" if part else metric
+    near = places.at.get(first, _ABSENT)
     if near != _ABSENT:
-        at = page.find(b"\n# TYPE %b " % family, max(0, near - _NEAR), near + _NEAR)
+        at = page.find(b"\n# TYPE %b " % metric, max(0, near - _NEAR), near + _NEAR)
         at = page.find(b"\n", at + 1) + 1 if at >= 0 else 0
-        if at > 0 and _is_sample(page, metric, at):
-            places.at[metric] = at
+        if at > 0 and _is_sample(page, first, at):
+            places.at[first] = at
             return at
     at = 0
     for _ in range(_ALIKE):
-        if _is_sample(page, metric, at):
-            places.at[metric] = at
+        if _is_sample(page, first, at):
+            places.at[first] = at
             return at
-        if (at := page.find(b"\n" + metric, at) + 1) == 0:  # the name may also be the beginning of a longer one
+        if (at := page.find(b"\n" + first, at) + 1) == 0:  # the name may also be the beginning of a longer one
             break
-    places.at[metric] = _ABSENT
+    places.at[first] = _ABSENT
     return len(page)
 
 
@@ -400,8 +405,8 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
         return []
     if (only := places.only.get(figure)) is not None:
         if (number := only.read(page)) is not None:
-            if figure.part:
-                _first_sample(page, figure.metric + b"_bucket", places, figure.metric)
+            if figure.part:  # which stands behind the first sample, by as much as that has digits
+                _first_sample(page, figure.metric, places, figure.part)
             else:
                 places.at[figure.metric] = only.at + 1
             return [number]
@@ -422,8 +427,8 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
 
 def _remember(page: bytes, places: Places, figure: Figure, number: float) -> None:
     """The figure has one sample in this page, with this number."""
-    first, wanted = figure.metric + b"_bucket" if figure.part else figure.metric, figure.metric + figure.part
-    at = page.find(b"\n" + wanted, max(0, places.at[first] - 1))
+    wanted = figure.metric + figure.part
+    at = page.find(b"\n" + wanted, max(0, _first_sample(page, figure.metric, places, figure.part) - 1))
     if at < 0 or not _is_sample(page, wanted, at + 1):  # it is the first line, or a longer name stands before it
         return
     sample = _SAMPLE.match(page, at + 1 + len(wanted))
@@ -456,11 +461,11 @@ def _lora(page: bytes, places: Places, metric: bytes) -> tuple[int, frozenset[st
         for text, value in samples(page, metric, places, _MOST_LORA):
             if (stamp := _number(value)) is not None and stamp >= newest:
                 newest, labels = stamp, text
-    return _kept_adapters(labels) if len(labels) <= _LONGEST_KEPT else _kept_adapters.__wrapped__(labels)
+    return _adapters_in(labels)
 
 
-@lru_cache(_MOST_KEPT)
-def _kept_adapters(labels: bytes) -> tuple[int, frozenset[str], frozenset[str]]:
+@_kept
+def _adapters_in(labels: bytes) -> tuple[int, frozenset[str], frozenset[str]]:
     fields = _labels(labels)
     slots = _number(fields.get(b"max_lora", b""))
     return int(slots or 0), _adapters(fields, b"running_lora_adapters"), _adapters(fields, b"waiting_lora_adapters")
