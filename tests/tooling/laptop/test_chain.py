@@ -4,7 +4,9 @@ import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import aiohttp
 import pytest
 import yaml
 
@@ -61,7 +63,22 @@ async def test_a_new_configuration_is_waited_for_in_each_pool(tmp_path: Path, mo
     monkeypatch.setattr(Chain, "config", config)
     async with running_chain(SMALL, tmp_path) as chain:
         await chain.reconfigure(tmp_path / "config.yaml", "new")
+        await chain.reconfigure(tmp_path / "config.yaml", "new")  # is there already: nothing to wait for
     assert said == []
+
+
+@pytest.mark.envoy
+async def test_a_replica_that_is_slow_to_say_its_configuration_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_chain(SMALL, tmp_path) as chain:
+        [replica] = chain.replicas
+        expected = await chain.config(replica)
+        get, seconds = chain.http.get, [1e-6, 1e-6, 5.0]
+        slow = SimpleNamespace(get=lambda url: get(url, timeout=aiohttp.ClientTimeout(total=seconds.pop(0))))
+        monkeypatch.setattr(chain, "http", slow)
+        assert await chain.config(replica) == expected
+        assert seconds == []
 
 
 async def test_a_pod_that_does_not_start_is_reported_and_nothing_is_left(tmp_path: Path, family: Family) -> None:
