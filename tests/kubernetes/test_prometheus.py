@@ -1,8 +1,9 @@
 """Dashboards, alerts and the ScaledObject's queries, on a real Prometheus beside a running chain.
 
 Every panel gets data, and every alert fires in a fault that is made. For that, times are shortened: alerts wait
-for nothing, and rates are those of fifteen seconds. That each waits as long as is written, and that none fires where
-all is well, `promtool` shows with series that are made up. In this lane, since it installs Prometheus.
+for nothing, rates are those of fifteen seconds, and a picker is busy at half of a core, since it has none of its own.
+That each waits as long as is written, and that none fires where all is well, `promtool` shows with series that are made
+up. In this lane, since it installs Prometheus.
 """
 
 import asyncio
@@ -85,7 +86,6 @@ plugins: [{type: tests.support.plugins.Slow}]
 schedulingProfiles: [{name: default, plugins: [{pluginRef: tests.support.plugins.Slow}]}]
 """
 BUSY = 'rate(process_cpu_seconds_total{job="warmpath"}[15s]) > 0.8'
-"""Half of a core here, where a picker has none of its own."""
 RUNAWAY = SLOW.replace("Slow", "Runaway")
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 KINDS: list[dict[str, Any]] = [
