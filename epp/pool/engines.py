@@ -38,7 +38,7 @@ _LARGEST: Final = 1e15
 _NEAR: Final = 2048
 """How far, in bytes, a metric is expected to move between two pages at most; farther costs a search."""
 _LONGEST_VALUE: Final = 64
-_MOST_KEPT: Final = 1024
+MOST_KEPT: Final = 1024
 """Texts of labels, of which it is remembered what they say: those of a pool's servers are mostly the same."""
 _LONGEST_KEPT: Final = 512
 
@@ -343,7 +343,7 @@ def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, 
 
 def _kept(read: Callable[[bytes, *Ts], T]) -> Callable[[bytes, *Ts], T]:
     """Remembers what it reads in labels, of as many and as long ones as is bounded."""
-    kept = cast("Callable[[bytes, *Ts], T]", lru_cache(_MOST_KEPT)(read))
+    kept = cast("Callable[[bytes, *Ts], T]", lru_cache(MOST_KEPT)(read))
 
     def found(text: bytes, *more: *Ts) -> T:
         return kept(text, *more) if len(text) <= _LONGEST_KEPT else read(text, *more)
