@@ -44,6 +44,8 @@ KV_SOURCE: Final = "x-kv-cache-source-host-port"
 """`ip:port` of an endpoint whose KV cache holds more of the prompt, for llm-d's sidecar."""
 DATA_PARALLEL: Final = "x-data-parallel-host-port"
 """`ip:port` of the data-parallel rank, where requests go to another port of its pod."""
+DATA_PARALLEL_RANK: Final = "x-data-parallel-rank"
+"""Which data-parallel rank behind a port is to answer: a number from 0, vLLM's (0.32, `--data-parallel-size`)."""
 
 SYSTEM_OWNED: Final = frozenset(
     {
@@ -105,6 +107,8 @@ TOPOLOGY_LABELS: Final = ("topology.kubernetes.io/zone", "topology.kubernetes.io
 ENGINE_LABELS: Final = ("llm-d.ai/engine-type", "inference.networking.k8s.io/engine-type")
 ACTIVE_PORTS: Final = ("llm-d.ai/active-ports", "inference.networking.k8s.io/active-ports")
 """Pod annotation: which of the pool's target ports this pod serves, separated by commas; the first wins."""
+DATA_PARALLEL_SIZE_LABEL: Final = "warmpath/data-parallel-size"
+"""How many data-parallel ranks one port of this endpoint has, where requests are to name one of them."""
 OWN_ANNOTATIONS: Final = "warmpath/"
 SLO_TTFT_ANNOTATION: Final = "warmpath/slo-ttft-ms"
 SLO_TPOT_ANNOTATION: Final = "warmpath/slo-tpot-ms"

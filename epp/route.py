@@ -88,7 +88,7 @@ class RoutedRequest:
         if prefill_fallback:
             response.prefill_failed = prefill_fallback in protocol.PREFILLER_FAULTS
         if served and served != decision.endpoints[0].address:
-            elsewhere = decision.served_by(served) or self._pool.endpoint_at(served)
+            elsewhere = decision.served_by(served) or self._pool.endpoint_at(served, decision.endpoint.rank)
             if elsewhere is not None:
                 if self.explanation:
                     self.explanation += f"; served={elsewhere.address}"

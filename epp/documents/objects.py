@@ -132,12 +132,15 @@ def addresses_of(pod: Pod, ports: Sequence[int]) -> list[tuple[str, str]]:
     ready = any(each.type == "Ready" and each.status == "True" for each in status.conditions or ())
     if not ready or not status.pod_ip or meta.deletion_timestamp is not None:
         return []
-    active = _active_ports(meta.annotations or {})
-    return [
-        (meta.id if len(ports) == 1 else f"{meta.id}-rank-{rank}", address_of(status.pod_ip, port))
-        for rank, port in enumerate(ports)
-        if active is None or port in active
-    ]
+    try:
+        active = _active_ports(meta.annotations or {})
+        return [
+            (meta.id if len(ports) == 1 else f"{meta.id}-rank-{rank}", address_of(status.pod_ip, port))
+            for rank, port in enumerate(ports)
+            if active is None or port in active
+        ]
+    except ValueError as error:
+        raise ValueError(f"{error}; expected an IP in status.podIP and ports in active-ports") from None
 
 
 def addresses_in(document: Document, pod: Pod, ports: Sequence[int]) -> list[tuple[str, str]]:
@@ -145,7 +148,7 @@ def addresses_in(document: Document, pod: Pod, ports: Sequence[int]) -> list[tup
     try:
         return addresses_of(pod, ports)
     except ValueError as error:
-        raise document.error("", f"{error}; expected an IP in status.podIP and ports in active-ports") from None
+        raise document.error("", str(error)) from None
 
 
 def selects(pool: InferencePool, namespace: str, labels: Mapping[str, str]) -> bool:

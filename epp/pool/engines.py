@@ -22,6 +22,9 @@ _LABEL: Final = re.compile(
 )
 """Only where a name begins: a long one without a value would else be read from each of its letters on."""
 _ESCAPED: Final = re.compile(rb"\\(.)", re.DOTALL)
+_ENGINE: Final = re.compile(rb'[{,]engine="(\d{1,4})"')
+_MOST_LINES: Final = 4096
+"""Of an engine, where several share a page; vLLM has some 700."""
 _LONGEST_LINE: Final = 64 * 1024
 _MOST_SERIES: Final = 1024
 """Lines read of one metric: more would be a page gone wrong."""
@@ -291,6 +294,29 @@ def _custom(page: bytes, places: Places, figures: Mapping[str, Figure]) -> Mappi
     """Each figure that the page has; of several series the first, as llm-d takes it."""
     found = {name: _numbers(page, places, figure) for name, figure in figures.items()}
     return {name: numbers[0] for name, numbers in found.items() if numbers}
+
+
+def page_of_each(page: bytes, most: int) -> Mapping[int, bytes]:
+    """A page of up to `most` data-parallel engines as a page of each, in the order of their numbers (vLLM's label
+    `engine`); lines without such a number are on all. The pages of more engines are empty, and there are none of a page
+    with too many lines.
+    """
+    if page.count(b"\n") > _MOST_LINES * most:
+        return {}
+    lines = page.split(b"\n")
+    engines = [int(found[1]) if (found := _ENGINE.search(line)) is not None else None for line in lines]
+    pages: dict[int, list[bytes]] = {
+        engine: [] for engine in sorted({engine for engine in engines if engine is not None})
+    }
+    if len(pages) > most:
+        return dict.fromkeys(pages, b"")
+    for line, engine in zip(lines, engines, strict=True):
+        if engine is not None:
+            pages[engine].append(line)
+        else:
+            for each in pages.values():
+                each.append(line)
+    return {engine: b"\n".join(each) for engine, each in pages.items()}
 
 
 def series(page: bytes, metric: str) -> Sequence[tuple[Mapping[str, str], float]]:

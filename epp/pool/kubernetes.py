@@ -9,6 +9,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -287,15 +288,16 @@ def _endpoints(pods: Mapping[str, Pod], ports: list[int]) -> tuple[list[Endpoint
 
     An address two Pods have is the younger's: the other's network is gone, and its status not yet.
     """
-    found: dict[str, Endpoint] = {}
+    found: dict[str, list[Endpoint]] = {}
     refused: set[str] = set()
     for pod in sorted(pods.values(), key=lambda pod: (created(pod.metadata), pod.metadata.name)):
         try:
-            found.update((each.address, each) for each in endpoints_of_pod(pod, ports))
+            endpoints = endpoints_of_pod(pod, ports)
         except ValueError as error:
-            expected = "expected an IP in status.podIP and ports in active-ports"
-            refused.add(f"pods {pod.metadata.namespace}/{pod.metadata.name}: {error}; {expected}")
-    return sorted(found.values(), key=lambda each: each.name), refused
+            refused.add(f"pods {pod.metadata.namespace}/{pod.metadata.name}: {error}")
+        else:
+            found.update((address, list(ranks)) for address, ranks in groupby(endpoints, lambda each: each.address))
+    return sorted(chain.from_iterable(found.values()), key=lambda each: each.name), refused
 
 
 def _pod(raw: bytes) -> Pod:

@@ -30,6 +30,7 @@ from epp.pool.objects import (
     rewrites_of,
     state_of,
 )
+from epp.pool.ranks import ranks_of
 from epp.pool.store import Endpoint, PoolState
 
 _VERSIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -108,9 +109,11 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
         endpoints += [each for each in _entries(where, file) if selects(pool, each[2], each[1].labels)]
     for where, pod in found["Pod"]:
         if selects(pool, pod.metadata.namespace, pod.metadata.labels or {}):
-            endpoints += [
-                (where.where, each, meta.namespace) for each in endpoints_at(addresses_in(where, pod, ports), pod)
-            ]
+            addresses = addresses_in(where, pod, ports)
+            try:
+                endpoints += [(where.where, each, meta.namespace) for each in endpoints_at(addresses, pod)]
+            except ValueError as error:
+                raise where.error("metadata.labels", str(error)) from None
     _check_endpoints(endpoints)
     picker = spec.endpoint_picker_ref
     if picker is not None and picker.port is None and picker.kind == "Service":
@@ -126,14 +129,14 @@ def _pool(document: Document, pool: InferencePool, found: dict[str, Found]) -> P
 
 def _entries(document: Document, file: EndpointsFile) -> list[tuple[str, Endpoint, str]]:
     """(place, endpoint, namespace) of each entry."""
-    return [
-        (
-            f"{document.where}: {at}",
-            Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels), node=entry.node),
-            entry.namespace,
-        )
-        for at, entry, address in entries_of(document, file)
-    ]
+    found = []
+    for at, entry, address in entries_of(document, file):
+        endpoint = Endpoint(f"{entry.namespace}/{entry.name}", address, dict(entry.labels), node=entry.node)
+        try:
+            found += [(f"{document.where}: {at}", rank, entry.namespace) for rank in ranks_of(endpoint)]
+        except ValueError as error:
+            raise document.error(f"{at}.labels", str(error)) from None
+    return found
 
 
 def _refusing(found: dict[str, Found]) -> Callable[[InferenceObjective, str, str], None]:
@@ -149,7 +152,10 @@ def _preferred(found: Found) -> list[Any]:
 
 
 def _check_endpoints(endpoints: list[tuple[str, Endpoint, str]]) -> None:
-    check_unique((where, (f"name {each.name!r}", f"address {each.address!r}")) for where, each, _ in endpoints)
+    check_unique(
+        (where, (f"name {each.name!r}", *(() if each.rank else (f"address {each.address!r}",))))
+        for where, each, _ in endpoints
+    )
 
 
 def _check_pools(pools: Found) -> None:

@@ -22,6 +22,7 @@ from epp.documents.objects import (
 from epp.documents.strict import nearest
 from epp.parsing.parser import milliseconds
 from epp.parsing.request import Objective, Slo
+from epp.pool.ranks import ranks_of
 from epp.pool.store import Endpoint, PoolState, Rewrite, Target
 
 
@@ -74,15 +75,16 @@ Named = TypeVar("Named", InferenceObjective, InferenceModelRewrite)
 
 
 def endpoints_of_pod(pod: Pod, ports: Sequence[int]) -> list[Endpoint]:
-    """One endpoint for each of `addresses_of(pod, ports)`. ValueError as there."""
+    """The endpoints at `addresses_of(pod, ports)`. ValueError as there, and as of `ranks_of`."""
     return endpoints_at(addresses_of(pod, ports), pod)
 
 
 def endpoints_at(addresses: Iterable[tuple[str, str]], pod: Pod) -> list[Endpoint]:
-    """An endpoint of this pod for each (name, `ip:port`)."""
+    """An endpoint of this pod for each rank at each (name, `ip:port`). ValueError as of `ranks_of`."""
     labels, node = pod.metadata.labels or {}, pod.spec.node_name or ""
     host = pod.status.host_ip
-    return [Endpoint(name, address, dict(labels), node=node, node_address=host) for name, address in addresses]
+    found = (Endpoint(name, address, dict(labels), node=node, node_address=host) for name, address in addresses)
+    return [rank for endpoint in found for rank in ranks_of(endpoint)]
 
 
 def rewrites_of(objects: Iterable[InferenceModelRewrite]) -> tuple[Rewrite, ...]:

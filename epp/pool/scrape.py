@@ -7,8 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from epp import protocol
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, Same, parse, series
+from epp.pool.engines import ALL_ENGINES, Engine, Engines, Places, Same, page_of_each, parse, series
 from epp.pool.http import MAX_BODY, BadAnswer, Kept, host_and_port
 from epp.pool.rounds import Rounds
 from epp.pool.store import Endpoint, Load, Pool
@@ -58,6 +59,8 @@ class Scraper:
         await self._pool.run_for_each("scrape", self._follow, self._stale.discard)
 
     async def _follow(self, endpoint: Endpoint) -> None:
+        if endpoint.rank:  # its page is that of rank 0, which is read for all of them
+            return
         since = self._clock()
         visit = Visit(endpoint.address)
         engines: Engines | None = None
@@ -66,13 +69,17 @@ class Scraper:
             while True:
                 if engines is not self.engines:
                     engines = self.engines
-                    reader = PageReader(endpoint, self._engine(endpoint), self._metrics)
-                error = await self._scrape(endpoint, visit, reader)
+                    readers = {
+                        rank: PageReader(rank, self._engine(rank), self._metrics)
+                        for rank in self._pool.ranks_at(endpoint.address)
+                    }
+                error = await self._scrape(visit, readers)
                 if not error:
-                    self._stale.discard(endpoint)
+                    self._stale.difference_update(readers)
                 else:
                     self._metrics.scrape_failed(self._pool.name)
-                    self._report(endpoint, since, error)
+                    for rank in readers:
+                        self._report(rank, since, error)
                 await self._rounds.next()
         finally:
             visit.close()
@@ -84,8 +91,8 @@ class Scraper:
             self._stale.add(endpoint)
             self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
 
-    async def _scrape(self, endpoint: Endpoint, visit: "Visit", reader: "PageReader") -> str:
-        """One scrape; what went wrong, or ""."""
+    async def _scrape(self, visit: "Visit", readers: "Mapping[Endpoint, PageReader]") -> str:
+        """One scrape of a page, for all ranks that are on it; what went wrong, or ""."""
         try:
             async with self._slots, asyncio.timeout(self._timeout):
                 page = await visit.page()
@@ -96,10 +103,17 @@ class Scraper:
         except OSError as error:
             return error.strerror or str(error)
         now = self._clock()
-        if (load := reader.read(page, now)) is None:
-            name = self.engines.name_of(endpoint.labels)
-            return f"a page of {len(page)} bytes without the metrics of engine {name}"
-        self._pool.scraped(endpoint, load)
+        pages = [page]
+        if len(readers) > 1:
+            pages = list(page_of_each(page, len(readers)).values())
+            if len(pages) != len(readers):
+                label = f"label {protocol.DATA_PARALLEL_SIZE_LABEL} says {len(readers)}"
+                return f"a page in which {len(pages)} data-parallel engines are told apart, but {label}"
+        for (endpoint, reader), of_it in zip(readers.items(), pages, strict=True):
+            if (load := reader.read(of_it, now)) is None:
+                name = self.engines.name_of(endpoint.labels)
+                return f"a page of {len(page)} bytes without the metrics of engine {name}"
+            self._pool.scraped(endpoint, load)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:

@@ -1,6 +1,6 @@
 """`Pool`: the endpoints we pick from now, and the objectives and model rewrites that belong to them.
 
-`Endpoint`: one model server address. `Load`: what its metrics said last.
+`Endpoint`: one model server, an address or a data-parallel rank behind it. `Load`: what its metrics said last.
 """
 
 import asyncio
@@ -70,16 +70,17 @@ class ServedModel(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Endpoint:
-    """One model server address. Identity is the object: it lives as long as the server does.
+    """One model server, an address or a data-parallel rank behind it. Identity is the object: it lives as long as the
+    server does.
 
     `load` is replaced, never edited, by each scrape; so state that plugins key by endpoint outlives scrapes, and a
     pod that comes back under the same address is a new endpoint with nothing remembered about it.
     """
 
     name: str
-    """Unique in its pool: `namespace/pod`, with `-rank-N` where a pod has several ports."""
+    """Unique in its pool: `namespace/pod`, with `-rank-N` where a pod has several ports, or ranks behind one."""
     address: str
-    """`ip:port`, IPv6 in brackets: exactly what Envoy gets."""
+    """`ip:port`, IPv6 in brackets: exactly what Envoy gets. Ranks behind one port share it."""
     labels: Mapping[str, str] = field(default_factory=dict)
     load: Load = field(default_factory=Load)
     node: str = ""
@@ -88,6 +89,8 @@ class Endpoint:
     """The IP of that machine, where Kubernetes says it."""
     models: tuple[ServedModel, ...] | None = None
     """What it serves; None while that is not known."""
+    rank: int | None = None
+    """Which data-parallel rank behind its address it is, from 0; None where the address is one endpoint."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.address}>"
@@ -139,7 +142,7 @@ class Pool:
         self.on_scraped: list[Callable[[Endpoint], None]] = []
         self._random = random
         self._endpoints: tuple[Endpoint, ...] = ()
-        self._by_address: dict[str, Endpoint] = {}
+        self._by_address: dict[str, list[Endpoint]] = {}
         self._by_ip: dict[str, list[Endpoint]] = {}
         self._objectives: Mapping[str, Objective] = {}
         self._rewrites: dict[str | None, tuple[tuple[str, ...], list[int]]] = {}
@@ -171,12 +174,16 @@ class Pool:
         """The pool's endpoints from now on, in this order.
 
         One with the name, address and labels of an endpoint we have is that endpoint: the old object stays, with its
-        load. Any other is new. Names and addresses must be unique, else ValueError and nothing changes.
+        load. Any other is new. Names must be unique, and addresses too but for the ranks of one, of which all must be
+        there; else ValueError and nothing changes.
         """
         have = {endpoint.name: endpoint for endpoint in self._endpoints}
         new = tuple(_same(have.get(endpoint.name), endpoint) for endpoint in endpoints)
-        by_address = {endpoint.address: endpoint for endpoint in new}
-        if len(by_address) < len(new) or len({endpoint.name for endpoint in new}) < len(new):
+        by_address: dict[str, list[Endpoint]] = {}
+        for endpoint in sorted(new, key=lambda endpoint: endpoint.rank or 0):
+            by_address.setdefault(endpoint.address, []).append(endpoint)
+        wrong = not all(map(_may_share, by_address.values()))
+        if wrong or len({endpoint.name for endpoint in new}) < len(new):
             raise ValueError(f"endpoints of one pool need names and addresses of their own: {new!r}")
         old, self._endpoints, self._by_address, self._by_ip = self._endpoints, new, by_address, {}
         for endpoint in new:
@@ -236,8 +243,8 @@ class Pool:
             return self._endpoints
         found: set[Endpoint] = set()
         for entry in subset:
-            if (endpoint := self._by_address.get(entry)) is not None:
-                found.add(endpoint)
+            if (there := self._by_address.get(entry)) is not None:
+                found.update(there)
             else:
                 found.update(self._matching(entry))
         return tuple(endpoint for endpoint in self._endpoints if endpoint in found)
@@ -256,12 +263,19 @@ class Pool:
         named = ", ".join(entry[:64] for entry in subset[:3]) + (", …" if len(subset) > 3 else "")
         return f"none of the {len(self._endpoints)} endpoints of {pool} is in the gateway's subset ({named})"
 
-    def endpoint_at(self, address: str) -> Endpoint | None:
-        """The endpoint with this `ip:port`, however it is spelt, or None."""
-        if (endpoint := self._by_address.get(address)) is not None:
-            return endpoint
+    def endpoint_at(self, address: str, rank: int | None = None) -> Endpoint | None:
+        """The endpoint with this `ip:port`, however it is spelt, or None. Of several ranks the one that was asked for,
+        if it is there, else the first.
+        """
+        there = self.ranks_at(address)
+        return next((endpoint for endpoint in there if endpoint.rank == rank), there[0] if there else None)
+
+    def ranks_at(self, address: str) -> Sequence[Endpoint]:
+        """All endpoints with this `ip:port`, however it is spelt, in the order of their ranks."""
+        if (there := self._by_address.get(address)) is not None:
+            return there
         ip, port = _split(address)
-        return self._by_address.get(join(ip, port)) if port else None
+        return self._by_address.get(join(ip, port), ()) if port else ()
 
     def objective(self, name: str) -> Objective:
         """What the InferenceObjective of this name says; NO_OBJECTIVE: we do not know it."""
@@ -287,14 +301,18 @@ class Pool:
         if not port and ":" in ip:  # `::1:8000`: an address of its own, or `[::1]:8000` without its brackets
             ip, _, port = entry.strip().rpartition(":")
             ip = normal(ip)
-        endpoint = self._by_address.get(join(ip, port))
-        return () if endpoint is None else (endpoint,)
+        return self._by_address.get(join(ip, port), ())
 
 
 def _same(old: Endpoint | None, new: Endpoint) -> Endpoint:
     if old is None or (old.address, old.labels, old.node) != (new.address, new.labels, new.node):
         return new
     return old
+
+
+def _may_share(there: Sequence[Endpoint]) -> bool:
+    """Whether these can have one address: it is a single one, or each is another of its ranks, none missing."""
+    return [endpoint.rank for endpoint in there] in ([None], [*range(len(there))])
 
 
 def _split(address: str) -> tuple[str, str]:

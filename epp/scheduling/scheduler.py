@@ -6,6 +6,7 @@ A hook that raises never breaks the request or another plugin's accounts: it goe
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
+from itertools import islice
 from math import inf
 from typing import Any, Final
 
@@ -176,13 +177,22 @@ class Scheduler:
             raise
         except Exception as error:
             raise failed(name_of(self.handler), error, self._on_error) from error
-        chosen = picked.endpoints
+        chosen, rank = picked.endpoints, picked.endpoints[0].rank
+        if len(chosen) > 1:
+            chosen = [endpoint for endpoint in chosen if endpoint.rank == rank]
         if len(chosen) < self._named and (ran := run.of(chosen[0])) is not None:
             chosen = [*chosen, *_next_best(ran, chosen, self._named - len(chosen))]
+            if rank is not None and ran.others:  # a short list may have none of its rank; any would do
+                more = (each for each in run.candidates if each.rank == rank and each not in chosen)
+                chosen = [*chosen, *islice(more, self._named - len(chosen))]
+        if rank is not None and picked.prefill is not None:
+            picked = picked._replace(prefill=_of_rank(rank, picked.prefill, run.candidates))
         decision = Decision(request, chosen, picked.headers, run.runs, self._wall_clock())
         decision.division = picked.division
         if picked.prefill is not None or picked.encode or picked.port or picked.ways:
             _divide(decision, picked)
+        if rank is not None and _may_name_rank(decision):
+            decision.headers = {**decision.headers, protocol.DATA_PARALLEL_RANK: str(rank)}
         if self._request_headers:
             self._add_headers(decision, picked.prefill or decision.endpoint)
         return decision
@@ -503,11 +513,29 @@ def _divide(decision: Decision, picked: Picked) -> None:
 
 
 def _next_best(run: ProfileRun, chosen: Sequence[Endpoint], count: int) -> list[Endpoint]:
-    """The `count` best of a run that are not chosen; equals in the pool's order from the chosen one on, in a circle."""
-    endpoints, totals = run.endpoints, run.totals
+    """The `count` best of a run that are not chosen; equals in the pool's order from the chosen one on, in a circle.
+
+    They have the rank of the chosen one, which a retry names like the first try.
+    """
+    endpoints, totals, rank = run.endpoints, run.totals, chosen[0].rank
     start = endpoints.index(chosen[0]) if chosen[0] in endpoints else 0
-    others = [i for i in (*range(start, len(endpoints)), *range(start)) if endpoints[i] not in chosen]
+    circle = (*range(start, len(endpoints)), *range(start))
+    others = [i for i in circle if endpoints[i].rank == rank and endpoints[i] not in chosen]
     return [endpoints[i] for i in nlargest(count, others, key=totals.__getitem__)]
+
+
+def _of_rank(rank: int, endpoint: Endpoint, candidates: Sequence[Endpoint]) -> Endpoint:
+    """The endpoint of this rank at the same address, if there is one: a sidecar passes the same headers on to all."""
+    there = (each for each in candidates if each.rank == rank and each.address == endpoint.address)
+    return next(there, endpoint)
+
+
+def _may_name_rank(decision: Decision) -> bool:
+    """Whether all that get the request's headers have such a rank, and its engine showed that it exists: vLLM refuses a
+    number that it has not.
+    """
+    rank = decision.endpoint.rank
+    return decision.endpoint.load.at is not None and all(part.rank == rank for _, part in decision.parts)
 
 
 def _hooks(plugins: Sequence[Plugin], hook: str) -> Hooks:

@@ -44,14 +44,14 @@ from epp.parsing.rewrite import rewrite_model
 from epp.plugin import Endpoint
 from epp.pool import static
 from epp.pool.answers import EngineAnswers
-from epp.pool.engines import ENGINES, Places, parse
+from epp.pool.engines import ENGINES, Places, page_of_each, parse
 from epp.pool.http import AnswerReader, BadAnswer
 from epp.pool.models import models_of
 from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod
 from epp.pool.scrape import PageReader
 from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
-from epp.prefix.events.sources import endpoint_of, sources_on
+from epp.prefix.events.sources import named_in, sources_on
 from epp.prefix.events.wire import MalformedBatch, parts, rank_of
 from epp.prefix.lmcache.coordinator import Away, Page
 from epp.prefix.lmcache.directory import Directory
@@ -284,7 +284,7 @@ def metrics_pages(data: bytes) -> None:
     told.look(data, Places(), 0.0)
     told.look(data + data, Places(), 100.0)
     reader = PageReader(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
-    for page in (vllm_page(), data):
+    for page in (vllm_page(), data, *page_of_each(data, 2).values()):
         reader.read(page, 1.0)
         reader.read(page, 2.0)
 
@@ -292,7 +292,7 @@ def metrics_pages(data: bytes) -> None:
 def endpoints_answers(data: bytes) -> None:
     """What endpoints answer beside metrics: HTTP itself, their models, where they publish, tokens."""
     models_of(data)
-    endpoint_of(data, {"10.0.0.1:8000": "a"})
+    named_in(data, {"10.0.0.1:8000": "a"})
     for read in (lambda: sources_on(data, "10.0.0.1:8000"), lambda: ids_in(data)):
         with suppress(ValueError, BadAnswer):
             read()
@@ -423,7 +423,8 @@ TARGETS: Final = {
     "answers": Target(answers, _corpus("answers")),
     "kv_events": Target(kv_events, EVENTS, (MalformedBatch,)),
     "metrics_pages": Target(
-        metrics_pages, [vllm_page(), vllm_page(lora=ADAPTERS, buckets=3), *_corpus("metrics_pages")]
+        metrics_pages,
+        [vllm_page(), vllm_page(engines=2), vllm_page(lora=ADAPTERS, buckets=3), *_corpus("metrics_pages")],
     ),
     "endpoints_answers": Target(endpoints_answers, _corpus("endpoints_answers"), (BadAnswer,)),
     "coordinator": Target(coordinator, _corpus("coordinator"), (Away, *NOT_OURS)),

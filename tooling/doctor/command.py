@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from epp.plugin import Api, Request
 from epp.pool.apiserver import ApiServer
 from epp.pool.kubernetes import KubePools, Named
 from epp.pool.static import load
+from epp.pool.store import Endpoint
 from epp.prefix.tokens.cache import TokenCache
 from epp.prefix.tokens.conversation import Unsupported
 from epp.prefix.tokens.prompt import prompt_of
@@ -139,15 +141,19 @@ def _pod(url: str) -> ProbedEndpoint:
 async def _of_pools(options: DoctorOptions) -> list[ProbedEndpoint]:
     if options.endpoints:
         states = load(options.endpoints, options.pool_name)
-        found = [(endpoint.name, endpoint.address) for state in states for endpoint in state.endpoints]
+        found = [endpoint for state in states for endpoint in state.endpoints]
     elif options.pool_name:
         found = await _of_kubernetes(options, options.pool_name)
     else:
         return []
-    return [ProbedEndpoint(name, f"http://{address}", address) for name, address in found]
+    ranks = Counter(endpoint.address for endpoint in found)
+    return [
+        ProbedEndpoint(each.name, f"http://{each.address}", each.address, each.rank, ranks[each.address])
+        for each in found
+    ]
 
 
-async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, str]]:
+async def _of_kubernetes(options: DoctorOptions, name: str) -> list[Endpoint]:
     api, metrics = ApiServer(options.kubeconfig), Metrics(time.monotonic)
     pools = KubePools(Named((name,)), options.pool_namespace, api, metrics, random.Random())
     async with api, asyncio.TaskGroup() as group:
@@ -160,4 +166,4 @@ async def _of_kubernetes(options: DoctorOptions, name: str) -> list[tuple[str, s
     if not all(pool.ready for pool in pools.pools):
         where = f"{options.pool_namespace}/{name}"
         raise ConfigError("--pool-name", f"{where} was not loaded within {_LOADED:g} s")
-    return [(endpoint.name, endpoint.address) for pool in pools.pools for endpoint in pool.endpoints]
+    return [endpoint for pool in pools.pools for endpoint in pool.endpoints]

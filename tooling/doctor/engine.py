@@ -12,8 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.pool.engines import ENGINES, Places, parse
-from epp.prefix.events.sources import sources_on
+from epp import protocol
+from epp.pool.engines import ENGINES, Places, page_of_each, parse
+from epp.pool.ranks import MOST
+from epp.prefix.events.sources import sources_of, sources_on
 from epp.prefix.events.wire import BlockStored, key_of
 from tooling.doctor.finding import Finding, hint, problem
 from tooling.doctor.http import HttpClient, Trouble
@@ -50,6 +52,12 @@ class ProbedEndpoint:
     name: str
     url: str
     address: str
+    rank: int | None = None
+    """Which of the data-parallel ranks behind its address it is, as its label has it; None: the label is not there."""
+    ranks: int = 1
+    """How many there are, by that label."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """With which it is asked."""
     reachable: bool = False
     models: Sequence[str] = ()
     """All it serves, LoRA adapters too."""
@@ -122,6 +130,20 @@ async def _metrics(pod: ProbedEndpoint, ask: HttpClient) -> list[Finding]:
     pod.caching = {"True": True, "False": False}.get(labels.get("enable_prefix_caching", ""))
     if pod.caching is False:
         return [problem(pod.name, "prefix-caching", "it is switched off", "--enable-prefix-caching")]
+    return _ranks(pod, len(page_of_each(page, MOST)))
+
+
+def _ranks(pod: ProbedEndpoint, engines: int) -> list[Finding]:
+    """Whether its label says how many data-parallel engines its metrics show."""
+    fix = f"its label {protocol.DATA_PARALLEL_SIZE_LABEL}: {engines}"
+    if pod.rank is not None and engines != pod.ranks:
+        found = f"its label says {pod.ranks} ranks, its metrics show {engines}; none is named then"
+        return [problem(pod.name, "data-parallel", found, fix)]
+    if engines > 1:  # each has a cache of its own, so what is asked twice must be asked of one
+        pod.headers = {protocol.DATA_PARALLEL_RANK: str(pod.rank or 0)}
+    if pod.rank is None and engines > 1:
+        found = f"{engines} data-parallel ranks behind one port, which are one endpoint; vLLM chooses between them"
+        return [hint(pod.name, "data-parallel", found, f"{fix}, and the picker does, by what each holds")]
     return []
 
 
@@ -159,7 +181,7 @@ async def _tokenizes(pod: ProbedEndpoint, ask: HttpClient, model: str | None) ->
 
 async def _complete(pod: ProbedEndpoint, ask: HttpClient, model: str | None, text: str) -> Mapping[str, Any]:
     body = {"model": model, "prompt": text, "max_tokens": 1, "temperature": 0}
-    usage = (await ask.json(f"{pod.url}/v1/completions", body)).get("usage")
+    usage = (await ask.json(f"{pod.url}/v1/completions", body, pod.headers)).get("usage")
     return usage if isinstance(usage, dict) else {}
 
 
@@ -193,7 +215,7 @@ async def _announces(
         found = f"it does not say where: /kv_event_sources: {trouble}"
         return [problem(pod.name, "kv-events", found, f"{_EVENTS_FLAG} (vLLM 0.32 or later)")]
     try:
-        sources, said = sources_on(page, pod.address), _endpoints(page)
+        sources, said = sources_of(pod.rank, sources_on(page, pod.address)), _endpoints(page)
     except ValueError as error:
         return [problem(pod.name, "kv-events", f"/kv_event_sources: {error}", _EVENTS_FLAG)]
     if not said:

@@ -10,6 +10,7 @@ CHECKS: Final = {
     "unreachable": "it answers at all",
     "metrics": "its /metrics has what is read of an engine",
     "model": "it serves the model that is asked for, and all endpoints serve the same",
+    "data-parallel": "ranks behind its port are as many as its label says",
     "prefix-caching": "it reuses prefixes: the same prompt twice is a hit",
     "prompt-token-details": "its answers say how many tokens were cached, so predictions can be checked",
     "kv-events": "it publishes KV events",

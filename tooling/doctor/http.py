@@ -1,5 +1,6 @@
 """Asking servers over HTTP: a short answer, or what was wrong with it."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import aiohttp
@@ -34,10 +35,12 @@ class HttpClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def bytes(self, url: str, body: Any = None) -> bytes:
-        """The answer to a GET, or to a POST of `body` as JSON. Raises Trouble for anything but a 200."""
+    async def bytes(self, url: str, body: Any = None, more: Mapping[str, str] = {}) -> bytes:
+        """The answer to a GET, or to a POST of `body` as JSON, with `more` headers. Raises Trouble for anything but a
+        200.
+        """
         method, data = ("GET", None) if body is None else ("POST", msgspec.json.encode(body))
-        headers = {"content-type": "application/json"} if data else {}
+        headers = {"content-type": "application/json", **more} if data else more
         try:
             async with self._session.request(
                 method, url, data=data, headers=headers, allow_redirects=False
@@ -57,9 +60,9 @@ class HttpClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise Trouble(f"{type(error).__name__}: {error}"[:200]) from None
 
-    async def json(self, url: str, body: Any = None) -> dict[str, Any]:
+    async def json(self, url: str, body: Any = None, more: Mapping[str, str] = {}) -> dict[str, Any]:
         """The same, of a JSON object."""
-        page = await self.bytes(url, body)
+        page = await self.bytes(url, body, more)
         try:
             return msgspec.json.decode(page, type=dict[str, Any])
         except UNREADABLE as error:

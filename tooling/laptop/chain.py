@@ -297,7 +297,9 @@ def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
             "name": pod.name,
             "address": "127.0.0.1",
             "port": pod.port,
-            "labels": LABELS | ({protocol.ROLE_LABEL: pod.role} if pod.role else {}),
+            "labels": LABELS
+            | ({protocol.ROLE_LABEL: pod.role} if pod.role else {})
+            | ({protocol.DATA_PARALLEL_SIZE_LABEL: str(pod.ranks)} if pod.ranks > 1 else {}),
             "node": pod.node,
         }
         for pod in pods

@@ -53,6 +53,8 @@ class LaptopPod:
     """Its label `llm-d.ai/role`; "" where it has none."""
     node: str = ""
     """The machine it is said to run on, where it shares that machine's KV memory."""
+    ranks: int = 1
+    """Data-parallel ranks behind its port, which are endpoints of their own."""
 
     @property
     def address(self) -> str:
@@ -129,6 +131,8 @@ class Simulated:
     """Of the pods, in their order; () = none has one. Those that decode have a sidecar."""
     sidecar: Sequence[str] = SIDECAR
     """The command of such a sidecar, but for its ports; llm-d's takes the same flags for these."""
+    ranks: int = 1
+    """Data-parallel ranks of each pod."""
 
     what = "simulated pod"
     model = "sim"
@@ -138,12 +142,12 @@ class Simulated:
     def lay_out(self, names: Sequence[str]) -> Layout:
         roles = self.roles or ("",) * len(names)
         ports = iter(free_ports(len(names) + len(roles)))
-        pods = [LaptopPod(name, next(ports), role) for name, role in zip(names, roles, strict=True)]
+        pods = [LaptopPod(name, next(ports), role, ranks=self.ranks) for name, role in zip(names, roles, strict=True)]
         return _with_sidecars(pods, ports, self._program, self.sidecar)
 
     def _program(self, pod: LaptopPod, port: int) -> Program:
         own = ["--port", str(port), "--name", pod.name, "--seed", str(self.seed)]
-        own += ["--kv-events-config", json.dumps(_EVENTS)]
+        own += ["--kv-events-config", json.dumps(_EVENTS), "--data-parallel-size", str(self.ranks)]
         return Program(
             pod.name, [sys.executable, "-m", "tooling.simulator.server", *own, *self.flags], f"{pod.url}/health"
         )
@@ -200,6 +204,8 @@ class Vllm:
     """Of the pods, in their order; () = none has one. KV comes by NIXL to those that decode, which have a sidecar."""
     flags: Sequence[str] = ()
     """For vLLM."""
+    ranks: int = 1
+    """Data-parallel ranks of each pod; more than one run in processes of their own."""
 
     what = "vLLM pod"
     ready_seconds = 600.0
@@ -221,7 +227,7 @@ class Vllm:
         servers, http_ports = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
-            LaptopPod(name, port, node=f"node-{name}" if tiers else "")
+            LaptopPod(name, port, node=f"node-{name}" if tiers else "", ranks=self.ranks)
             for name, port in zip(names, free[2 * count :], strict=True)
         ]
         services: list[Program] = []
@@ -272,6 +278,8 @@ class Vllm:
             *("--prefix-caching-hash-algo", "sha256_cbor", "--enable-prompt-tokens-details"),
             *("--kv-events-config", json.dumps({**_EVENTS, "topic": f"kv@{pod.name}@{self.model}"})),
         ]
+        if self.ranks > 1:
+            command += ["--data-parallel-size", str(self.ranks)]
         if self.blocks is not None:
             command += ["--num-gpu-blocks-override", str(self.blocks)]
         if connector is not None:
@@ -286,7 +294,7 @@ class Vllm:
             "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
             # The model runs in the engine's process. In one of its own both spin while they wait for the other, and a
             # second longer: two processors for each pod, of which one computes.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if self.ranks == 1 else "1",
             "PYTHONPATH": "",  # its packages are its own
             **more,
         }

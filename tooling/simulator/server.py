@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +27,7 @@ from tooling.simulator.generation import Identity
 from tooling.simulator.metrics import Adapters, Page
 from tooling.simulator.presets import PRESETS
 from tooling.simulator.publisher import KvEventsConfig, Publisher, events_of, kv_events_from
+from tooling.simulator.ranks import DataParallelPod
 from tooling.simulator.realtime import RealTimeEngine
 
 GRACE = 0.3
@@ -123,7 +125,7 @@ def _wall() -> float:
     return datetime.now(UTC).timestamp()
 
 
-async def _serve(pod: SimulatedPod) -> None:
+async def _serve(pod: SimulatedPod | DataParallelPod) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -153,6 +155,13 @@ async def _serve(pod: SimulatedPod) -> None:
     help="10 = ten times faster than the preset.",
 )
 @click.option("--kv-events-config", help="Publish KV events over zmq: vLLM's flag, JSON; port 0 takes a free one.")
+@click.option(
+    "--data-parallel-size",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Ranks behind the port, each an engine of its own; KV events then want port 0.",
+)
 # The arguments are the command's flags: click hands each over by itself.
 def main(  # noqa: PLR0913, PLR0917
     host: str,
@@ -168,6 +177,7 @@ def main(  # noqa: PLR0913, PLR0917
     max_model_len: int | None,
     time_scale: float,
     kv_events_config: str | None,
+    data_parallel_size: int,
 ) -> None:
     """Serve one simulated vLLM pod until SIGTERM or Ctrl-C."""
     parameters = PRESETS[preset].parameters
@@ -175,9 +185,9 @@ def main(  # noqa: PLR0913, PLR0917
         events = kv_events_from(kv_events_config) if kv_events_config else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--kv-events-config") from None
-    pod = SimulatedPod(
+    one = partial(
+        SimulatedPod,
         host=host,
-        port=port,
         name=name,
         model=model,
         seed=seed,
@@ -190,6 +200,11 @@ def main(  # noqa: PLR0913, PLR0917
         lora_slots=max_loras,
         kv_events=events,
     )
+    pod: SimulatedPod | DataParallelPod
+    if data_parallel_size == 1:
+        pod = one(port=port)
+    else:
+        pod = DataParallelPod(name, host, port, [one(port=0) for _ in range(data_parallel_size)])
     try:
         uvloop.run(_serve(pod))
     except OSError as error:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ RANKS: Final = 100_000
 """Ranks are less than this."""
 _LONGEST_TOPIC: Final = 1024
 """Bytes of a topic that can name an endpoint."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,13 @@ def sources_on(page: bytes, address: str) -> list[Source]:
     return found
 
 
+def sources_of(rank: int | None, sources: list[Source]) -> list[Source]:
+    """Of what an address publishes, that of an endpoint: of a data-parallel rank behind it one, in order of numbers."""
+    if rank is None:
+        return sources
+    return sorted(sources, key=lambda source: source.rank)[rank : rank + 1]
+
+
 def conventional(name: str, address: str, config: PodDiscovery) -> list[Source]:
     """Where an endpoint that does not say publishes, if it does: a port of its own for each data-parallel rank."""
     found = _RANK.search(name)
@@ -111,8 +120,8 @@ def _at(publisher: str, address: str) -> str:
     return f"tcp://[{host}]:{found[2]}" if ":" in host else f"tcp://{host}:{found[2]}"
 
 
-def endpoint_of(topic: bytes, by_name: Mapping[str, str]) -> str | None:
-    """Address of the endpoint a topic names: `kv@<ip:port, ip or pod>@<model>`, where `by_name` knows it."""
+def named_in(topic: bytes, by_name: Mapping[str, T]) -> T | None:
+    """What a topic names: `kv@<ip:port, ip or pod>@<model>`, where `by_name` knows it."""
     if len(topic) > _LONGEST_TOPIC:
         return None
     parts = topic.decode("utf-8", "replace").split("@", 2)

@@ -19,7 +19,7 @@ from epp.plugin import Endpoint, Services
 from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.prefix.events.engine_cache import KvEventIndex
-from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, endpoint_of, sources_on
+from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, named_in, sources_of, sources_on
 from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
 
@@ -152,22 +152,22 @@ class _Central:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[Endpoint, _Queue] = {}
         self._named: Sequence[Endpoint] = ()
-        self._names: Mapping[str, str] = {}
+        self._names: Mapping[str, Sequence[Endpoint]] = {}
 
     def queue(self, endpoint: Endpoint) -> _Queue:
-        return self._queues.setdefault(endpoint.address, _Queue())
+        return self._queues.setdefault(endpoint, _Queue())
 
     def drop(self, endpoint: Endpoint) -> None:
-        self._queues.pop(endpoint.address, None)
+        self._queues.pop(endpoint, None)
 
     def put(self, frames: list[bytes]) -> None:
         if (endpoints := self._services.endpoints()) is not self._named:
             self._named = endpoints
             self._names = _names(self._named)
-        address = endpoint_of(frames[0], self._names) if frames else None
-        queue = self._queues.get(address or "")
+        there = named_in(frames[0], self._names) if frames else None
+        queue = self._queues.get(_rank_in(frames, there)) if there else None
         if queue is not None:
             queue.put(frames)
         else:
@@ -175,14 +175,31 @@ class _Central:
             self._services.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
 
 
-def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, str]:
-    """All that a topic may call an endpoint -> its address. Of endpoints that share an ip, the first has it."""
-    names: dict[str, str] = {}
-    for endpoint in endpoints:
-        ip = endpoint.address.rpartition(":")[0].strip("[]")
-        for name in (endpoint.address, endpoint.name, endpoint.name.rpartition("/")[2], ip):
-            names.setdefault(name, endpoint.address)
+def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, Sequence[Endpoint]]:
+    """All that a topic may call an endpoint -> it, or the ranks at its address. Of addresses that share an ip, the
+    first has it.
+    """
+    by_address: dict[str, list[Endpoint]] = {}
+    for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.rank or 0):
+        by_address.setdefault(endpoint.address, []).append(endpoint)
+    names: dict[str, Sequence[Endpoint]] = {}
+    for address, there in by_address.items():
+        first = there[0].name if there[0].rank is None else there[0].name.rpartition("-rank-")[0]
+        for name in (address, first, first.rpartition("/")[2], address.rpartition(":")[0].strip("[]")):
+            names.setdefault(name, there)
     return names
+
+
+def _rank_in(frames: list[bytes], there: Sequence[Endpoint]) -> Endpoint:
+    """Which of the ranks at an address a message is of. An engine's number counts on from server to server; so of ranks
+    of several servers the last part of it is taken.
+    """
+    if len(there) == 1:
+        return there[0]
+    try:
+        return there[rank_of(frames[-1]) % len(there)]
+    except MalformedBatch:
+        return there[0]
 
 
 class EndpointSubscription:
@@ -250,7 +267,7 @@ class EndpointSubscription:
             return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
         finally:
             visit.close()
-        return sources_on(page, self._endpoint.address)
+        return sources_of(self._endpoint.rank, sources_on(page, self._endpoint.address))
 
     async def _hear(self, sources: list[Source]) -> bool:
         """Receive from all until one is gone for good; whether any was ever connected."""

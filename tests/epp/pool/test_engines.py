@@ -3,8 +3,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from epp.pool.engines import ALL_ENGINES, ENGINES, Figure, Places, parse, samples, series
+from epp.pool.engines import ALL_ENGINES, ENGINES, Figure, Places, page_of_each, parse, samples, series
 from epp.pool.store import Load
 from tests.support.engines.metrics_pages import vllm_page
 
@@ -49,6 +50,26 @@ def test_data_parallel_engines_are_added_up() -> None:
     found = load(vllm_page(engines=4))
     assert (found.waiting, found.running, found.kv_usage) == (8, 12, 0.25)
     assert (found.block_size, found.blocks, found.prompt_tokens) == (16, 4000, 20000)
+
+
+def test_data_parallel_engines_are_told_apart() -> None:
+    page = vllm_page(waiting=1, engines=3, lora='vllm:lora_requests_info{max_lora="2"} 5\n')
+    page = page.replace(b'engine="1"', b'engine="10"').replace(b'engine="2"', b'engine="9"')
+    page = page.replace(b'waiting{engine="10",model_name="meta/x"} 1', b'waiting{engine="10"} 7')
+    pages = page_of_each(page, 3)
+    assert list(pages) == [0, 9, 10]
+    found = [load(each) for each in pages.values()]
+    assert [each.waiting for each in found] == [1, 1, 7]
+    assert found[0] == replace(load(vllm_page(waiting=1)), lora_max=2)
+    assert {each.blocks for each in found} == {1000}
+    assert page_of_each(vllm_page(), 2) == {0: vllm_page()}
+    assert page_of_each(vllm_page()[:-9], 2) == {0: vllm_page()[:-9]}
+
+
+def test_pages_of_more_engines_than_there_are_ranks_are_not_read() -> None:
+    assert page_of_each(vllm_page(engines=3), 2) == {0: b"", 1: b"", 2: b""}
+    assert page_of_each(b"", 2) == page_of_each(b"python_info 1\n", 2) == {}
+    assert page_of_each(vllm_page(engines=2) + b"\n" * 10_000, 2) == {}
 
 
 def test_the_newest_adapter_series_counts() -> None:

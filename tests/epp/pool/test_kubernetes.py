@@ -248,6 +248,27 @@ async def test_an_address_of_two_pods_is_the_youngers(fake: FakeApiServer) -> No
         assert [each.name for each in found.endpoints] == ["ns/a"]
 
 
+async def test_ranks_behind_a_pods_port_come_and_go_with_it(fake: FakeApiServer) -> None:
+    def ranked(size: str, created: str = "2026-01-01T00:00:00Z") -> Object:
+        labels = {"app": "x", "warmpath/data-parallel-size": size}
+        return pod("10.0.0.1", labels=labels, creationTimestamp=created)
+
+    metrics = RecordedMetrics()
+    await fake.put(POOL, "p", pool(8000))
+    await fake.put("pods", "a", ranked("11"))
+    async with following(Named(("p",)), metrics) as pools:
+        (found,) = pools.pools
+        await until(lambda: found.ready)
+        assert [each.name for each in found.ranks_at("10.0.0.1:8000")] == [f"ns/a-rank-{n}" for n in range(11)]
+        await fake.put("pods", "b", ranked("2", "2026-02-01T00:00:00Z"))  # it has the address of one that is gone
+        await until(lambda: [each.name for each in found.endpoints] == ["ns/b-rank-0", "ns/b-rank-1"])
+        await fake.put("pods", "b", ranked("0", "2026-02-01T00:00:00Z"))
+        await until(lambda: len(found.endpoints) == 11)
+        expected = "got '0'; expected the ranks behind one port, 1 to 64"
+        refused = f"pods ns/b: warmpath/data-parallel-size: {expected}"
+        assert metrics.degradations == [("kubernetes-object-refused", refused)]
+
+
 async def test_while_the_server_is_away_pools_stay_and_it_is_reported_once(fake: FakeApiServer) -> None:
     await fake.put(POOL, "p", pool(8000))
     await fake.put("pods", "a", pod("10.0.0.1"))

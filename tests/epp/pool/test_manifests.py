@@ -182,3 +182,24 @@ def test_an_unknown_pool_name_is_refused_with_the_nearest() -> None:
 
 def test_other_projects_kinds_of_the_same_name_are_skipped() -> None:
     assert load(POOL, "{apiVersion: example.org/v1, kind: InferencePool}", "{apiVersion: v2, kind: Pod}")
+
+
+def test_ranks_behind_one_port_are_endpoints_of_their_own() -> None:
+    label = "warmpath/data-parallel-size"
+    pods = PODS.replace("tier: gold", f"{label}: '2'")
+    entries = ENDPOINTS.replace("labels: {app: llama}, node: n1", f"labels: {{app: llama, {label}: '2'}}, node: n1")
+    (state,) = load(POOL, pods, entries)
+    assert [(each.name, each.address, each.rank, each.node) for each in state.endpoints] == [
+        ("ns/a-rank-0", "10.0.1.1:8000", 0, "n1"),
+        ("ns/a-rank-1", "10.0.1.1:8000", 1, "n1"),
+        ("ns/b", "[2001:db8::1]:9000", None, ""),
+        ("ns/llama-0-rank-0", "10.0.0.1:8000", 0, ""),
+        ("ns/llama-0-rank-1", "10.0.0.1:8000", 1, ""),
+        ("ns/llama-0-rank-2", "10.0.0.1:8001", 0, ""),
+        ("ns/llama-0-rank-3", "10.0.0.1:8001", 1, ""),
+    ]
+    again = entries.replace("name: a", "name: c").replace("name: b", "name: d")
+    assert "address '10.0.1.1:8000' is taken by" in refused(POOL, entries, again)
+    expected = f"{label}: got 'x'; expected the ranks behind one port, 1 to 64"
+    assert refused(POOL, entries.replace("'2'", "x")) == f"f#2: endpoints[0].labels: {expected}"
+    assert refused(POOL, pods.replace("'2'", "x")) == f"f#2: Pod ns/llama-0: metadata.labels: {expected}"

@@ -16,6 +16,8 @@ from tests.support.engines.metrics_pages import vllm_page
 from tests.support.process.waiting import until
 from tests.support.scheduling.degradations import RecordedMetrics
 
+LABEL = "warmpath/data-parallel-size"
+
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -89,6 +91,42 @@ async def test_load_follows_the_page_over_one_connection() -> None:
     assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: " + server.address.encode())
     assert endpoint.load.at is not None
     assert metrics.degradations == []
+
+
+async def test_ranks_behind_one_port_are_read_off_one_page() -> None:
+    def page(waiting: bytes) -> bytes:
+        both = vllm_page(engines=2)
+        return both.replace(b'waiting{engine="1",model_name="meta/x"} 2', b'waiting{engine="1"} ' + waiting)
+
+    metrics = RecordedMetrics()
+    async with Server().running() as server:
+        server.page = page(b"5")
+        pool = Pool("p", random=random.Random(1))
+        first, second = (Endpoint(f"e-rank-{n}", server.address, {LABEL: "2"}, rank=n) for n in range(2))
+        pool.replace([second, first])
+        async with scraping(pool, metrics) as scraper:
+            await until(lambda: second.load.waiting == 5)
+            assert first.load.waiting == 2
+            assert first.load.blocks == second.load.blocks == 1000
+            server.page = page(b"6")
+            await until(lambda: second.load.waiting == 6)
+            assert scraper.stale == []
+            server.page = vllm_page(engines=3)
+            await until(lambda: len(scraper.stale) == 2)
+            assert [reason for reason, _ in metrics.degradations] == ["metrics-stale"] * 2
+            for rank, (_, detail) in enumerate(metrics.degradations):
+                assert detail == (
+                    f"e-rank-{rank} at {server.address}: a page in which 3 data-parallel engines are told apart, "
+                    "but label warmpath/data-parallel-size says 2"
+                )
+            assert second.load.waiting == 6
+            server.page = page(b"7")
+            await until(lambda: second.load.waiting == 7 and scraper.stale == [])
+            pool.replace([])
+            scraped = len(server.requests)
+            await asyncio.sleep(0.1)
+            assert len(server.requests) <= scraped + 1
+    assert server.connections == 1
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

@@ -76,6 +76,40 @@ def test_endpoints_with_the_same_name_or_address_are_refused_and_nothing_changes
     assert pool.endpoints is before
 
 
+def ranks(name: str, address: str, size: int) -> list[Endpoint]:
+    return [Endpoint(f"{name}-rank-{rank}", address, rank=rank) for rank in range(size)]
+
+
+def test_ranks_of_one_server_share_its_address() -> None:
+    pool = Pool("p", random=random.Random(1))
+    one, two = ranks("a", "10.0.0.1:8000", 12), ranks("b", "[2001:db8::1]:8000", 2)
+    pool.replace([*sorted(one, key=lambda each: each.name), *reversed(two), endpoint("c", "10.0.0.3:8000")])
+    assert pool.ranks_at("10.0.0.1:8000") == one
+    assert pool.ranks_at("[2001:0db8::1]:8000") == two
+    assert pool.ranks_at("10.0.0.9:8000") == ()
+    assert [pool.endpoint_at("10.0.0.1:8000", rank) for rank in (None, 0, 11, 12)] == [one[0], one[0], one[11], one[0]]
+    assert pool.endpoint_at("10.0.0.3:8000", 1) is pool.endpoints[-1]
+    for subset in (("10.0.0.1:8000",), ("10.0.0.1",)):
+        assert set(pool.candidates(subset)) == set(one)
+    before = pool.endpoints
+    pool.replace([*two, *one])
+    assert set(pool.endpoints) < set(before)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [Endpoint("a", "10.0.0.1:1", rank=1)],
+        [Endpoint("a", "10.0.0.1:1", rank=0), Endpoint("b", "10.0.0.1:1", rank=2)],
+        [Endpoint("a", "10.0.0.1:1", rank=0), Endpoint("b", "10.0.0.1:1", rank=0)],
+        [Endpoint("a", "10.0.0.1:1"), Endpoint("b", "10.0.0.1:1", rank=1)],
+    ],
+)
+def test_a_server_without_one_of_its_ranks_is_refused(found: list[Endpoint]) -> None:
+    with pytest.raises(ValueError, match="names and addresses of their own"):
+        Pool("p", random=random.Random(1)).replace(found)
+
+
 def test_without_a_subset_nothing_is_copied() -> None:
     pool = pool_of("10.0.0.1:8000")
     assert pool.candidates(None) is pool.endpoints

@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from epp.configuration.loader import Pipeline, load_strategy, load_text, strategies
 from epp.errors import ConfigError, NoEndpoint, SloUnmet
 from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
+from epp.pool.ranks import ranks_of
 from epp.replicas import wire
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
@@ -514,6 +516,29 @@ def test_a_rank_is_named_in_a_header(handler: str, profiles: str) -> None:
     assert decision.headers["x-data-parallel-host-port"] == decision.endpoint.address
     assert decision.served_by("10.0.0.1:8000") is decision.endpoint
     assert decision.served_by("10.0.0.1:8001") is None
+
+
+def ranked(name: str, role: str, size: int) -> list[Endpoint]:
+    made = pod(name, role)
+    made.labels = {**made.labels, "warmpath/data-parallel-size": str(size)}
+    found = ranks_of(made)
+    for each in found:
+        each.load = replace(made.load, at=1.0)
+    return found
+
+
+def test_prefill_has_the_rank_of_the_decode_which_a_header_names() -> None:
+    decode, prefillers = ranked("d", "decode", 3)[2], ranked("p", "prefill", 3)
+    pool = always(decode, *prefillers)
+    assert pool.choose().headers == {"x-prefiller-host-port": prefillers[2].address, "x-data-parallel-rank": "2"}
+    assert pool.diary.open == [("decode", "d-rank-2"), ("prefill", "p-rank-2")]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_rank_is_named_that_the_prefiller_has_not(size: int) -> None:
+    decoders = ranked("d", "decode", 3)[2:]
+    pool = always(*decoders, *ranked("p", "prefill", size))
+    assert list(pool.choose().headers) == ["x-prefiller-host-port"]
 
 
 @pytest.mark.parametrize(

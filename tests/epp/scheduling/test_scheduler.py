@@ -113,6 +113,51 @@ class Drops(Filter):
         return []
 
 
+def ranks(name: str, size: int, at: float | None = 1.0, **load: Any) -> list[Endpoint]:
+    return [Endpoint(f"{name}-rank-{n}", f"{name}:8000", load=Load(at=at, **load), rank=n) for n in range(size)]
+
+
+def test_a_header_names_the_rank_of_an_address() -> None:
+    first, second = ranks("a", 2)
+    first.load = Load(at=1.0, waiting=3)
+    s = scheduler(QueueScorer(), fallbacks=2)
+    decision = s.choose(ask(), [first, second, pod("b")])
+    assert decision.endpoints == [second]
+    assert decision.destination == "a:8000"
+    assert decision.headers == {"x-data-parallel-rank": "1"}
+    assert s.choose(ask(), [first]).headers == {"x-data-parallel-rank": "0"}
+    plain = s.choose(ask(), [pod("b"), *ranks("a", 2, waiting=1)])
+    assert (plain.endpoint.name, len(plain.endpoints), plain.headers) == ("b", 1, {})
+
+
+def test_no_rank_is_named_that_no_page_has_shown() -> None:
+    (first, *_) = ranks("a", 2, at=None)
+    assert scheduler(QueueScorer()).choose(ask(), [first]).headers == {}
+
+
+def test_a_retry_names_the_same_rank_elsewhere() -> None:
+    a, b, c = ranks("a", 3), ranks("b", 3, waiting=2), ranks("c", 2, waiting=1)
+    for each in a[:2]:
+        each.load = Load(at=1.0, waiting=1)
+    s = scheduler(QueueScorer(), fallbacks=2)
+    decision = s.choose(ask(), [*c, *b, *a])
+    assert decision.endpoints == [a[2], b[2]]
+    a[0].load = Load(at=1.0)
+    a[2].load = Load(at=1.0, waiting=1)
+    decision = s.choose(ask(), [*c, *b, *a])
+    assert decision.endpoints == [a[0], c[0], b[0]]
+    assert decision.destination == "a:8000,c:8000,b:8000"
+    assert decision.served_by("c:8000") is c[0]
+
+
+def test_a_pickers_several_are_of_one_rank() -> None:
+    a, b = ranks("a", 2), ranks("b", 2)
+    s = scheduler(QueueScorer(), picker=MaxScorePicker(max_num_of_endpoints=4))
+    chosen = s.choose(ask(), [*a, *b]).endpoints
+    assert len(chosen) == 2
+    assert chosen[0].rank == chosen[1].rank
+
+
 def test_the_life_of_a_request() -> None:
     a, b = pod("a", waiting=3), pod("b")
     diary = Diary()

@@ -16,6 +16,7 @@ from tooling.doctor.finding import Finding
 from tooling.doctor.http import HttpClient
 from tooling.simulator.engine import LAPTOP
 from tooling.simulator.publisher import KvEventsConfig
+from tooling.simulator.ranks import DataParallelPod
 from tooling.simulator.server import SimulatedPod
 
 FREE = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:0")
@@ -63,6 +64,38 @@ async def test_every_endpoint_is_sent_a_prompt_that_no_other_stores_at_that_mome
     one, two = await prompts("pod-a"), await prompts("pod-b")
     assert len(one & two) == 1  # whose blocks' hashes are compared
     assert len(one - two) == len(two - one) == 1
+
+
+@asynccontextmanager
+async def two_ranks() -> AsyncIterator[DataParallelPod]:
+    async with DataParallelPod("pod-a", "127.0.0.1", 0, [pod(), pod()]) as made:
+        yield made
+
+
+async def test_ranks_behind_one_port_are_examined_each_by_itself() -> None:
+    async with two_ranks() as simulated, HttpClient(5.0) as ask:
+        for rank in range(2):
+            found = ProbedEndpoint(f"pod-a-rank-{rank}", simulated.url, simulated.address, rank, 2)
+            assert await examine(found, ask, model=None, seed=7 + rank, event_timeout=5.0) == []
+            assert found.headers == {"x-data-parallel-rank": str(rank)}
+            assert found.hashes
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "level", "said", "fix"),
+    [
+        (None, 1, "hint", "2 data-parallel ranks behind one port", "label warmpath/data-parallel-size: 2, and"),
+        (2, 3, "problem", "its label says 3 ranks, its metrics show 2", "label warmpath/data-parallel-size: 2"),
+    ],
+)
+async def test_ranks_that_no_label_counts_well(rank: int | None, ranks: int, level: str, said: str, fix: str) -> None:
+    async with two_ranks() as simulated, HttpClient(5.0) as ask:
+        found = ProbedEndpoint("pod-a", simulated.url, simulated.address, rank, ranks)
+        findings = await examine(found, ask, model=None, seed=7, event_timeout=5.0)
+    assert ("data-parallel", level) in checks(findings)
+    (finding,) = (each for each in findings if each.check == "data-parallel")
+    assert said in finding.found
+    assert fix in finding.fix
 
 
 async def test_nobody_there() -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, endpoint_of, sources_on
+from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, named_in, sources_on
 
 
 def page(**ranks: tuple[str | None, str | None]) -> bytes:
@@ -67,7 +67,7 @@ def test_by_convention() -> None:
     [(b"kv@10.0.0.7:8000@m", "a"), (b"kv@pod@m", "b"), (b"kv@10.0.0.9@m", None), (b"kv", None), (b"\xff@\xff", None)],
 )
 def test_topics_name_endpoints(topic: bytes, address: str | None) -> None:
-    assert endpoint_of(topic, {"10.0.0.7:8000": "a", "pod": "b"}) == address
+    assert named_in(topic, {"10.0.0.7:8000": "a", "pod": "b"}) == address
 
 
 def test_a_place_to_listen_that_is_none_is_refused() -> None:

@@ -323,6 +323,48 @@ async def test_engines_may_connect_to_us() -> None:
             context.destroy(linger=0)
 
 
+def rank_endpoints(listener: Rig) -> list[Endpoint]:
+    """The pool's endpoints from now on: two ranks behind the port of the one it had."""
+    ranks = [Endpoint(f"ns/pod-rank-{n}", listener.endpoint.address, rank=n) for n in range(2)]
+    listener.pool.replace(ranks)
+    return ranks
+
+
+async def test_of_ranks_behind_one_port_each_hears_its_engine() -> None:
+    async with publisher(4) as one, publisher(5) as two:
+        async with rig(sources={**two.sources(), **one.sources()}) as (listener, _):
+            first, second = map(listener.kv_index.state_of, rank_endpoints(listener))
+            one.publish([stored(PROMPTS[0])])
+            two.publish([stored(PROMPTS[1])])
+            await until(lambda: first.held == second.held == 4)
+            assert depth(first.engine(4), PROMPTS[0]) == depth(second.engine(5), PROMPTS[1]) == 4
+            assert first.state == second.state == "live"
+            assert (list(first.engines), list(second.engines)) == ([4], [5])
+
+
+async def test_of_ranks_that_connect_to_us_each_hears_its_engine() -> None:
+    context = zmq.asyncio.Context()
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    async with rig(config) as (listener, _):
+        engine = context.socket(zmq.PUB)
+        try:
+            engine.connect(f"tcp://127.0.0.1:{port}")
+            first, second = map(listener.kv_index.state_of, rank_endpoints(listener))
+            number = 0
+            # An engine's number counts on from server to server: these may be the second of two.
+            while not (first.held == second.held == 4):
+                for topic, rank in ((f"kv@{listener.endpoint.address}@m", 2), ("kv@pod@m", 3)):
+                    await engine.send_multipart([topic.encode(), *claimed(number, rank, PROMPTS[rank])])
+                number += 1
+                await asyncio.sleep(0.01)
+            assert depth(first.engine(2), PROMPTS[2]) == depth(second.engine(3), PROMPTS[3]) == 4
+            await engine.send_multipart([b"kv@ns/pod@m", (0).to_bytes(8, "big"), b"\xff"])
+            await until(lambda: listener.kv_index.faults.get("malformed") == 1)
+        finally:
+            context.destroy(linger=0)
+
+
 async def most_in_a_turn(kv_index: KvEventIndex, blocks: int) -> int:
     """Blocks that were stored between two turns of the event loop at most, until so many are."""
     most = last = kv_index.counts["stored"]
