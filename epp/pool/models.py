@@ -135,6 +135,8 @@ class ModelReader:
         return frozenset(model.id for model in endpoint.models or () if not model.parent)
 
     async def _follow(self, endpoint: Endpoint) -> None:
+        if endpoint.rank:  # its list is that of rank 0, which is read for all of them
+            return
         visit = Visit(endpoint.address, "/v1/models", _LARGEST)
         try:
             await self._rounds.first()
@@ -153,8 +155,12 @@ class ModelReader:
             return True
         except BadAnswer:
             models = None
-        if models is None or endpoint.models is None or not _same(models, endpoint.models):
-            endpoint.models = models
+        changed = False
+        for rank in self._pool.ranks_at(endpoint.address):
+            if models is None or rank.models is None or not _same(models, rank.models):
+                rank.models = models
+                changed = True
+        if changed:
             self._changed()
         return models is not None
 

@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from epp.pool.models import ModelReader, models_of
 from epp.pool.store import Endpoint, Pool, PoolState, Rewrite, ServedModel, Target
 from tests.support.process.waiting import until
+from tests.support.process.web_server import serving
 from tooling.simulator.server import SimulatedPod
 
 
@@ -61,6 +63,33 @@ async def test_models_and_adapters_of_all_endpoints_are_one_list() -> None:
                 async with client.get("/v1/models") as response:
                     own = {entry["id"]: entry.keys() for entry in (await response.json())["data"]}
             assert own == {id: found[id].keys() for id in ("sim", "poet")}
+
+
+async def test_ranks_behind_one_port_have_the_models_of_their_server() -> None:
+    name = "one"
+    connections = set()
+
+    async def models(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        connections.add(request.transport.get_extra_info("peername"))
+        return web.json_response({"data": [{"id": name}]})
+
+    def known(endpoint: Endpoint) -> Sequence[str]:
+        return [model.id for model in endpoint.models or ()]
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with serving(app) as address:
+        pool = Pool("p", random=random.Random(1))
+        ranks = [Endpoint(f"e-rank-{rank}", address, rank=rank) for rank in range(3)]
+        pool.replace(ranks)
+        async with reading(pool) as reader:
+            await until(lambda: known(ranks[2]) == ["one"])
+            name = "two"
+            await until(lambda: known(ranks[2]) == ["two"])
+            assert [known(rank) for rank in ranks] == [["two"]] * 3
+            assert listed(reader, ranks[1:]).keys() == {"two"}
+    assert len(connections) == 1
 
 
 async def test_an_endpoint_that_wants_a_key_is_not_known_and_one_that_leaves_is_forgotten() -> None:
