@@ -22,32 +22,16 @@ from statistics import median
 from typing import Final, cast
 
 import uvloop
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
+from hack.benches.rig.pages import page
 from hack.benches.rig.processes import BenchError, Program, cpu_seconds, running
 from tooling.laptop.ports import free_ports
-from tooling.simulator.engine import H100_8B, Engine
-from tooling.simulator.metrics import Adapters, Page
 
 HERE: Final = Path(__file__).parents[2]
 MODEL: Final = "meta-llama/Llama-3.1-8B-Instruct"
 MODELS: Final = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
-VLLM_BYTES: Final = 62_000
-"""Of the page that vLLM 0.32 serves for one model and one engine."""
 WARM_SECONDS: Final = 12.0
 """Until what is read every ten seconds was read."""
-
-
-def page() -> tuple[bytes, bytes]:
-    """A page in two parts: Python's own figures stand before the first, and the engine's end with it."""
-    engine = Page(Engine(H100_8B), MODEL, Adapters(), lambda: 0.0).render()
-    registry = CollectorRegistry()
-    others = b""
-    while len(engine) + len(others) < VLLM_BYTES:
-        name = f"http_request_duration_{len(others)}_seconds"
-        Histogram(name, "Latency.", ["handler"], registry=registry).labels("/v1/chat/completions")
-        others = generate_latest(registry)
-    return engine, others
 
 
 class Server(asyncio.Protocol):
@@ -75,7 +59,7 @@ class Server(asyncio.Protocol):
 
 
 def serve(hosts: Sequence[str], port: int, busy: bool, up: "multiprocessing.Queue[int]") -> None:
-    parts = page()
+    parts = page(MODEL)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -89,7 +89,7 @@ async def examine(
     seconds to wait for KV events.
     """
     findings = await _metrics(pod, ask)
-    if pod.engine != "vllm":
+    if pod.engine != "vllm" or any((each.check, each.level) == ("data-parallel", "problem") for each in findings):
         return findings
     findings += await _models(pod, ask, model)
     if not pod.reachable:
@@ -137,7 +137,7 @@ def _ranks(pod: ProbedEndpoint, engines: int) -> list[Finding]:
     """Whether its label says how many data-parallel engines its metrics show."""
     fix = f"its label {protocol.DATA_PARALLEL_SIZE_LABEL}: {engines}"
     if pod.rank is not None and engines != pod.ranks:
-        found = f"its label says {pod.ranks} ranks, its metrics show {engines}; none is named then"
+        found = f"its label says {pod.ranks} ranks, its metrics show {engines}; so none is named, and no more examined"
         return [problem(pod.name, "data-parallel", found, fix)]
     if engines > 1:  # each has a cache of its own, so what is asked twice must be asked of one
         pod.headers = {protocol.DATA_PARALLEL_RANK: str(pod.rank or 0)}

@@ -18,6 +18,7 @@ from urllib.request import Request, urlopen
 
 from hack.benches.rig import bodies, envoy
 from hack.benches.rig.load import Bodies, Seen, Wrk
+from hack.benches.rig.pages import nginx_page
 from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, need_programs, running
 from tooling.laptop.ports import free_ports
 
@@ -40,10 +41,6 @@ ANSWER = json.dumps(
         "usage": {"prompt_tokens": 500, "completion_tokens": 25, "total_tokens": 525},
     }
 )
-LOAD = (
-    "vllm:num_requests_running 2\\nvllm:num_requests_waiting 0\\nvllm:kv_cache_usage_perc 0.25\\n"
-    'vllm:cache_config_info{block_size="16",num_gpu_blocks="30000"} 1\\n'
-)
 NGINX = """
 daemon off; master_process off; worker_processes 1; pid nginx.pid; error_log stderr error;
 events {{ worker_connections 4096; }}
@@ -55,7 +52,7 @@ http {{
     {listens}
     default_type application/json;
     location / {{ return 200 '{answer}'; }}
-    location = /metrics {{ default_type text/plain; return 200 '{load}'; }}
+    location = /metrics {{ default_type text/plain; ssi on; ssi_types text/plain; alias {folder}/metrics; }}
     location = {stream_path} {{
       proxy_pass http://streaming; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
     }}
@@ -189,9 +186,10 @@ def write_files(folder: Path, pods: Sequence[envoy.Pod], streaming: int) -> None
     """nginx.conf, which serves all pods, and endpoints.yaml, which names them to pickers; `streaming`: its upstream."""
     listens = " ".join(f"listen {pod.host}:{pod.port} backlog=4096;" for pod in pods)
     conf = NGINX.format(
-        streaming=streaming, listens=listens, answer=ANSWER, load=LOAD, stream_path=bodies.PATHS["completions"]
+        streaming=streaming, listens=listens, answer=ANSWER, folder=folder, stream_path=bodies.PATHS["completions"]
     )
     (folder / "nginx.conf").write_text(conf)
+    (folder / "metrics").write_bytes(nginx_page("bench"))
     endpoints = [{"name": f"pod-{n}", "address": pod.host, "port": pod.port} for n, pod in enumerate(pods)]
     (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": endpoints}))
 

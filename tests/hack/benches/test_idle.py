@@ -5,7 +5,8 @@ import pytest
 from epp.pool.engines import ENGINES, Places, parse
 from epp.pool.models import models_of
 from epp.pool.scrape import Visit
-from hack.benches.idle import HERE, MODEL, VLLM_BYTES, endpoints, measure, pickers, table
+from hack.benches.idle import HERE, MODEL, endpoints, measure, pickers, table
+from hack.benches.rig.pages import VLLM_BYTES
 
 
 @pytest.mark.parametrize("busy", [False, True])

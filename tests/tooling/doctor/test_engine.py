@@ -92,8 +92,8 @@ async def test_ranks_that_no_label_counts_well(rank: int | None, ranks: int, lev
     async with two_ranks() as simulated, HttpClient(5.0) as ask:
         found = ProbedEndpoint("pod-a", simulated.url, simulated.address, rank, ranks)
         findings = await examine(found, ask, model=None, seed=7, event_timeout=5.0)
-    assert ("data-parallel", level) in checks(findings)
-    (finding,) = (each for each in findings if each.check == "data-parallel")
+    assert checks(findings) == [("data-parallel", level)]
+    (finding,) = findings
     assert said in finding.found
     assert fix in finding.fix
 
