@@ -1,42 +1,64 @@
 """Real vLLM on CPUs, of which the configuration says what is ten times wrong: what the picker learns of it."""
 
 import asyncio
+from itertools import chain
 from math import inf
 from random import Random
+from statistics import median
+from time import monotonic
 
 import aiohttp
 import openai
 import pytest
 
+from tests.support.engines.real_engines import following
 from tests.support.gateway.chain import Laptop
+from tooling.laptop.engines import LaptopPod
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CONFIGURED = 7e-4
-"""Seconds of a token's prefill: ten times what two busy cores take for the tiny model, as are the others."""
-WRONG = f"""
+LEARNING, PREDICTED, AT_ONCE = 200, 100, 8
+"""Requests from which is learned; those after them, as many as `ttft_error` is the median of; clients."""
+
+
+def wrong(seconds: float) -> str:
+    """An EndpointPickerConfig that says a token's prefill takes so many seconds; a step to match."""
+    return f"""
 apiVersion: llm-d.ai/v1
 kind: EndpointPickerConfig
 plugins:
 - type: expected-ttft
   parameters:
-    prefillSecondsPerToken: {CONFIGURED}
-    attentionSecondsPerTokenPair: 5.0e-8
-    stepSeconds: 0.03
-    stepSecondsPerDecode: 0.003
-    stepSecondsPerContextToken: 3.0e-6
+    prefillSecondsPerToken: {seconds}
+    attentionSecondsPerTokenPair: {7e-5 * seconds}
+    stepSeconds: {40 * seconds}
+    stepSecondsPerDecode: {4 * seconds}
+    stepSecondsPerContextToken: {4e-3 * seconds}
 - type: max-score-picker
 schedulingProfiles:
 - name: default
   plugins: [{{pluginRef: expected-ttft}}, {{pluginRef: max-score-picker}}]
 """
-LEARNING, PREDICTED, AT_ONCE = 200, 100, 8
-"""Requests from which is learned; those after them, as many as `ttft_error` is the median of; clients."""
 
 
-@pytest.fixture
-def strategy() -> str:
-    return WRONG
+def text(random: Random, words: int) -> str:
+    return " ".join(random.choices(["bade", "fiko", "lumo", "nari", "posu", "tevi"], k=words))
+
+
+async def measured(fleet: Laptop, random: Random) -> float:
+    """Seconds of a token's prefill on this machine, while all pods compute: the median of a few prompts."""
+
+    async def compute(pod: LaptopPod) -> list[float]:
+        found = []
+        for _ in range(4):
+            body = {"model": "tiny", "prompt": text(random, 900), "max_tokens": 1}
+            at = monotonic()
+            async with fleet.http.post(f"{pod.url}/v1/completions", json=body) as answer:
+                usage = (await answer.json())["usage"]
+            found.append((monotonic() - at) / usage["prompt_tokens"])
+        return found
+
+    return median(chain.from_iterable(await asyncio.gather(*map(compute, fleet.chain.pods))))
 
 
 async def statistics(fleet: Laptop) -> dict[str, float]:
@@ -53,10 +75,13 @@ async def statistics(fleet: Laptop) -> dict[str, float]:
 
 async def test_the_constants_of_real_engines_are_learned(fleet: Laptop, client: openai.AsyncOpenAI) -> None:
     random = Random(1)
+    configured = 10 * await measured(fleet, random)
+    print(f"prefill measured {100 * configured:.3f} ms a token, configured ten times that")
+    await following(fleet, wrong(configured))
 
     async def ask() -> None:
-        text = " ".join(random.choices(["bade", "fiko", "lumo", "nari", "posu", "tevi"], k=random.randrange(150, 900)))
-        stream = await client.completions.create(model="tiny", prompt=text, max_tokens=32, stream=True)
+        prompt = text(random, random.randrange(150, 900))
+        stream = await client.completions.create(model="tiny", prompt=prompt, max_tokens=32, stream=True)
         async for _ in stream:
             pass
 
@@ -71,6 +96,6 @@ async def test_the_constants_of_real_engines_are_learned(fleet: Laptop, client: 
         errors = learned.get("prefill_error", inf), learned.get("step_error", inf)
         print(f"median error of predicted TTFT in {requests} requests: {learned['ttft_error']:.0%}")
         print(f"prefill {prefill:.3f} ms a token ± {errors[0]:.0%}, a step {step:.1f} ms ± {errors[1]:.0%}")
-    assert learned["prefill_seconds_per_token"] < CONFIGURED / 3
+    assert learned["prefill_seconds_per_token"] < configured / 3
     assert learned["speed_observations"] >= 4
     assert 0 < learned["ttft_error"] < 1
