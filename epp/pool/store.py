@@ -179,9 +179,7 @@ class Pool:
         """
         have = {endpoint.name: endpoint for endpoint in self._endpoints}
         new = tuple(_same(have.get(endpoint.name), endpoint) for endpoint in endpoints)
-        by_address: dict[str, list[Endpoint]] = {}
-        for endpoint in sorted(new, key=lambda endpoint: endpoint.rank or 0):
-            by_address.setdefault(endpoint.address, []).append(endpoint)
+        by_address = ranks_by_address(new)
         wrong = not all(map(_may_share, by_address.values()))
         if wrong or len({endpoint.name for endpoint in new}) < len(new):
             raise ValueError(f"endpoints of one pool need names and addresses of their own: {new!r}")
@@ -302,6 +300,14 @@ class Pool:
             ip, _, port = entry.strip().rpartition(":")
             ip = normal(ip)
         return self._by_address.get(join(ip, port), ())
+
+
+def ranks_by_address(endpoints: Iterable[Endpoint]) -> dict[str, list[Endpoint]]:
+    """Those that share an address, in the order of their ranks."""
+    found: dict[str, list[Endpoint]] = {}
+    for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.rank or 0):
+        found.setdefault(endpoint.address, []).append(endpoint)
+    return found
 
 
 def _same(old: Endpoint | None, new: Endpoint) -> Endpoint:

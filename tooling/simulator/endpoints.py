@@ -22,6 +22,8 @@ VERSION = "0.32.0"
 """The vLLM release whose wire formats and metrics are followed."""
 MAX_BODY = 64 << 20
 """Bytes."""
+GRACE = 0.3
+"""Seconds that answers in progress get at shutdown before they are cut; cutting may take as long again."""
 _SPARED = frozenset({"/metrics", "/kv_event_sources"})
 """Paths that requests' faults do not hit."""
 METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"

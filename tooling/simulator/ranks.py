@@ -11,7 +11,8 @@ import aiohttp
 from aiohttp import web
 
 from epp import protocol
-from tooling.simulator.endpoints import METRICS_TYPE
+from epp.documents.addresses import join
+from tooling.simulator.endpoints import GRACE, MAX_BODY, METRICS_TYPE
 from tooling.simulator.replies import error_reply, json_reply
 from tooling.simulator.requests import Refused
 
@@ -50,14 +51,14 @@ class DataParallelPod:
     @property
     def address(self) -> str:
         """`ip:port`, IPv6 in brackets; meaningful while entered."""
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        return join(self._host, str(self._port))
 
     @property
     def url(self) -> str:
         return f"http://{self.address}"
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=64 << 20)
+        app = web.Application(client_max_size=MAX_BODY)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/kv_event_sources", self._kv_event_sources)
         app.router.add_route("*", "/{path:.*}", self._pass_on)
@@ -66,7 +67,7 @@ class DataParallelPod:
                 await stack.enter_async_context(rank)
             timeout = aiohttp.ClientTimeout(total=None)
             self._http = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout, auto_decompress=False))
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.3)
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=GRACE)
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, self._host, self._port).start()

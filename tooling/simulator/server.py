@@ -21,7 +21,8 @@ import click
 import uvloop
 from aiohttp import web
 
-from tooling.simulator.endpoints import Endpoints
+from epp.documents.addresses import join
+from tooling.simulator.endpoints import GRACE, Endpoints
 from tooling.simulator.engine import LAPTOP, Engine, EngineParameters
 from tooling.simulator.generation import Identity
 from tooling.simulator.metrics import Adapters, Page
@@ -29,9 +30,6 @@ from tooling.simulator.presets import PRESETS
 from tooling.simulator.publisher import KvEventsConfig, Publisher, events_of, kv_events_from
 from tooling.simulator.ranks import DataParallelPod
 from tooling.simulator.realtime import RealTimeEngine
-
-GRACE = 0.3
-"""Seconds that answers in progress get at shutdown before they are cut; cutting may take as long again."""
 
 
 class SimulatedPod:
@@ -84,8 +82,7 @@ class SimulatedPod:
     @property
     def address(self) -> str:
         """`ip:port` it listens on, IPv6 in brackets; meaningful while entered."""
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        return f"{host}:{self._port}"
+        return join(self._host, str(self._port))
 
     @property
     def url(self) -> str:

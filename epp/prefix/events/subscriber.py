@@ -18,6 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 from epp.plugin import Endpoint, Services
 from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
+from epp.pool.store import ranks_by_address
 from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, named_in, sources_of, sources_on
 from epp.prefix.events.stream import END, EventStream, Replay
@@ -179,11 +180,8 @@ def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, Sequence[Endpoint]]:
     """All that a topic may call an endpoint -> it, or the ranks at its address. Of addresses that share an ip, the
     first has it.
     """
-    by_address: dict[str, list[Endpoint]] = {}
-    for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.rank or 0):
-        by_address.setdefault(endpoint.address, []).append(endpoint)
     names: dict[str, Sequence[Endpoint]] = {}
-    for address, there in by_address.items():
+    for address, there in ranks_by_address(endpoints).items():
         first = there[0].name if there[0].rank is None else there[0].name.rpartition("-rank-")[0]
         for name in (address, first, first.rpartition("/")[2], address.rpartition(":")[0].strip("[]")):
             names.setdefault(name, there)

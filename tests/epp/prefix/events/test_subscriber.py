@@ -299,28 +299,35 @@ async def test_another_index_is_filled_from_the_beginning() -> None:
             assert listener.kv_index.budget.used == 4
 
 
-async def test_engines_may_connect_to_us() -> None:
+@asynccontextmanager
+async def connecting() -> AsyncIterator[tuple[Rig, zmq.asyncio.Socket]]:
+    """A rig that listens itself, and the socket of an engine that connects to it."""
     context = zmq.asyncio.Context()
     (port,) = free_ports(1)
-    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
-    async with rig(config) as (listener, _):
+    async with rig(KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)) as (listener, _):
         engine = context.socket(zmq.PUB)
+        engine.setsockopt(zmq.SNDHWM, 0)
         try:
             engine.connect(f"tcp://127.0.0.1:{port}")
-            numbers = iter(range(10**6))
-
-            async def say(topic: str, prompt: list[int], known: Callable[[], bool]) -> None:
-                while not known():  # a subscriber that connects late misses what is said
-                    number = next(numbers)
-                    await engine.send_multipart([topic.encode(), number.to_bytes(8, "big"), batch(stored(prompt))])
-                    await asyncio.sleep(0.01)
-
-            async with asyncio.timeout(5):
-                await say("kv@nobody@m", PROMPTS[0], lambda: next(numbers) > 20)
-                await say(f"kv@{listener.endpoint.address}@m", PROMPTS[1], lambda: listener.knows(PROMPTS[1]))
-            assert listener.state == "live"
+            yield listener, engine
         finally:
             context.destroy(linger=0)
+
+
+async def test_engines_may_connect_to_us() -> None:
+    async with connecting() as (listener, engine):
+        numbers = iter(range(10**6))
+
+        async def say(topic: str, prompt: list[int], known: Callable[[], bool]) -> None:
+            while not known():  # a subscriber that connects late misses what is said
+                number = next(numbers)
+                await engine.send_multipart([topic.encode(), number.to_bytes(8, "big"), batch(stored(prompt))])
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(5):
+            await say("kv@nobody@m", PROMPTS[0], lambda: next(numbers) > 20)
+            await say(f"kv@{listener.endpoint.address}@m", PROMPTS[1], lambda: listener.knows(PROMPTS[1]))
+        assert listener.state == "live"
 
 
 def rank_endpoints(listener: Rig) -> list[Endpoint]:
@@ -343,26 +350,18 @@ async def test_of_ranks_behind_one_port_each_hears_its_engine() -> None:
 
 
 async def test_of_ranks_that_connect_to_us_each_hears_its_engine() -> None:
-    context = zmq.asyncio.Context()
-    (port,) = free_ports(1)
-    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
-    async with rig(config) as (listener, _):
-        engine = context.socket(zmq.PUB)
-        try:
-            engine.connect(f"tcp://127.0.0.1:{port}")
-            first, second = map(listener.kv_index.state_of, rank_endpoints(listener))
-            number = 0
-            # An engine's number counts on from server to server: these may be the second of two.
-            while not (first.held == second.held == 4):
-                for topic, rank in ((f"kv@{listener.endpoint.address}@m", 2), ("kv@pod@m", 3)):
-                    await engine.send_multipart([topic.encode(), *claimed(number, rank, PROMPTS[rank])])
-                number += 1
-                await asyncio.sleep(0.01)
-            assert depth(first.engine(2), PROMPTS[2]) == depth(second.engine(3), PROMPTS[3]) == 4
-            await engine.send_multipart([b"kv@ns/pod@m", (0).to_bytes(8, "big"), b"\xff"])
-            await until(lambda: listener.kv_index.faults.get("malformed") == 1)
-        finally:
-            context.destroy(linger=0)
+    async with connecting() as (listener, engine):
+        first, second = map(listener.kv_index.state_of, rank_endpoints(listener))
+        number = 0
+        # An engine's number counts on from server to server: these may be the second of two.
+        while not (first.held == second.held == 4):
+            for topic, rank in ((f"kv@{listener.endpoint.address}@m", 2), ("kv@pod@m", 3)):
+                await engine.send_multipart([topic.encode(), *claimed(number, rank, PROMPTS[rank])])
+            number += 1
+            await asyncio.sleep(0.01)
+        assert depth(first.engine(2), PROMPTS[2]) == depth(second.engine(3), PROMPTS[3]) == 4
+        await engine.send_multipart([b"kv@ns/pod@m", (0).to_bytes(8, "big"), b"\xff"])
+        await until(lambda: listener.kv_index.faults.get("malformed") == 1)
 
 
 async def most_in_a_turn(kv_index: KvEventIndex, blocks: int) -> int:
@@ -471,29 +470,20 @@ def claimed(number: int, rank: Any, prompt: list[int]) -> list[bytes]:
 
 
 async def test_ranks_that_messages_claim_are_bounded() -> None:
-    context = zmq.asyncio.Context()
-    (port,) = free_ports(1)
-    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
-    async with rig(config) as (listener, _):
-        engine = context.socket(zmq.PUB)
-        engine.setsockopt(zmq.SNDHWM, 0)
+    async with connecting() as (listener, engine):
         topic = f"kv@{listener.endpoint.address}@m".encode()
-        try:
-            engine.connect(f"tcp://127.0.0.1:{port}")
-            kv_state = listener.kv_index.state_of(listener.endpoint)
-            while not listener.knows(PROMPTS[0], rank=7):
-                await engine.send_multipart([topic, *claimed(0, 7, PROMPTS[0])])
-                await asyncio.sleep(0.01)
-            for strange in (b"", b"\xff" * 99, b"kv@" * 400_000, b"kv@\xff\x1b[2J@m", b"@" * 1_000_000):
-                await engine.send_multipart([strange, *claimed(0, 0, PROMPTS[1])])
-            for rank in (-1, 2**63, 1.5, "0", 100_000):
-                await engine.send_multipart([topic, *claimed(0, rank, PROMPTS[1])])
-            for rank in range(20_000):
-                await engine.send_multipart([topic, *claimed(0, 3 * rank, PROMPTS[2])])
-            await engine.send_multipart([topic, *claimed(9, 7, PROMPTS[3])])
-            await until(lambda: listener.knows(PROMPTS[3], rank=7))
-        finally:
-            context.destroy(linger=0)
+        kv_state = listener.kv_index.state_of(listener.endpoint)
+        while not listener.knows(PROMPTS[0], rank=7):
+            await engine.send_multipart([topic, *claimed(0, 7, PROMPTS[0])])
+            await asyncio.sleep(0.01)
+        for strange in (b"", b"\xff" * 99, b"kv@" * 400_000, b"kv@\xff\x1b[2J@m", b"@" * 1_000_000):
+            await engine.send_multipart([strange, *claimed(0, 0, PROMPTS[1])])
+        for rank in (-1, 2**63, 1.5, "0", 100_000):
+            await engine.send_multipart([topic, *claimed(0, rank, PROMPTS[1])])
+        for rank in range(20_000):
+            await engine.send_multipart([topic, *claimed(0, 3 * rank, PROMPTS[2])])
+        await engine.send_multipart([topic, *claimed(9, 7, PROMPTS[3])])
+        await until(lambda: listener.knows(PROMPTS[3], rank=7))
         assert len(kv_state.engines) == 64
         faults = listener.kv_index.faults
         assert (faults["malformed"], faults["rank"]) == (2, 3 + 20_000 - 63)
