@@ -776,7 +776,7 @@ async def test_mutated_streams_over_sockets_leave_as_often_as_they_enter() -> No
                 tasks.create_task(_throw(gateway, streams[number::8], rnd))
         await route.until(lambda: route.left == route.entered)
         assert len(streams) > route.entered > 100
-        assert served.memory.held == 0
+        await until(lambda: served.memory.held == 0)  # streams that never entered have until `incomplete`
         good = await routed(gateway)
         await good.write(answer_headers())
         assert await good.said() == "answer headers"
