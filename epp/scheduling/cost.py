@@ -201,9 +201,9 @@ class _Account:
 
     __slots__ = (
         "begun", "busy_from", "busy_since", "busy_until", "context", "counted", "decay", "decodes", "due", "endpoint",
-        "foreign_decodes", "foreign_used", "foreign_waiting", "load", "loading_until", "order", "peak", "pending",
-        "place", "promises", "queue", "requests", "seats", "served_at", "since", "speed", "supposed", "tokens",
-        "watched", "weight",
+        "foreign_decodes", "foreign_used", "foreign_waiting", "load", "loading_until", "lone", "order", "peak",
+        "pending", "place", "promises", "queue", "requests", "seats", "served_at", "since", "speed", "supposed",
+        "tokens", "watched", "weight",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, now: float, speed: Speed, decay: _Decay) -> None:
@@ -230,6 +230,8 @@ class _Account:
         """Requests that have had theirs since then, or are thought to."""
         self.supposed: deque[_Sent] = deque(maxlen=_SUPPOSED)
         """Those of them that are thought to."""
+        self.lone: _Sent | None = None
+        """The last one sent, if it found no request of ours here and none has come since."""
         self.decodes = 0
         self.context = 0
         """Prompt tokens of the decodes."""
@@ -271,8 +273,10 @@ class _Account:
         self._come(sent)
 
     def _come(self, sent: _Sent) -> None:
+        self.lone = None
         if not self.requests:
             self.busy_from, self.busy_until = sent.sent, inf
+            self.lone = sent
         self.requests += 1
         self.tokens += sent.tokens
         self.promises.start(sent.tpot, sent.lasts[2], sent.sent)
@@ -1131,7 +1135,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
-        sent.first_at = now
+        sent.first_at, lone = now, account.lone is sent
         if now > sent.sent and sent.predicted is not None:
             self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
         before, step = account.pending, self._step(account)
@@ -1143,7 +1147,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
-            self._speeds.observe(account.speed, work, overhead / self._ratio, elapsed, now)
+            self._speeds.observe(account.speed, work, overhead / self._ratio, elapsed, now, lone=lone)
             self._adopt()
             if account.order is not None:
                 account.order.put(account)

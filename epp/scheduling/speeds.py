@@ -12,7 +12,7 @@ endpoint that sends its first tokens too early gains a little by it, never the w
 from collections import deque
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import median, stdev
 from typing import Final
 
@@ -25,6 +25,10 @@ _LEAST: Final = 4
 """Observations before which an endpoint has the pool's value."""
 _TOGETHER: Final = 0.1
 """A first token that comes sooner after the one before, as a share of its modelled seconds, is of the same step."""
+_LONE: Final = 1 / 16
+"""Of a stretch: what makes one where each request had the endpoint for itself, so that nothing is batched. These say
+how fast an endpoint is that has little to do, and so count only where there are no others.
+"""
 _PROMPTS: Final = 3.0
 """Long prompts that a stretch has room for which an engine counted: it counts a prompt's tokens when all are computed.
 """
@@ -54,20 +58,28 @@ _NOTHING: Final = Stretch(0.0, 0.0, 0.0)
 class Speed:
     """One endpoint's. `factor` times modelled seconds are its seconds."""
 
-    __slots__ = ("at", "factor", "logs", "median", "pinned", "seen", "stretch", "whole")
+    __slots__ = (
+        "at", "factor", "loaded_at", "logs", "lone", "lone_seen", "median", "pinned", "seen", "stretch", "whole",
+    )  # fmt: skip
 
     def __init__(self, pinned: float | None) -> None:
         self.factor = 1.0 if pinned is None else 1 / pinned
         self.pinned = pinned is not None
         self.seen: deque[Stretch] = deque(maxlen=_KEPT)
         """Observations."""
+        self.loaded_at = -inf
+        """Time of the last of them."""
+        self.lone_seen: deque[Stretch] = deque(maxlen=_KEPT)
+        """Those of requests that were alone."""
         self.logs: list[float] = []
-        """Of each the logarithm of observed to modelled seconds."""
+        """Of each that counts the logarithm of observed to modelled seconds."""
         self.median = 0.0
         self.at = 0.0
         """Time of the last observation."""
-        self.stretch = self.whole = _NOTHING
-        """The one that is not complete yet; and that of whole scrapes, for the pool's constants."""
+        self.stretch = self.lone = self.whole = _NOTHING
+        """Those that are not complete yet: of all requests, of those that were alone; and of whole scrapes, for the
+        pool's constants.
+        """
 
     @property
     def error(self) -> float | None:
@@ -76,11 +88,17 @@ class Speed:
             return None
         return _OF_MEDIAN * stdev(self.logs) / sqrt(len(self.logs))
 
+    @property
+    def counts(self) -> Sequence[Stretch]:
+        """The observations that say how fast it is."""
+        loaded = len(self.seen) >= _LEAST and self.at - self.loaded_at <= _HALF_LIFE
+        return self.seen if loaded or not self.lone_seen else self.lone_seen
+
     def measure(self, ratio: float) -> None:
         """Compare what was seen with the model, in which a step takes `ratio` times what is configured."""
         self.logs = [
             log(min(max(each.seconds / (each.prefill + ratio * each.steps), 1 / _MODEL_MOST), _MODEL_MOST))
-            for each in self.seen
+            for each in self.counts
         ]
         self.median = median(self.logs)
 
@@ -115,26 +133,36 @@ class Speeds:
 
     def learned(self) -> list[tuple[str, list[Stretch]]]:
         """Of each endpoint its observations, for `restore`."""
-        return [(endpoint.name, list(speed.seen)) for endpoint, speed in self._all.items() if speed.seen]
+        return [(endpoint.name, list(speed.counts)) for endpoint, speed in self._all.items() if speed.counts]
 
     def restore(self, speed: Speed, seen: Sequence[Sequence[float]], now: float) -> None:
         """Take over what was observed elsewhere of an endpoint of which nothing was observed here."""
-        if not speed.seen and not speed.pinned and seen:
+        if not speed.counts and not speed.pinned and seen:
             speed.seen.extend(map(stretch_of, seen))
+            speed.at = speed.loaded_at = now
             speed.measure(self.ratio)
-            speed.at = now
             self._refresh(now)
 
     def close(self, endpoint: Endpoint) -> None:
         """The endpoint is gone for good."""
         self._all.pop(endpoint, None)
 
-    def observe(self, speed: Speed, prefill: float, steps: float, seconds: float, now: float) -> None:
+    def observe(
+        self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, lone: bool = False
+    ) -> None:
         """`seconds` of service, in which as much prefill and as many steps were done as take `prefill` and `steps`
-        seconds by the configuration.
+        seconds by the configuration. `lone`: of one request that had the endpoint for itself.
         """
+        one = Stretch(prefill, steps, seconds)
+        if lone and seconds > 0:
+            speed.lone = speed.lone.and_then(one)
+            if speed.lone.prefill >= _LONE * self._stretch:
+                speed.lone_seen.append(speed.lone)
+                speed.lone = _NOTHING
+                self._conclude(speed, now)
+            return
         apart = seconds > _TOGETHER * speed.factor * (prefill + self.ratio * steps)
-        self._observe(speed, Stretch(prefill, steps, seconds), now, apart=apart)
+        self._observe(speed, one, now, apart=apart)
 
     def counted(
         self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, prompt: float = 0.0
@@ -152,15 +180,16 @@ class Speeds:
     def _observe(self, speed: Speed, one: Stretch, now: float, *, apart: bool, least: float = 0.0) -> None:
         before = speed.stretch
         if apart and before.prefill + self.ratio * before.steps >= max(self._stretch, least):
+            speed.seen.append(before)
+            speed.loaded_at = now
+            speed.stretch = _NOTHING
             self._conclude(speed, now)
-            before = _NOTHING
-        speed.stretch = before.and_then(one)
+        speed.stretch = speed.stretch.and_then(one)
 
     def _conclude(self, speed: Speed, now: float) -> None:
-        speed.seen.append(speed.stretch)
-        speed.stretch = _NOTHING
-        speed.measure(self.ratio)
+        """There is one observation more."""
         speed.at = now
+        speed.measure(self.ratio)
         self.observations += 1
         if now >= self._next:
             self._refresh(now)
@@ -173,7 +202,7 @@ class Speeds:
         if abs(self.constants.ratio / self.ratio - 1) > _MOVED:
             self.ratio = self.constants.ratio
             for speed in self._all.values():
-                if speed.seen:
+                if speed.logs:
                     speed.measure(self.ratio)
         known = [speed.median for speed in self._all.values() if len(speed.logs) >= _LEAST]
         if known:

@@ -17,8 +17,8 @@ from tooling.laptop.engines import LaptopPod
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-LEARNING, PREDICTED, AT_ONCE = 200, 100, 8
-"""Requests from which is learned; those after them, as many as `ttft_error` is the median of; clients."""
+LEARNING, PREDICTED = 200, 100
+"""Requests from which is learned, and those after them, as many as are predicted."""
 
 
 def wrong(seconds: float) -> str:
@@ -86,16 +86,23 @@ async def test_the_constants_of_real_engines_are_learned(fleet: Laptop, client: 
             pass
 
     async def work(requests: int) -> None:
-        for _ in range(-(-requests // AT_ONCE)):
+        for _ in range(requests):
             await ask()
 
-    for requests in (LEARNING, PREDICTED):
-        await asyncio.gather(*(work(requests) for _ in range(AT_ONCE)))
+    async def look(clients: int) -> dict[str, float]:
+        """What is learned of `LEARNING` requests, so many at once, and how right it is of the next."""
+        for requests in (LEARNING, PREDICTED):
+            await asyncio.gather(*(work(-(-requests // clients)) for _ in range(clients)))
         learned = await statistics(fleet)
         prefill, step = 1e3 * learned["prefill_seconds_per_token"], 1e3 * learned["step_seconds"]
         errors = learned.get("prefill_error", inf), learned.get("step_error", inf)
-        print(f"median error of predicted TTFT in {requests} requests: {learned['ttft_error']:.0%}")
+        print(f"{clients} at once: median error of predicted TTFT {learned['ttft_error']:.0%}")
         print(f"prefill {prefill:.3f} ms a token ± {errors[0]:.0%}, a step {step:.1f} ms ± {errors[1]:.0%}")
-    assert learned["prefill_seconds_per_token"] < configured / 3
-    assert learned["speed_observations"] >= 4
-    assert 0 < learned["ttft_error"] < 1
+        assert learned["prefill_seconds_per_token"] < configured / 3
+        assert learned["speed_observations"] >= 4
+        assert 0 < learned["ttft_error"] < 1
+        return learned
+
+    alone = await look(1)
+    crowded = await look(8)
+    assert crowded["speed_observations"] > alone["speed_observations"]

@@ -373,6 +373,7 @@ def test_what_waits_ends_by_the_speed_as_it_is_known_now() -> None:
 
 def test_predictions_are_compared_with_first_tokens() -> None:
     cost, clock = round_numbers()
+    cost.learn_speeds = False
     (a,) = pool(1)
     assert "ttft_error" not in cost.statistics()
     for seconds in (1.0, 1.0, 2.0, 2.0, 2.0):
@@ -383,6 +384,40 @@ def test_predictions_are_compared_with_first_tokens() -> None:
         cost.on_first_token(made, a)
         cost.on_finished(made, a, DONE)
     assert cost.statistics()["ttft_error"] == pytest.approx(0.4), "1.2 s were predicted where 2 s were measured"
+
+
+def test_requests_that_come_one_by_one_teach_the_speed() -> None:
+    """Ten times too slow by the configuration, and each prompt a small part of what a step can take."""
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    for _ in range(40):
+        made = request([a], 1000)
+        cost.bill(made, [a])
+        cost.on_picked(made, a)
+        clock.now += 0.12
+        cost.on_first_token(made, a)
+        cost.on_finished(made, a, DONE)
+        clock.now += 5
+    assert cost.predict(request([a], 1000), [a])[a].ttft == pytest.approx(0.12, rel=0.1)
+
+
+@pytest.mark.parametrize("other", ["before", "after"])
+def test_a_request_that_shared_its_endpoint_was_not_alone(other: str) -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    made, beside = request([a], 1000), request([a], 10)
+    for one in (beside, made) if other == "before" else (made, beside):
+        cost.on_picked(one, a)
+    clock.now += 0.5
+    cost.on_first_token(made, a)
+    assert not cost.accounts[a].speed.lone_seen
+    cost.on_finished(made, a, DONE)
+    cost.on_finished(beside, a, DONE)
+    alone = request([a], 1000)
+    cost.on_picked(alone, a)
+    clock.now += 0.5
+    cost.on_first_token(alone, a)
+    assert [each.seconds for each in cost.accounts[a].speed.lone_seen] == [0.5]
 
 
 def test_foreign_traffic_is_seen_smoothed_and_fades() -> None:

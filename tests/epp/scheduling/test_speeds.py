@@ -1,6 +1,6 @@
 """Learned speeds, alone and in a pool of simulated pods in virtual time."""
 
-from math import exp
+from math import exp, log
 from random import Random
 from typing import Any
 
@@ -86,6 +86,25 @@ def test_first_tokens_of_one_step_are_one_observation() -> None:
         for observed in (8.0, 0, 0, 0, 0, 0, 0, 0):
             speeds.observe(speed, 1.0, 0.0, observed, step)
     assert [exp(value) for value in speed.logs] == pytest.approx([1.0] * len(speed.logs))
+
+
+def test_requests_that_were_alone_count_where_there_are_no_others() -> None:
+    speeds = Speeds({}, stretch=16.0)
+    speed, new = map(speeds.open, pods(2))
+    for n in range(8):
+        speeds.observe(speed, 0.5, 0.0, 0.05, float(n), lone=True)
+    assert speeds.observations == 4, "a sixteenth of a stretch makes one"
+    assert speed.factor == speeds.pool == pytest.approx(0.1)
+    for n in range(10, 16):
+        speeds.observe(speed, 16.0, 0.0, 32.0, float(n))
+    assert speed.median == pytest.approx(log(2.0)), "what was seen under load comes first"
+    ((_, told),) = speeds.learned()
+    assert [each.seconds for each in told] == [32.0] * 5
+    speeds.restore(new, told, 20.0)
+    assert new.median == pytest.approx(log(2.0))
+    for n in range(2):
+        speeds.observe(speed, 1.0, 0.0, 0.1, 1000.0 + n, lone=True)
+    assert speed.median == pytest.approx(log(0.1)), "until it is old"
 
 
 def test_pins_are_not_learned_and_the_first_counts() -> None:
