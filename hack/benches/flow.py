@@ -1,13 +1,14 @@
-"""A quiet tenant beside one that floods, behind a real Envoy: TTFT and throughput with each picker's flow control.
+"""Those who must not wait beside those who fill the pool, behind a real Envoy: TTFT with each picker's flow control.
 
-    hack/bench flow --peer llm-d-router="hack/peers/llm-d-router run-flow build/llm-d-epp {endpoints} {grpc_port}
-        {health_port} {metrics_port}"
+    hack/bench flow noisy-neighbour
+    hack/bench flow noisy-neighbour --peer llm-d-router="hack/peers/llm-d-router run-flow build/llm-d-epp {endpoints}
+        {grpc_port} {health_port} {metrics_port}"
 
-The pods are simulated, in real time. The quiet tenant asks at a steady rate and streams; the other always has so many
-requests under way; the header x-llm-d-inference-fairness-id says whose a request is. With `--priorities` the quiet
-one's requests have an InferenceObjective of a higher priority too; a peer that reads these from a cluster only knows
-tenants. Pickers take turns over the same pods. Only ratios mean anything: pods, pickers, Envoy and clients share the
-machine.
+Plays a workload of `warmpath replay` in real time on simulated pods of the kind that it is for. They share the
+processors with pickers, Envoy and clients, so pods and arrivals are `--slower` times as slow as the workload says;
+that changes no ratio. Whose a request is, the header x-llm-d-inference-fairness-id says, and its priority an
+InferenceObjective; a peer that reads these from a cluster only knows tenants. Pickers take turns over the same pods.
+Seconds are divided by `--slower` again.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
@@ -28,22 +31,24 @@ import aiohttp
 
 from epp import protocol
 from hack.benches.rig import envoy
+from hack.benches.rig.asking import paced
 from hack.benches.rig.peer import OURS, peer
 from hack.benches.rig.pickers import EPP, envoy_program
 from hack.benches.rig.processes import BenchError, Program, running
 from tooling.laptop.ports import free_ports
+from tooling.replay.generators import WORKLOADS
+from tooling.replay.trace import Trace, TraceRequest
+from tooling.simulator.answers import WORDS
 
 WITHOUT: Final = "without flow control"
-ALONE: Final = "the quiet tenant alone"
+ALONE: Final = "alone"
 POOL: Final = "bench"
 _EPP: Final = f"{EPP} --endpoints {{folder}}/objectives.yaml --pool-name {POOL}"
 _COMMANDS: Final = {WITHOUT: _EPP, OURS: f"{_EPP} --flow-control --trust-client-headers"}
-_PROMPT: Final = 700
-"""Words of the flood's prompts; the quiet tenant's have a third of them."""
-_ANSWER: Final = 48
-_LONGEST: Final = 120.0
-
-
+_LONGEST: Final = 600.0
+_WARM_UP: Final = 60
+"""Requests by which a picker learns how slow the pods are, before any that count."""
+_PRIORITIES: Final = {1: "high", 0: "standard", -1: "low"}
 _OBJECTIVES: Final = [
     {
         "apiVersion": "llm-d.ai/v1alpha2",
@@ -51,27 +56,37 @@ _OBJECTIVES: Final = [
         "metadata": {"name": name},
         "spec": {"priority": priority, "poolRef": {"name": POOL}},
     }
-    for name, priority in (("quiet", 1), ("flood", 0))
+    for priority, name in _PRIORITIES.items()
 ]
 
 
-class Load(NamedTuple):
-    rate: float
-    """Requests a second of the quiet tenant."""
-    flood: int
-    """Requests under way of the other; 0: it is not there."""
-    seconds: float
-    priorities: bool = False
-    """The quiet tenant's is higher."""
+@dataclass(frozen=True)
+class Case:
+    """A workload of the replay, and what it is played on."""
+
+    watched: str
+    """Class of those who must not wait."""
+    pods: int
+    kind: str
+    rate: float | None
+    """Requests a second of all together; None = the workload's own."""
+
+
+CASES: Final[Mapping[str, Case]] = {
+    "interactive-and-batch": Case("interactive", 4, "h100-8b", 24.1),
+    "noisy-neighbour": Case("quiet", 4, "h100-8b", 24.5),
+    "batch-gateway": Case("interactive", 2, "a100-gpt-oss-120b", None),
+    "flooded": Case("quiet", 2, "laptop", None),
+}
 
 
 class Outcome(NamedTuple):
-    """Of one picker in one round."""
+    """Of one picker in one round, in the workload's seconds."""
 
     ttfts: Sequence[float]
-    """Of the quiet tenant."""
-    flood: float
-    """Generated tokens a second of the other."""
+    """Of those who must not wait."""
+    others: float
+    """Generated tokens a second of the others, until the last of them ended."""
     lost: int
 
     @property
@@ -80,12 +95,12 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def chain(commands: Mapping[str, str], pods: int) -> Iterator[dict[str, int]]:
+def running_pool(commands: Mapping[str, str], case: Case, slower: float) -> Iterator[dict[str, int]]:
     """Pods, pickers and Envoy while the block runs; the port of each picker's way through Envoy."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
-        ports = free_ports(pods + 4 * len(commands))
-        engines, free = ports[:pods], iter(ports[pods:])
+        ports = free_ports(case.pods + 4 * len(commands))
+        engines, free = ports[: case.pods], iter(ports[case.pods :])
 
         def start(name: str, command: Sequence[str], port: int) -> Program:
             program = stack.enter_context(running(name, command, folder))
@@ -94,6 +109,7 @@ def chain(commands: Mapping[str, str], pods: int) -> Iterator[dict[str, int]]:
 
         for number, port in enumerate(engines):
             words = ["-m", "tooling.simulator.server", "--port", str(port), "--name", f"pod-{number}"]
+            words += ["--preset", case.kind, "--time-scale", str(1 / slower)]
             start(f"pod-{number}", [sys.executable, *words], port)
         endpoints = [{"name": f"pod-{n}", "address": "127.0.0.1", "port": port} for n, port in enumerate(engines)]
         (folder / "endpoints.yaml").write_text(json.dumps({"endpoints": endpoints}))
@@ -111,90 +127,85 @@ def chain(commands: Mapping[str, str], pods: int) -> Iterator[dict[str, int]]:
         yield {name: listener.port for name, listener in listeners.items()}
 
 
-async def played(port: int, load: Load, seed: int) -> Outcome:
-    """What becomes of `load` at this port."""
-    chance = Random(f"flow {seed}")
+async def played(port: int, trace: Trace, watched: str, slower: float, salt: str) -> Outcome:
+    """What becomes of `trace` at this port."""
     ttfts: list[float] = []
     tokens, lost = 0, 0
     clock = asyncio.get_running_loop().time
+    began = last = clock()
     timeout = aiohttp.ClientTimeout(total=_LONGEST)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as client:
-        end = clock() + load.seconds
 
-        async def ask(tenant: str, words: int, *, stream: bool) -> tuple[float, int]:
-            """Seconds to the first token, and tokens of the answer; raises where there is none."""
-            prompt = " ".join(f"{chance.getrandbits(40):x}" for _ in range(words // 4))
-            body = {"model": "sim", "prompt": prompt, "max_tokens": _ANSWER, "ignore_eos": True, "stream": stream}
-            began = clock()
-            headers = {protocol.FAIRNESS_ID[0]: tenant}
-            if load.priorities:
-                headers[protocol.OBJECTIVE[0]] = tenant
-            url = f"http://127.0.0.1:{port}/v1/completions"
-            async with client.post(url, json=body, headers=headers) as answer:
-                answer.raise_for_status()
-                await answer.content.readany()
-                first = clock() - began
-                await answer.read()
-            return first, _ANSWER
-
-        async def quiet() -> None:
-            nonlocal lost
+        async def send(number: int, ask: TraceRequest) -> None:
+            nonlocal tokens, lost, last
+            its = ask.label == watched
+            pieces = [Random(f"{salt} {piece.id}").choices(WORDS, k=piece.tokens) for piece in ask.prompt]
+            prompt = "".join(chain.from_iterable(pieces))
+            body = {"model": "sim", "prompt": prompt, "max_tokens": ask.output, "ignore_eos": True, "stream": its}
+            headers = {protocol.FAIRNESS_ID[0]: ask.tenant, protocol.OBJECTIVE[0]: _PRIORITIES[ask.priority]}
+            sent = clock()
             try:
-                ttfts.append((await ask("quiet", _PROMPT // 3, stream=True))[0])
+                async with client.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers) as answer:
+                    answer.raise_for_status()
+                    await answer.content.readany()
+                    first = clock() - sent
+                    await answer.read()
             except (aiohttp.ClientError, TimeoutError):
                 lost += 1
+                return
+            if its:
+                ttfts.append(first / slower)
+            else:
+                tokens, last = tokens + ask.output, clock()
 
-        async def flood() -> None:
-            nonlocal tokens, lost
-            while clock() < end:
-                try:
-                    _, got = await ask("flood", _PROMPT, stream=False)
-                except (aiohttp.ClientError, TimeoutError):
-                    lost += 1
-                    await asyncio.sleep(0.1)
-                else:
-                    tokens += got if clock() < end else 0
-
-        async with asyncio.TaskGroup() as asking:
-            flooding = [asking.create_task(flood()) for _ in range(load.flood)]
-            while clock() < end:
-                await asyncio.sleep(chance.expovariate(load.rate))
-                asking.create_task(quiet())
-            for task in flooding:
-                task.cancel()
+        await paced(trace, send)
     if len(ttfts) < 2:
-        raise BenchError(f"of the quiet tenant {len(ttfts)} requests were answered and {lost} lost")
-    return Outcome(ttfts, tokens / load.seconds, lost)
+        raise BenchError(f"of those who must not wait {len(ttfts)} requests were answered, and {lost} lost in all")
+    return Outcome(ttfts, tokens * slower / (last - began) if tokens else 0.0, lost)
 
 
-def run(commands: Mapping[str, str], pods: int, load: Load, rounds: int) -> dict[str, list[Outcome]]:
+def run(commands: Mapping[str, str], name: str, case: Case, options: argparse.Namespace) -> dict[str, list[Outcome]]:
     """Each picker once for each round, every second round in reverse order."""
     found: dict[str, list[Outcome]] = {}
-    with chain(commands, pods) as ports:
-        for turn in range(rounds):
-            ways = [(ALONE, ports[WITHOUT], load._replace(flood=0)), *((name, ports[name], load) for name in commands)]
-            for name, port, its in ways if turn % 2 == 0 else reversed(ways):
-                print(f"round {turn + 1} of {rounds}: {name}", file=sys.stderr)
-                found.setdefault(name, []).append(asyncio.run(played(port, its, turn)))
+
+    def trace(seed: int, requests: int) -> Trace:
+        made = WORKLOADS[name](seed, requests, "poisson")
+        return made.scaled((case.rate / made.rate if case.rate else 1.0) / options.slower)
+
+    def outcome(port: int, trace: Trace, salt: str) -> Outcome:
+        return asyncio.run(played(port, trace, case.watched, options.slower, salt))
+
+    with running_pool(commands, case, options.slower) as ports:
+        for picker, port in ports.items():
+            outcome(port, trace(options.rounds, _WARM_UP), f"warm-up {picker}")
+        for turn in range(options.rounds):
+            whole = trace(turn, options.requests)
+            ways = [
+                (ALONE, ports[WITHOUT], whole.only(case.watched)),
+                *((each, ports[each], whole) for each in commands),
+            ]
+            for picker, port, its in ways if turn % 2 == 0 else reversed(ways):
+                print(f"round {turn + 1} of {options.rounds}: {picker}", file=sys.stderr)
+                found.setdefault(picker, []).append(outcome(port, its, f"{turn} {picker}"))
     return found
 
 
 def table(found: Mapping[str, Sequence[Outcome]]) -> str:
     """Markdown; medians over rounds."""
     alone = median(outcome.p95 for outcome in found[ALONE])
-    full = median(outcome.flood for outcome in found[WITHOUT])
+    full = median(outcome.others for outcome in found[WITHOUT])
     lines = [
-        "| picker | quiet TTFT p50 | p95 | p95 : alone | flood, tokens/s | : without | lost |",
+        "| picker | TTFT p50 | p95 | p95 : alone | the others, tokens/s | : without | lost |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in (ALONE, *(name for name in found if name != ALONE)):
         outcomes = found[name]
         p50 = median(median(outcome.ttfts) for outcome in outcomes)
         p95 = median(outcome.p95 for outcome in outcomes)
-        flood = median(outcome.flood for outcome in outcomes)
+        others = median(outcome.others for outcome in outcomes)
         lost = sum(outcome.lost for outcome in outcomes)
         lines.append(
-            f"| {name} | {p50:.3f} s | {p95:.3f} s | {p95 / alone:.2f} | {flood:.0f} | {flood / full:.2f} | {lost} |"
+            f"| {name} | {p50:.3f} s | {p95:.3f} s | {p95 / alone:.2f} | {others:.0f} | {others / full:.2f} | {lost} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -202,18 +213,16 @@ def table(found: Mapping[str, Sequence[Outcome]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     doc = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog="hack/bench flow", description=doc[0] if doc else "")
+    parser.add_argument("workload", choices=list(CASES))
     parser.add_argument("--peer", type=peer, action="append", default=[], metavar="NAME=COMMAND")
-    parser.add_argument("--pods", type=int, default=2, help="simulated pods, of the preset `laptop` (2)")
-    parser.add_argument("--rate", type=float, default=2.0, help="of the quiet tenant, requests a second (2)")
-    parser.add_argument("--flood", type=int, default=100, help="requests of the other under way (100)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each measurement (30)")
+    parser.add_argument("--requests", type=int, default=1000, help="of each measurement (1000)")
+    parser.add_argument("--slower", type=float, default=3.0, help="how many times slower than the workload says (3)")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--priorities", action="store_true", help="the quiet tenant's requests have a higher priority")
     flags = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
     try:
-        load = Load(flags.rate, flags.flood, flags.seconds, flags.priorities)
-        print(table(run({**_COMMANDS, **dict(flags.peer)}, flags.pods, load, flags.rounds)), end="")
+        found = run({**_COMMANDS, **dict(flags.peer)}, flags.workload, CASES[flags.workload], flags)
+        print(table(found), end="")
     except BenchError as error:
         print(f"hack/bench flow: {error}", file=sys.stderr)
         return 1

@@ -457,9 +457,8 @@ def batch_gateway(seed: int, requests: int, arrivals: Arrivals) -> Trace:
 
 
 def flooded(seed: int, requests: int, arrivals: Arrivals) -> Trace:
-    """The case of `hack/bench flow --priorities` in virtual time: two `quiet` requests a second of priority 1, and a
-    `flood` of priority 0, of which 320 requests are always under way, with prompts three times as long. For pods of
-    the kind `laptop`: two with `--times 1`, eight with `--times 4`.
+    """Two `quiet` requests a second of priority 1, and a `flood` of priority 0, of which 320 requests are always under
+    way, with prompts three times as long. For pods of the kind `laptop`: two with `--times 1`, eight with `--times 4`.
     """
     make = _Maker("flooded", seed, arrivals)
 

@@ -6,7 +6,7 @@ lengths are exact; an answer that a later prompt contains is the real one.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -105,31 +105,43 @@ def text(name: str, tokens: int) -> list[int]:
     return Random(name).choices(_IDS, k=tokens)
 
 
-async def play(trace: Trace, engine: EngineClient, salt: str) -> list[Answered]:
-    """Send all of it at its times; the answers in the order of its requests. Raises BenchError.
+async def paced(trace: Trace, send: Callable[[int, TraceRequest], Awaitable[None]]) -> None:
+    """Send all of it at its times: `send` gets a request's number and the request, and returns when it has ended.
 
-    Two salts share nothing: what one left in caches is of no use to the other.
+    What `send` raises ends it all, in a group.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()
-    answers: dict[int, list[int]] = {}
     done = [asyncio.Event() for _ in trace.asks]
-    found: list[Answered | None] = [None] * len(trace.asks)
 
     async def one(number: int, ask: TraceRequest) -> None:
         for earlier in ask.after:
             await done[earlier].wait()
         await asyncio.sleep(ask.pause if ask.after else max(0.0, start + ask.at - loop.time()))
+        await send(number, ask)
+        done[number].set()
+
+    async with asyncio.TaskGroup() as group:
+        for number, ask in enumerate(trace.asks):
+            group.create_task(one(number, ask))
+
+
+async def play(trace: Trace, engine: EngineClient, salt: str) -> list[Answered]:
+    """Send all of it at its times; the answers in the order of its requests. Raises BenchError.
+
+    Two salts share nothing: what one left in caches is of no use to the other.
+    """
+    answers: dict[int, list[int]] = {}
+    found: list[Answered | None] = [None] * len(trace.asks)
+
+    async def send(number: int, ask: TraceRequest) -> None:
         prompt = [id for piece in ask.prompt for id in answers.get(piece.id) or _piece(piece, salt)]
         found[number] = answered = await engine.ask(prompt, ask.output, ask.session)
         if ask.answer:
             answers[ask.answer] = answered.ids
-        done[number].set()
 
     try:
-        async with asyncio.TaskGroup() as group:
-            for number, ask in enumerate(trace.asks):
-                group.create_task(one(number, ask))
+        await paced(trace, send)
     except* BenchError as several:
         raise several.exceptions[0] from None
     return [each for each in found if each is not None]

@@ -1,7 +1,11 @@
+from argparse import Namespace
+
 import pytest
 
 from hack.benches import flow
-from hack.benches.flow import Load, Outcome
+from hack.benches.flow import CASES, Case, Outcome
+from tooling.replay.generators import WORKLOADS
+from tooling.simulator.presets import PRESETS
 
 
 def test_the_table_has_medians_and_what_is_lost() -> None:
@@ -16,11 +20,23 @@ def test_the_table_has_medians_and_what_is_lost() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_workloads_have_who_must_not_wait_priorities_that_have_names_and_no_conversations(name: str) -> None:
+    trace = WORKLOADS[name](0, 400, "poisson")
+    assert 0 < len(trace.only(CASES[name].watched).asks) < len(trace.asks)
+    assert {ask.priority for ask in trace.asks} <= {*flow._PRIORITIES}
+    assert not any(ask.answer for ask in trace.asks)
+    assert CASES[name].kind in PRESETS
+
+
 @pytest.mark.envoy
-def test_every_picker_answers_through_envoy() -> None:
-    found = flow.run(flow._COMMANDS, 1, Load(rate=10.0, flood=4, seconds=1.0, priorities=True), 1)
+def test_every_picker_answers_through_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "_WARM_UP", 6)
+    case = Case("quiet", 1, "laptop", 20.0)
+    found = flow.run(flow._COMMANDS, "noisy-neighbour", case, Namespace(requests=20, slower=0.5, rounds=1))
     assert [*found] == [flow.ALONE, *flow._COMMANDS]
-    assert found[flow.ALONE][0].flood == 0
+    assert found[flow.ALONE][0].others == 0
     for name, (outcome,) in found.items():
         assert outcome.lost == 0, name
         assert len(outcome.ttfts) >= 2
+        assert name == flow.ALONE or outcome.others > 0
