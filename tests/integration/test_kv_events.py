@@ -102,6 +102,7 @@ async def in_flight(chain: Laptop) -> float:
 
 async def test_what_was_missed_is_asked_for(chain: Laptop) -> None:
     pod, gaps = chain.pod("pod-c"), await degraded(chain, "kv-events-gap")
+    await past_us(chain, pod, prompt("Dot"))  # a gap is between two messages
     await chain.faults(pod, mute=True)
     body = {"model": "sim", "messages": [{"role": "user", "content": prompt("Eve")}], "max_tokens": 4}
     async with chain.http.post(f"{pod.url}/v1/chat/completions", json=body) as answer:
