@@ -96,6 +96,8 @@ class Report(NamedTuple):
     slowest: float
     grown_kb: int
     findings: int
+    stopped: bool = False
+    """By Ctrl-C."""
 
 
 def mutated(chance: random.Random, seeds: Sequence[bytes]) -> bytes:
@@ -134,11 +136,16 @@ def fuzz(name: str, target: Target, inputs: int, seconds: float, seed: int) -> R
     for each in target.seeds:  # caches and imports are no growth
         _tried(target, each)
     before, start = _rss_kb(), time.monotonic()
+    stopped = False
     while done < inputs and time.monotonic() - start < seconds:
-        data = mutated(chance, target.seeds)
-        began = time.process_time()  # others may have the processor
-        error = _tried(target, data)
-        took = time.process_time() - began
+        try:
+            data = mutated(chance, target.seeds)
+            began = time.process_time()  # others may have the processor
+            error = _tried(target, data)
+            took = time.process_time() - began
+        except KeyboardInterrupt:
+            stopped = True
+            break
         done += 1
         slowest = max(slowest, took)
         if isinstance(error, target.promises):
@@ -150,7 +157,7 @@ def fuzz(name: str, target: Target, inputs: int, seconds: float, seed: int) -> R
                 seen.add(kind)
                 print(f"{name}: {kind}: {_keep(name, data)}\n{what}", flush=True)
             findings += 1
-    return Report(name, done, refused, time.monotonic() - start, slowest, _rss_kb() - before, findings)
+    return Report(name, done, refused, time.monotonic() - start, slowest, _rss_kb() - before, findings, stopped)
 
 
 def _tried(target: Target, data: bytes) -> BaseException | None:
@@ -275,6 +282,7 @@ def kv_events(data: bytes) -> None:
 
 
 METRICS: Final = Metrics()
+VLLM_PAGE: Final = vllm_page()
 
 
 def metrics_pages(data: bytes) -> None:
@@ -284,7 +292,7 @@ def metrics_pages(data: bytes) -> None:
     told.look(data, Places(), 0.0)
     told.look(data + data, Places(), 100.0)
     reader = PageReader(Endpoint("a", "10.0.0.1:8000"), ENGINES["vllm"], METRICS)
-    for page in (vllm_page(), data, *page_of_each(data, 2).values()):
+    for page in (VLLM_PAGE, data, *page_of_each(data, 2).values()):
         reader.read(page, 1.0)
         reader.read(page, 2.0)
 
@@ -460,6 +468,8 @@ def main() -> int:
         costs = f"{rate:10,.0f}{one.slowest * 1e3:12.1f}{one.grown_kb:10,}"
         print(f"{name:20}{one.inputs:10,}{share:>9}{costs}{one.findings:10,}", flush=True)
         found += one.findings
+        if one.stopped:
+            return 130
     return 1 if found else 0
 
 

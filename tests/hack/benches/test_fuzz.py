@@ -17,6 +17,18 @@ def test_mutated_input_is_read_or_refused_as_promised(
     assert found.inputs > 0
 
 
+def test_ctrl_c_ends_it_with_what_was_done() -> None:
+    left = [None] * 5  # of which the first reads the seed
+
+    def read(data: bytes) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+
+    found = fuzz.fuzz("a", Target(read, [b"seed"], ()), 100, 20.0, 1)
+    assert (found.inputs, found.findings, found.stopped) == (4, 0, True)
+
+
 def test_good_input_is_read() -> None:
     """Else all that is mutated of it would only ever meet the first check."""
     for name, target in TARGETS.items():
