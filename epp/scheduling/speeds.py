@@ -26,9 +26,12 @@ _LEAST: Final = 4
 _TOGETHER: Final = 0.1
 """A first token that comes sooner after the one before, as a share of its modelled seconds, is of the same step."""
 _LONE: Final = 1 / 16
-"""Of a stretch: what makes one where each request had the endpoint for itself, so that nothing is batched. These say
-how fast an endpoint is that has little to do, and so count only where there are no others.
+"""Of a stretch: what makes one where each request had the endpoint for itself, so that nothing is batched. Such count
+only where there are no whole ones, and none come soon: where little is computed of a prompt, what was wrongly predicted
+of the cache is most of such an observation.
 """
+_PATIENCE: Final = 30.0
+"""Seconds of an endpoint's first observation in which whole ones are waited for."""
 _PROMPTS: Final = 3.0
 """Long prompts that a stretch has room for which an engine counted: it counts a prompt's tokens when all are computed.
 """
@@ -59,18 +62,21 @@ class Speed:
     """One endpoint's. `factor` times modelled seconds are its seconds."""
 
     __slots__ = (
-        "at", "factor", "loaded_at", "logs", "lone", "lone_seen", "median", "pinned", "seen", "stretch", "whole",
+        "at", "factor", "logs", "lone", "lone_seen", "lone_since", "median", "pinned", "seen", "seen_at",
+        "stretch", "whole",
     )  # fmt: skip
 
     def __init__(self, pinned: float | None) -> None:
         self.factor = 1.0 if pinned is None else 1 / pinned
         self.pinned = pinned is not None
         self.seen: deque[Stretch] = deque(maxlen=_KEPT)
-        """Observations."""
-        self.loaded_at = -inf
+        """Observations that are a stretch or more."""
+        self.seen_at = -inf
         """Time of the last of them."""
         self.lone_seen: deque[Stretch] = deque(maxlen=_KEPT)
-        """Those of requests that were alone."""
+        """Shorter ones, of requests that were alone."""
+        self.lone_since = inf
+        """Time of the first of them."""
         self.logs: list[float] = []
         """Of each that counts the logarithm of observed to modelled seconds."""
         self.median = 0.0
@@ -91,8 +97,8 @@ class Speed:
     @property
     def counts(self) -> Sequence[Stretch]:
         """The observations that say how fast it is."""
-        loaded = len(self.seen) >= _LEAST and self.at - self.loaded_at <= _HALF_LIFE
-        return self.seen if loaded or not self.lone_seen else self.lone_seen
+        whole = len(self.seen) >= _LEAST and self.at - self.seen_at <= _HALF_LIFE
+        return self.seen if whole or self.at - self.lone_since < _PATIENCE else self.lone_seen
 
     def measure(self, ratio: float) -> None:
         """Compare what was seen with the model, in which a step takes `ratio` times what is configured."""
@@ -100,7 +106,7 @@ class Speed:
             log(min(max(each.seconds / (each.prefill + ratio * each.steps), 1 / _MODEL_MOST), _MODEL_MOST))
             for each in self.counts
         ]
-        self.median = median(self.logs)
+        self.median = median(self.logs) if self.logs else 0.0
 
 
 class Speeds:
@@ -139,7 +145,7 @@ class Speeds:
         """Take over what was observed elsewhere of an endpoint of which nothing was observed here."""
         if not speed.counts and not speed.pinned and seen:
             speed.seen.extend(map(stretch_of, seen))
-            speed.at = speed.loaded_at = now
+            speed.at = speed.seen_at = now
             speed.measure(self.ratio)
             self._refresh(now)
 
@@ -154,15 +160,15 @@ class Speeds:
         seconds by the configuration. `lone`: of one request that had the endpoint for itself.
         """
         one = Stretch(prefill, steps, seconds)
+        apart = seconds > _TOGETHER * speed.factor * (prefill + self.ratio * steps)
+        self._observe(speed, one, now, apart=apart)
         if lone and seconds > 0:
             speed.lone = speed.lone.and_then(one)
             if speed.lone.prefill >= _LONE * self._stretch:
                 speed.lone_seen.append(speed.lone)
+                speed.lone_since = min(speed.lone_since, now)
                 speed.lone = _NOTHING
                 self._conclude(speed, now)
-            return
-        apart = seconds > _TOGETHER * speed.factor * (prefill + self.ratio * steps)
-        self._observe(speed, one, now, apart=apart)
 
     def counted(
         self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, prompt: float = 0.0
@@ -181,7 +187,7 @@ class Speeds:
         before = speed.stretch
         if apart and before.prefill + self.ratio * before.steps >= max(self._stretch, least):
             speed.seen.append(before)
-            speed.loaded_at = now
+            speed.seen_at = now
             speed.stretch = _NOTHING
             self._conclude(speed, now)
         speed.stretch = speed.stretch.and_then(one)

@@ -88,22 +88,23 @@ def test_first_tokens_of_one_step_are_one_observation() -> None:
     assert [exp(value) for value in speed.logs] == pytest.approx([1.0] * len(speed.logs))
 
 
-def test_requests_that_were_alone_count_where_there_are_no_others() -> None:
+def test_requests_that_were_alone_count_where_there_are_no_whole_stretches() -> None:
     speeds = Speeds({}, stretch=16.0)
     speed, new = map(speeds.open, pods(2))
     for n in range(8):
         speeds.observe(speed, 0.5, 0.0, 0.05, float(n), lone=True)
     assert speeds.observations == 4, "a sixteenth of a stretch makes one"
+    assert speed.factor == 1.0, "whole ones may come"
+    speeds.observe(speed, 1.0, 0.0, 0.1, 40.0, lone=True)
     assert speed.factor == speeds.pool == pytest.approx(0.1)
-    for n in range(10, 16):
+    for n in range(41, 47):
         speeds.observe(speed, 16.0, 0.0, 32.0, float(n))
     assert speed.median == pytest.approx(log(2.0)), "what was seen under load comes first"
     ((_, told),) = speeds.learned()
-    assert [each.seconds for each in told] == [32.0] * 5
-    speeds.restore(new, told, 20.0)
+    assert [each.seconds for each in told] == [32.5, *[32.0] * 4], "whole stretches; what came before is in the first"
+    speeds.restore(new, told, 50.0)
     assert new.median == pytest.approx(log(2.0))
-    for n in range(2):
-        speeds.observe(speed, 1.0, 0.0, 0.1, 1000.0 + n, lone=True)
+    speeds.observe(speed, 1.0, 0.0, 0.1, 1000.0, lone=True)
     assert speed.median == pytest.approx(log(0.1)), "until it is old"
 
 
