@@ -159,8 +159,6 @@ async def played(port: int, trace: Trace, watched: str, slower: float, salt: str
                 tokens, last = tokens + ask.output, clock()
 
         await paced(trace, send)
-    if len(ttfts) < 2:
-        raise BenchError(f"of those who must not wait {len(ttfts)} requests were answered, and {lost} lost in all")
     return Outcome(ttfts, tokens * slower / (last - began) if tokens else 0.0, lost)
 
 
@@ -168,8 +166,8 @@ def run(commands: Mapping[str, str], name: str, case: Case, options: argparse.Na
     """Each picker once for each round, every second round in reverse order."""
     found: dict[str, list[Outcome]] = {}
 
-    def trace(seed: int, requests: int) -> Trace:
-        made = WORKLOADS[name](seed, requests, "poisson")
+    def trace(seed: int) -> Trace:
+        made = WORKLOADS[name](seed, options.requests, "poisson")
         return made.scaled((case.rate / made.rate if case.rate else 1.0) / options.slower)
 
     def outcome(port: int, trace: Trace, salt: str) -> Outcome:
@@ -177,16 +175,20 @@ def run(commands: Mapping[str, str], name: str, case: Case, options: argparse.Na
 
     with running_pool(commands, case, options.slower) as ports:
         for picker, port in ports.items():
-            outcome(port, trace(options.rounds, _WARM_UP), f"warm-up {picker}")
+            first = trace(options.rounds)
+            outcome(port, Trace(first.name, first.asks[:_WARM_UP]), f"warm-up {picker}")
         for turn in range(options.rounds):
-            whole = trace(turn, options.requests)
+            whole = trace(turn)
             ways = [
                 (ALONE, ports[WITHOUT], whole.only(case.watched)),
                 *((each, ports[each], whole) for each in commands),
             ]
             for picker, port, its in ways if turn % 2 == 0 else reversed(ways):
                 print(f"round {turn + 1} of {options.rounds}: {picker}", file=sys.stderr)
-                found.setdefault(picker, []).append(outcome(port, its, f"{turn} {picker}"))
+                seen = outcome(port, its, f"{turn} {picker}")
+                if len(seen.ttfts) < 2:
+                    raise BenchError(f"{picker}: {len(seen.ttfts)} who must not wait were answered; {seen.lost} lost")
+                found.setdefault(picker, []).append(seen)
     return found
 
 

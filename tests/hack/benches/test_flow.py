@@ -1,10 +1,12 @@
 from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 
 from hack.benches import flow
 from hack.benches.flow import CASES, Case, Outcome
 from tooling.replay.generators import WORKLOADS
+from tooling.replay.trace import Trace
 from tooling.simulator.presets import PRESETS
 
 
@@ -27,6 +29,27 @@ def test_workloads_have_who_must_not_wait_priorities_that_have_names_and_no_conv
     assert {ask.priority for ask in trace.asks} <= {*flow._PRIORITIES}
     assert not any(ask.answer for ask in trace.asks)
     assert CASES[name].kind in PRESETS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_workload_is_played_after_a_warm_up_of_its_first_requests(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some begin with hundreds of requests of those who may wait."""
+    plays: list[tuple[int, int]] = []
+
+    async def played(port: int, trace: Trace, watched: str, slower: float, salt: str) -> Outcome:
+        ttfts = [0.1 for ask in trace.asks if ask.label == watched]
+        plays.append((len(trace.asks), len(ttfts)))
+        return Outcome(ttfts, 1.0, 0)
+
+    monkeypatch.setattr(flow, "running_pool", lambda *_: nullcontext({flow.WITHOUT: 1}))
+    monkeypatch.setattr(flow, "played", played)
+    found = flow.run({flow.WITHOUT: ""}, name, CASES[name], Namespace(requests=600, slower=2.0, rounds=1))
+    (warm, _), (alone, all_of_these), (whole, some) = plays
+    assert warm == flow._WARM_UP
+    assert alone == all_of_these == some < whole
+    assert [*found] == [flow.ALONE, flow.WITHOUT]
 
 
 @pytest.mark.envoy
