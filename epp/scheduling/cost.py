@@ -273,10 +273,9 @@ class _Account:
         self._come(sent)
 
     def _come(self, sent: _Sent) -> None:
-        self.lone = None
+        self.lone = None if self.requests else sent
         if not self.requests:
             self.busy_from, self.busy_until = sent.sent, inf
-            self.lone = sent
         self.requests += 1
         self.tokens += sent.tokens
         self.promises.start(sent.tpot, sent.lasts[2], sent.sent)
@@ -1135,7 +1134,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
-        sent.first_at, lone = now, account.lone is sent
+        sent.first_at = now
         if now > sent.sent and sent.predicted is not None:
             self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
         before, step = account.pending, self._step(account)
@@ -1147,6 +1146,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
             overhead = min(elapsed, (1 + work * self._per_chunk) * step)
+            lone = account.lone is sent
             self._speeds.observe(account.speed, work, overhead / self._ratio, elapsed, now, lone=lone)
             self._adopt()
             if account.order is not None:

@@ -2,11 +2,12 @@
 from what engines count; and for the pool what a step takes against prefill (`constants`).
 
 What is compared are stretches: seconds in which an endpoint had something of ours to prefill against the seconds the
-model gives for what came out. One request alone says little (engines batch, and end a step before they begin a
-prompt); stretches even that out. An endpoint's value is the median of its last stretches, so a few strange ones change
-nothing, drawn towards the pool's while there are few or they are old, and rounded, so that equal endpoints stay equal
-and ties among them still take turns. No endpoint counts as more than `_MOST` times faster or slower than the pool: an
-endpoint that sends its first tokens too early gains a little by it, never the whole traffic.
+model gives for what came out. One request among others says little (engines batch, and end a step before they begin a
+prompt); stretches even that out. Where few come, one that had its endpoint for itself makes a shorter stretch. An
+endpoint's value is the median of its last stretches, so a few strange ones change nothing, drawn towards the pool's
+while there are few or they are old, and rounded, so that equal endpoints stay equal and ties among them still take
+turns. No endpoint counts as more than `_MOST` times faster or slower than the pool: an endpoint that sends its first
+tokens too early gains a little by it, never the whole traffic.
 """
 
 from collections import deque
