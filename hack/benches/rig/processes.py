@@ -31,8 +31,7 @@ def need_programs() -> None:
     packages = [PACKAGES[program] for program in missing]
     if os.geteuid() == 0 and shutil.which("apt-get"):
         print(f"installing {' and '.join(packages)}", file=sys.stderr)
-        for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-            subprocess.run(["apt-get", "-q", *command], stdout=subprocess.DEVNULL, check=False)
+        subprocess.run([Path(__file__).parents[2] / "packages", *packages], check=False)
         missing = [program for program in missing if shutil.which(program) is None]
     if missing:
         raise BenchError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
