@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import zmq.asyncio
 
 from epp.configuration.loader import strategy_text
 from hack.benches.rig.mixed_load import Kind, MixedLoad, mixed_load
+from hack.benches.rig.processes import BenchError, install
 from tests.support.ext_proc import messages
 from tests.support.ext_proc.server import Gateway
 from tooling.laptop.chain import MANIFESTS, Chain, Replica, Shape, running_chain
@@ -198,14 +199,16 @@ async def wall_clock(stage: Stage) -> float:
     return float(last["at"])
 
 
+def libfaketime() -> Iterator[Path]:
+    """Where Debian's package has put it."""
+    return Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+
+
 def fake_clock(file: Path) -> dict[str, str]:
-    """The environment in which a process sees another wall clock, and the same monotonic one. FileNotFoundError."""
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
-    if not found:
-        raise FileNotFoundError("libfaketimeMT.so.1 is not there; expected the package faketime")
+    """The environment in which a process sees another wall clock, and the same monotonic one."""
     set_clock(file, 0)
     return {
-        "LD_PRELOAD": str(found[0]),
+        "LD_PRELOAD": str(next(libfaketime())),
         "FAKETIME_TIMESTAMP_FILE": str(file),
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -408,8 +411,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="hack/bench faults", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="those whose names hold one of these")
     options = parser.parse_args()
+    faults = [each for each in FAULTS if any(text in each.name for text in options.only)]
+    if any(each.clocks for each in faults) and next(libfaketime(), None) is None:
+        try:
+            install("faketime")
+        except BenchError as error:
+            parser.exit(3, f"hack/bench faults: {error}\n")
     outcomes = []
-    for fault in (each for each in FAULTS if any(text in each.name for text in options.only)):
+    for fault in faults:
         with tempfile.TemporaryDirectory(prefix="warmpath-faults-") as folder:
             outcomes.append(asyncio.run(run(fault, Path(folder))))
         print(outcomes[-1], file=sys.stderr, flush=True)

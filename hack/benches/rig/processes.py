@@ -26,15 +26,15 @@ def need_programs() -> None:
         raise BenchError("this benchmark needs Linux: it reads the CPU time of other processes")
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # where Debian puts nginx
     missing = [program for program in PACKAGES if shutil.which(program) is None]
-    if not missing:
-        return
-    packages = [PACKAGES[program] for program in missing]
-    if os.geteuid() == 0 and shutil.which("apt-get"):
-        print(f"installing {' and '.join(packages)}", file=sys.stderr)
-        subprocess.run([Path(__file__).parents[2] / "packages", *packages], check=False)
-        missing = [program for program in missing if shutil.which(program) is None]
     if missing:
-        raise BenchError(f"missing: {', '.join(missing)}; on Debian: apt-get install {' '.join(packages)}")
+        install(*(PACKAGES[program] for program in missing))
+
+
+def install(*packages: str) -> None:
+    """Of Debian. Raises BenchError where they cannot be had; why is said before."""
+    print(f"installing {' and '.join(packages)}", file=sys.stderr)
+    if subprocess.run([Path(__file__).parents[2] / "packages", *packages], check=False).returncode:
+        raise BenchError(f"needs what Debian has as {' and '.join(packages)}")
 
 
 def cpu_seconds(pid: int) -> float:
