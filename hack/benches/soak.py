@@ -1,12 +1,13 @@
 """Hours of mixed load through a real Envoy on simulated pods: does memory, or anything else, grow with requests?
 
 Chats, long documents, streams, clients that leave, malformed requests; pods come and go, and configuration is reloaded.
-What is sampled is the picker's: memory, file descriptors, threads, series of /metrics, sizes of its tables, and what
-clients wait for a first byte. After a warm-up its memory is fitted by a line over the requests sent.
+What is sampled is the picker's: memory, what of it is in use, file descriptors, threads, series of /metrics, sizes of
+its tables, and what clients wait for a first byte. After a warm-up each is fitted by a line over the requests sent.
 """
 
 import argparse
 import asyncio
+import os
 import re
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from typing import Final, NamedTuple
 
 from epp.configuration.loader import strategy_text
 from hack.benches.rig.mixed_load import MixedLoad, mixed_load
-from tooling.laptop.chain import Chain, Shape, running_chain, write_endpoints
+from tooling.laptop.chain import SOURCE, Chain, Shape, running_chain, write_endpoints
 from tooling.laptop.engines import Simulated
 from tooling.laptop.watch import watch
 
@@ -30,6 +31,7 @@ LEAK: Final = 64.0
 """KB for 1,000 requests, 64 bytes each, which is less than any object kept of one would take."""
 SAMPLES: Final = 120
 PODS: Final = 4
+IN_USE: Final = Path(__file__).parent / "rig" / "in_use"
 _TABLES: Final = re.compile(
     r'^warmpath_plugin_statistic\{.*?plugin="([^"]*)".*?statistic="([^"]*)".*?\} (\S+)$', re.MULTILINE
 )
@@ -42,6 +44,10 @@ class Sample:
 
     requests: int
     rss_kb: int
+    blocks: int
+    """Of Python's allocator, in use."""
+    malloc_kb: int
+    """In use."""
     descriptors: int
     threads: int
     series: int
@@ -76,8 +82,8 @@ def slope(requests: Sequence[float], values: Sequence[float]) -> Slope:
     return Slope(rise * 1000, sqrt(3 * off / (n - 2) / spread) * 1000)
 
 
-async def sample(chain: Chain, load: MixedLoad, seen: int) -> Sample:
-    """`seen`: requests that ended before the sample before."""
+async def sample(chain: Chain, load: MixedLoad, seen: int, in_use: Path) -> Sample:
+    """`seen`: requests that ended before the sample before. `in_use`: what the picker writes of its memory."""
     [replica] = chain.replicas
     process = Path("/proc") / str(chain.processes.pid(replica.name))
     status = process.joinpath("status").read_text()
@@ -88,9 +94,12 @@ async def sample(chain: Chain, load: MixedLoad, seen: int) -> Sample:
         counted[name] += float(value)
     waits = [each.took for each in load.done[seen:] if each.kind != "abort" and each.outcome == "answered"]
     cuts = quantiles(waits, n=20, method="inclusive") if len(waits) > 1 else [0.0] * 19
+    blocks, malloc = map(int, in_use.read_text().split())
     return Sample(
         requests=load.sent,
         rss_kb=int(status.partition("VmRSS:")[2].split()[0]),
+        blocks=blocks,
+        malloc_kb=malloc // 1024,
         descriptors=len(list(process.joinpath("fd").iterdir())),
         threads=int(status.partition("Threads:")[2].split()[0]),
         series=sum(not line.startswith("#") for line in page.splitlines()),
@@ -138,7 +147,14 @@ async def soak(minutes: float, rate: float, folder: Path) -> tuple[list[Sample],
     config = folder / "config.yaml"
     config.write_text(strategy_text("prefix-aware"))
     engine = Simulated(flags=("--time-scale", "5"))
-    shape = Shape(pods=PODS, port=0, picking=("--config", str(config)), engine=engine)
+    in_use = folder / "in_use"
+    shape = Shape(
+        pods=PODS,
+        port=0,
+        picking=("--config", str(config)),
+        engine=engine,
+        environment={"PYTHONPATH": f"{IN_USE}{os.pathsep}{SOURCE}", "IN_USE_FILE": str(in_use)},
+    )
     samples: list[Sample] = []
     async with running_chain(shape, folder) as chain:
         load = MixedLoad(chain.url)
@@ -150,7 +166,7 @@ async def soak(minutes: float, rate: float, folder: Path) -> tuple[list[Sample],
                 seen = len(load.done)
                 await asyncio.sleep(every)
                 try:
-                    samples.append(await sample(chain, load, seen))
+                    samples.append(await sample(chain, load, seen, in_use))
                 except TimeoutError:
                     print("  no answer from /metrics: the machine is too busy; this row is missing", flush=True)
                 else:
@@ -162,9 +178,20 @@ async def soak(minutes: float, rate: float, folder: Path) -> tuple[list[Sample],
 
 def show(one: Sample, *, first: bool) -> None:
     if first:
-        names = ("requests", "RSS KB", "files", "threads", "series", "hit rate", "p50 ms", "p95 ms")
+        names = (
+            "requests",
+            "RSS KB",
+            "blocks",
+            "malloc KB",
+            "files",
+            "threads",
+            "series",
+            "hit rate",
+            "p50 ms",
+            "p95 ms",
+        )
         print("".join(f"{name:>10}" for name in names) + "  tables", flush=True)
-    figures = (one.requests, one.rss_kb, one.descriptors, one.threads, one.series)
+    figures = (one.requests, one.rss_kb, one.blocks, one.malloc_kb, one.descriptors, one.threads, one.series)
     tables = ", ".join(f"{name} {value:.0f}" for name, value in sorted(one.tables.items()))
     times = f"{one.hit_rate:10.3f}{one.p50 * 1e3:10.1f}{one.p95 * 1e3:10.1f}"
     print("".join(f"{figure:10}" for figure in figures) + times + f"  {tables}", flush=True)
@@ -180,6 +207,8 @@ def report(samples: Sequence[Sample], load: MixedLoad) -> int:
         print(f"  failed: {why}")
     found = {
         "RSS, KB": slope(requests, [each.rss_kb for each in warm]),
+        "Python's blocks": slope(requests, [each.blocks for each in warm]),
+        "malloc, KB": slope(requests, [each.malloc_kb for each in warm]),
         "file descriptors": slope(requests, [each.descriptors for each in warm]),
         "threads": slope(requests, [each.threads for each in warm]),
         "series of /metrics": slope(requests, [each.series for each in warm]),

@@ -27,7 +27,7 @@ def test_two_errors_decide(rise: float, error: float, verdict: str) -> None:
 
 
 def sample(n: float, rss: float) -> Sample:
-    return Sample(int(n), int(rss), 20, 8, 900, {}, 0.5, 0.01, 0.02)
+    return Sample(int(n), int(rss), 400_000, 9_000, 20, 8, 900, {}, 0.5, 0.01, 0.02)
 
 
 def test_the_report_says_what_grows_and_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,3 +51,5 @@ async def test_some_seconds_of_it(tmp_path: Path) -> None:
     assert {each.outcome for each in load.done if each.kind == "malformed"} == {"refused"}
     last = samples[-1]
     assert min(last.requests, last.rss_kb, last.descriptors, last.threads, last.series, len(last.tables)) > 0
+    assert 100_000 < last.blocks < 2_000_000
+    assert 1_000 < last.malloc_kb < last.rss_kb
