@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,38 +12,45 @@ from urllib.parse import urlsplit
 from epp.errors import ConfigError
 
 _CHAT: Final = "/v1/chat/completions"
+_SHORT: Final = {"d": "--data", "H": "--header"}
+_SHORT_WITH_VALUE: Final = frozenset("AbcCDeEKmoPQrtTuUwxXyYz")
 _WITH_VALUE: Final = frozenset(
-    [
-        "-X",
-        "--request",
-        "-o",
-        "--output",
-        "-m",
-        "--max-time",
-        "-A",
-        "--user-agent",
-        "-u",
-        "--user",
-        "-b",
-        "--cookie",
-        "-e",
-        "--referer",
-        "--connect-timeout",
-        "--retry",
-        "--cacert",
-        "--cert",
-        "--key",
-        "-w",
-        "--write-out",
-        "--resolve",
-        "-x",
-        "--proxy",
-    ]
+    f"--{name}"
+    for name in re.findall(
+        r"\S+",
+        """
+        abstract-unix-socket alt-svc aws-sigv4 cacert capath cert cert-type ciphers config connect-timeout connect-to
+        continue-at cookie cookie-jar create-file-mode crlfile curves delegation dns-interface dns-ipv4-addr
+        dns-ipv6-addr dns-servers doh-url dump-header ech egd-file engine etag-compare etag-save expect100-timeout
+        ftp-account ftp-alternative-to-user ftp-method ftp-port ftp-ssl-ccc-mode happy-eyeballs-timeout-ms
+        haproxy-clientip hostpubmd5 hostpubsha256 hsts interface ip-tos ipfs-gateway keepalive-cnt keepalive-time key
+        key-type krb libcurl limit-rate local-port login-options mail-auth mail-from mail-rcpt max-filesize max-redirs
+        max-time netrc-file noproxy output output-dir parallel-max pass pinnedpubkey preproxy proto proto-default
+        proto-redir proxy proxy-cacert proxy-capath proxy-cert proxy-cert-type proxy-ciphers proxy-crlfile
+        proxy-header proxy-key proxy-key-type proxy-pass proxy-pinnedpubkey proxy-service-name proxy-tls13-ciphers
+        proxy-tlsauthtype proxy-tlspassword proxy-tlsuser proxy-user proxy1.0 pubkey quote random-file range rate
+        referer request request-target resolve retry retry-delay retry-max-time sasl-authzid service-name socks4
+        socks4a socks5 socks5-gssapi-service socks5-hostname speed-limit speed-time stderr telnet-option tftp-blksize
+        time-cond tls-max tls13-ciphers tlsauthtype tlspassword tlsuser trace trace-ascii trace-config unix-socket
+        upload-file url-query user user-agent variable vlan-priority write-out
+        """,
+    )
 )
-"""curl's options that take a value and say nothing about where a request goes."""
+"""curl's options that take a value and say nothing of where a request goes (`curl --help all` of 7.88, and those that
+8.12 added)."""
+_UNREAD: Final = frozenset(("--form", "--form-string", "--data-urlencode", "-F"))
+_ENDS: Final = re.compile(r"(\||\|\||&|&&|;|\d?>{1,2}|\d?>&\d|<)$")
+"""Words with which a shell's command is over, or its output goes elsewhere."""
 MOST_CURL: Final = 64 << 10
 """Characters of a curl line that is pasted: to split one into words takes a microsecond for each."""
-_DATA: Final = frozenset(("-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json"))
+_DATA: Final = frozenset(("--data", "--data-raw", "--data-binary", "--data-ascii", "--json"))
+_BEFORE: Final = r"\s*(?:\$\s+)?(?:(?:time|sudo|[A-Za-z_]\w*=\S*)\s+)*"
+"""What may stand before a command: a prompt of the shell, variables."""
+_QUOTED: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$'((?:[^'\\]|\\.)*)'""", re.DOTALL)
+_ESCAPED: Final = re.compile(
+    r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL
+)
+_LETTERS: Final = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,11 @@ def from_text(text: bytes, path: str, headers: Sequence[str], model: str) -> Ask
 
 def from_pasted(text: str, model: str) -> Asked:
     """Whichever of these it is. Raises ConfigError."""
-    if re.match(r"\s*\$?\s*curl\s", text) is None:
+    if (line := re.match(rf"{_BEFORE}(?=(\S*/)?curl\s)", text)) is None:
         return from_text(text.encode("utf-8", "replace"), "", (), model)
     if len(text) > MOST_CURL:
         raise ConfigError("--curl", f"got {len(text)} characters; expected at most {MOST_CURL}, or the body alone")
-    return from_curl(text.strip().removeprefix("$"), "", (), _no_files)
+    return from_curl(text[line.end() :], "", (), _no_files)
 
 
 def _no_files(name: str) -> bytes:
@@ -80,24 +87,23 @@ def _no_files(name: str) -> bytes:
 def from_curl(line: str, path: str, headers: Sequence[str], read: Callable[[str], bytes]) -> Asked:
     """What curl would send; `read` gives the content of a file that it names. Raises ConfigError."""
     try:
-        words = shlex.split(line.replace("\\\n", " "))
+        words = shlex.split(_QUOTED.sub(_plain, line.replace("\\\n", " ")))
     except ValueError as error:
         raise ConfigError("--curl", f"no command line of a shell: {error}") from None
     words = words[1:] if words and Path(words[0]).name == "curl" else words
-    url, body, found = "", b"", [*headers]
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+    url, body, found = "", None, [*headers]
+    for name, value in _options(words):
         if name in _DATA:
-            body = _data(value if equals else _next(rest, name), name == "--data-raw", read)
-        elif name in ("-H", "--header"):
-            found.append(value if equals else _next(rest, name))
+            data = _data(value, name == "--data-raw", read)
+            body = data if body is None else body + (b"" if name == "--json" else b"&") + data
+        elif name == "--header":
+            found.append(value)
+        elif name == "--oauth2-bearer":
+            found.append(f"Authorization: Bearer {value}")
         elif name == "--url":
-            url = value if equals else _next(rest, name)
-        elif name in _WITH_VALUE:
-            value if equals else _next(rest, name)
-        elif not word.startswith("-"):
-            url = word
+            url = url or value
+        elif name in _UNREAD:
+            raise ConfigError("--curl", f"{name} is not read here; expected a body of JSON by -d, --data-raw or --json")
     if not body:
         raise ConfigError("--curl", "no body in it; expected -d, --data, --data-raw, --data-binary or --json")
     try:
@@ -105,6 +111,41 @@ def from_curl(line: str, path: str, headers: Sequence[str], read: Callable[[str]
     except ValueError as error:
         raise ConfigError("--curl", f"{url[:100]!r} is no URL: {error}") from None
     return Asked(path or _path_of(body), dict(map(_header, found)), body)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options with their values, by their long names where those count; what is none is a `--url`."""
+    rest = iter(words)
+    for word in rest:
+        if _ENDS.match(word):
+            return
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            if name in _DATA or name in _WITH_VALUE or name in ("--header", "--url", "--oauth2-bearer"):
+                value = value if equals else _next(rest, name)
+            yield name, value
+        elif word.startswith("-") and word != "-":
+            for at, letter in enumerate(word[1:], 2):  # several may stand together, the last with its value
+                if letter in _SHORT or letter in _SHORT_WITH_VALUE:
+                    yield _SHORT.get(letter, f"-{letter}"), word[at:] or _next(rest, f"-{letter}")
+                    break
+                yield f"-{letter}", ""
+        else:
+            yield "--url", word
+
+
+def _plain(quoted: re.Match[str]) -> str:
+    """`$'...'` of a shell, as browsers copy requests, in other words of it."""
+    text = quoted[1]
+    return quoted[0] if text is None else shlex.quote(_ESCAPED.sub(_character, text))
+
+
+def _character(escaped: re.Match[str]) -> str:
+    byte, short, long, octal, letter = escaped.groups()
+    if letter is not None:
+        return _LETTERS.get(letter, letter if letter in "\\'\"?" else escaped[0])
+    number = int(octal, 8) if octal else int(byte or short or long, 16)
+    return chr(number) if number < 0x110000 else "\ufffd"
 
 
 def _next(words: Any, name: str) -> str:

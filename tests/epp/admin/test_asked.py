@@ -1,6 +1,7 @@
 """A request from a file, a prompt or a curl line."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -54,10 +55,29 @@ def read(file: str) -> bytes:
         f"curl --url https://gw/v1/chat/completions?x=1 --header='x-team: a' --data-raw='{BODY}' -o /dev/null",
         f"curl -X POST \\\n  http://gw/v1/chat/completions \\\n -H 'x-team: a' --max-time 5 --json '{BODY}'",
         f"/usr/bin/curl gw:80 -H 'x-team: a' --data-binary '{BODY}'",
+        f"curl -sSd'{BODY}' -H'x-team: a' http://gw/v1/chat/completions",
+        f"curl http://gw/v1/chat/completions -sX POST -H 'x-team: a' -d '{BODY}' | jq . > out 2>&1",
+        f"curl -4 --interface lo http://gw/v1/chat/completions -Hx-team:a --json '{BODY[:9]}' --json '{BODY[9:]}'",
+        f"curl 'http://gw/v1/chat/completions' -H $'x-team: \\u0061' --data-raw $'{BODY}' --compressed --insecure",
     ],
 )
 def test_a_curl_line_is_what_curl_would_send(line: str) -> None:
     assert from_curl(line, "", [], read) == Asked("/v1/chat/completions", {"x-team": "a"}, BODY.encode())
+
+
+def test_what_browsers_copy_is_read_as_a_shell_reads_it() -> None:
+    """Compared with bash itself."""
+    text = r"""$'{"a":"it\'s\n\x41\u00e9\t\101 \\ \q"}'"""
+    said = subprocess.run(
+        ["bash", "-c", f"printf %s {text}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    )
+    assert from_curl(f"curl gw -d {text}", "", [], read).body == said.stdout
+    plain = """'costs 5$' """
+    assert from_curl(f"curl gw -d {plain}-H 'x: $' -H 'y: b'", "", [], read).headers == {"x": "$", "y": "b"}
+
+
+def test_several_bodies_are_put_together_as_curl_does() -> None:
+    assert from_curl("curl gw -d a=1 -d b=2", "", [], read).body == b"a=1&b=2"
 
 
 def test_a_curl_line_may_name_a_file_that_the_caller_reads() -> None:
@@ -72,6 +92,7 @@ def test_a_curl_line_may_name_a_file_that_the_caller_reads() -> None:
         ("curl -d", "-d is the last word; expected its value"),
         ("curl -d 'open", "no command line of a shell"),
         ("curl -d @/nowhere http://gw/", "/nowhere was read"),
+        ("curl -F file=@a.wav http://gw/", "-F is not read here; expected a body of JSON"),
         ("curl -d {} -H nothing http://gw/", "got 'nothing'; expected NAME: VALUE"),
         ("curl -d {} http://[::1/", "is no URL: Invalid IPv6"),
     ],
@@ -81,9 +102,9 @@ def test_a_curl_line_that_asks_nothing_is_refused(line: str, error: str) -> None
         from_curl(line, "", [], read)
 
 
-@pytest.mark.parametrize("line", ["curl gw -d '{}'", "$ curl gw -d '{}'", "\n  curl \\\n gw -d '{}'"])
-def test_a_curl_line_is_known_by_its_first_word(line: str) -> None:
-    assert from_pasted(line, "") == Asked("/v1/chat/completions", {}, b"{}")
+@pytest.mark.parametrize("before", ["curl", "$ curl", "\n  curl \\\n", "time TOKEN=x /bin/curl"])
+def test_a_curl_line_is_known_by_its_first_word(before: str) -> None:
+    assert from_pasted(f"{before} gw -d '{{}}'", "") == Asked("/v1/chat/completions", {}, b"{}")
 
 
 def test_a_body_and_a_prompt_may_be_pasted_too() -> None:
