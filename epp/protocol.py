@@ -28,6 +28,8 @@ SLO_TPOT_MS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 """Milliseconds until the first token, and for each after it; 0 or empty: none is asked for."""
 EXPLAIN: Final = "x-warmpath-explain"
 """Anything but empty, `0` or `false`: the answer is to say in a header where the request went and why."""
+EXPLAINED_AUTHORIZATION: Final = "x-warmpath-authorization"
+"""On what is posted to `/explain`: the Authorization of the request that is asked about; the poster's own is for us."""
 MODEL_REWRITE: Final = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
 SESSION_TOKEN: Final = "x-session-token"
 SESSION_ID: Final = "x-session-id"

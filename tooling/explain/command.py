@@ -24,6 +24,7 @@ from epp.parsing.request import RawRequest
 from epp.pool.static import load
 from epp.pool.store import Pool
 from epp.prefix.token_ratio import TokenRatio
+from epp.protocol import EXPLAINED_AUTHORIZATION
 from epp.route import Admission, Policy, RequestObserver, Router
 from epp.testing import services
 from tooling.explain.report import report
@@ -86,7 +87,9 @@ def _content(file: str) -> bytes:
 async def _ask(options: ExplainOptions, asked: Asked) -> tuple[int, dict[str, Any]]:
     """The picker at `options.url`. What it answers to a wrong request is an answer too."""
     headers = {"content-type": "application/json"} | {
-        name: value for name, value in asked.headers.items() if name not in ("host", "content-length", "authorization")
+        EXPLAINED_AUTHORIZATION if name == "authorization" else name: value
+        for name, value in asked.headers.items()
+        if name not in ("host", "content-length")
     }
     if options.token_file is not None:
         try:

@@ -356,7 +356,7 @@ async def test_a_request_is_explained_as_a_client_would_send_it() -> None:
             200,
             {"decision": {}},
         )
-        assert (await post("/explain", b"[]"))[0] == 200
+        assert (await post("/explain", b"[]", **{"X-Warmpath-Authorization": "Bearer client"}))[0] == 200
         status, said = await post("/explain", b" " * (server.LARGEST_BODY + 1))
         assert status == 413
         assert (await rig.get("/explain/v1/completions"))[0] == 405
@@ -365,6 +365,8 @@ async def test_a_request_is_explained_as_a_client_would_send_it() -> None:
     assert raw.headers["x-b"] == "c"
     assert "authorization" not in raw.headers
     assert (bare.method, bare.path) == ("", "")
+    assert bare.headers["authorization"] == "Bearer client"
+    assert "x-warmpath-authorization" not in bare.headers
     assert said["error"]["type"] == "invalid_request_error"
 
 

@@ -86,7 +86,13 @@ async def test_a_running_picker_is_asked_over_http(asked: ExplainOptions, capsys
 
     server = AdminServer(Metrics(), [], Decisions(), list, str, AdminSettings(port=0))
     async with server:
-        live = changed(asked, endpoints=(), strategy=None, url=f"http://127.0.0.1:{server.port}/", header=("X-A: b",))
+        live = changed(
+            asked,
+            endpoints=(),
+            strategy=None,
+            url=f"http://127.0.0.1:{server.port}/",
+            header=("X-A: b", "Authorization: c"),
+        )
         with pytest.raises(ConfigError, match="answers 404 and explains nothing"):
             await asyncio.to_thread(main, live, as_json=True)
         server.explain_by(explain)
@@ -98,3 +104,4 @@ async def test_a_running_picker_is_asked_over_http(asked: ExplainOptions, capsys
     (pool, raw), _ = seen
     assert (pool, raw.method, raw.path, raw.headers["x-a"]) == ("", "POST", "/v1/chat/completions", "b")
     assert b"Why is the sky blue?" in raw.body
+    assert raw.headers["authorization"] == "c"
