@@ -212,6 +212,8 @@ def report(samples: Sequence[Sample], load: MixedLoad) -> int:
         "file descriptors": slope(requests, [each.descriptors for each in warm]),
         "threads": slope(requests, [each.threads for each in warm]),
         "series of /metrics": slope(requests, [each.series for each in warm]),
+        "hit rate, %": slope(requests, [each.hit_rate * 100 for each in warm]),
+        "p50, ms": slope(requests, [each.p50 * 1e3 for each in warm]),
         "p95, ms": slope(requests, [each.p95 * 1e3 for each in warm]),
     }
     print(f"after a third of the time ({int(requests[0]):,} requests), for 1,000 requests:")

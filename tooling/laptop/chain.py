@@ -25,7 +25,7 @@ from gateway.translate import TranslateOptions, translate
 from gateway.wiring import Wiring
 from gateway.xds import Rendering
 from tooling.laptop.engines import Engine, LaptopPod, Layout, Program, Simulated
-from tooling.laptop.ports import free_ports, is_free
+from tooling.laptop.ports import free_ports, is_free, this_or_free
 from tooling.laptop.processes import Processes
 
 READY_SECONDS = 60.0
@@ -55,6 +55,8 @@ class Shape:
     """EPP processes, all active."""
     port: int | None = None
     """The gateway's, where the manifests' only listener gives another; 0 takes a free one."""
+    admin_port: int | None = None
+    """Of the first replica, where it is free."""
     picking: Sequence[str] = ()
     """Flags of `warmpath serve` that say how to pick."""
     manifests: Path = MANIFESTS
@@ -266,7 +268,7 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
             processes=await stack.enter_async_context(Processes(directory)),
             http=await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))),
             layout=layout,
-            replicas=[_replica(i, len(resources.pools)) for i in range(shape.replicas)],
+            replicas=[_replica(i, len(resources.pools), shape.admin_port) for i in range(shape.replicas)],
             resources=resources,
         )
         seconds = shape.engine.ready_seconds
@@ -307,8 +309,10 @@ def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
     file.write_text(yaml.safe_dump({"endpoints": entries}), encoding="utf-8")
 
 
-def _replica(number: int, pools: int) -> Replica:
+def _replica(number: int, pools: int, admin_port: int | None) -> Replica:
     *grpc_ports, health, metrics, peers = free_ports(pools + 3)
+    if number == 0 and admin_port is not None:
+        metrics = this_or_free(admin_port)
     return Replica(f"epp-{number + 1}", grpc_ports, health, metrics, peers)
 
 

@@ -43,6 +43,11 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     raise OSError(f"no {count} free ports between {LOWEST} and {HIGHEST} on {host}")
 
 
+def this_or_free(port: int) -> int:
+    """`port`, if it can be had as `free_ports` gives them; else one of those."""
+    return port if is_free(port) and _taken(port) else free_ports(1)[0]
+
+
 def _taken(port: int) -> bool:
     """Whether the port is the caller's now: the process has locked the byte at that place of a file, until it ends.
     The lock keeps other processes away, not this one, to which the same byte would be given again.

@@ -43,6 +43,8 @@ from tooling.simulator.workloads import demo
 BASELINE = "round-robin"
 REFRESH_SECONDS = 0.5
 SHOWN_DECISIONS = 8
+_ADMIN_PORT = 9090
+"""As of `warmpath serve`, so that what asks it by itself, such as `warmpath explain`, finds it."""
 
 
 class UpError(Exception):
@@ -115,6 +117,7 @@ async def run(options: UpOptions) -> int:
                 pods=len(engine.roles) or options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
+                admin_port=_ADMIN_PORT,
                 picking=("--config", str(followed), *options.allowed) if follows else options.picking,
                 manifests=options.manifests or MANIFESTS,
                 engine=engine,
@@ -213,7 +216,7 @@ def _greeting(chain: Chain, options: UpOptions) -> Text:
         (chain.url, "bold"),
         f" speaks OpenAI to {pods}; strategy {printable(options.label)}.\n\n",
         f"{ask}\n\n",
-        f"decisions and metrics: {', '.join(replica.admin for replica in chain.replicas)}   end: Ctrl-C\n",
+        f"page, decisions, metrics: {', '.join(f'{replica.admin}/' for replica in chain.replicas)}   end: Ctrl-C\n",
     )
 
 

@@ -7,7 +7,7 @@ from subprocess import PIPE
 import pytest
 
 from tooling.laptop import ports
-from tooling.laptop.ports import HIGHEST, LOWEST, free_ports, is_free
+from tooling.laptop.ports import HIGHEST, LOWEST, free_ports, is_free, this_or_free
 
 
 def test_ports_are_different_free_and_out_of_the_way_of_outgoing_connections() -> None:
@@ -19,6 +19,15 @@ def test_ports_are_different_free_and_out_of_the_way_of_outgoing_connections() -
 def test_a_port_somebody_listens_on_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert not is_free(server.getsockname()[1])
+
+
+def test_a_port_that_is_wanted_is_given_where_it_is_free_and_nobody_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert LOWEST <= this_or_free(server.getsockname()[1]) < HIGHEST
+    monkeypatch.setattr(ports, "is_free", lambda port, host="127.0.0.1": True)
+    wanted = 65_001  # that nothing else is given
+    assert this_or_free(wanted) == wanted
+    assert LOWEST <= this_or_free(wanted) < HIGHEST
 
 
 def test_asking_for_more_than_there_are_is_an_error() -> None:
