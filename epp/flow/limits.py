@@ -38,6 +38,7 @@ _ROWS: Final = 200
 """Tenants in one message to replicas."""
 _MOST_PEERS: Final = 256
 _NEARLY: Final = 1e-6
+_ABSENT: Final = msgspec.Raw()
 """What rounding may make of a request."""
 _RATE_CODE: Final = "rate_limit_exceeded"
 _FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt"}
@@ -65,7 +66,8 @@ class TenantLimits:
     @property
     def reads_body(self) -> bool:
         """Whether something in a request's body counts."""
-        return self.models is not None or min(self.tokens_per_minute, self.max_prompt_tokens) < inf
+        tokens = min(self.tokens_per_minute, self.max_prompt_tokens, self.max_output_tokens)
+        return self.models is not None or tokens < inf
 
 
 @dataclass(frozen=True)
@@ -203,8 +205,10 @@ class Limits(Plugin):
         if request.api == "other" and not request.body:
             return request  # a list of models, health: nothing an engine computes for
         tenant = self._tenant(request.tenant, now)
-        tokens = request.tokens + (request.max_tokens or 0)
         self._check(request, tenant)
+        tokens = request.tokens
+        if request.max_tokens and tenant.limits.tokens_per_minute < inf:
+            tokens += request.max_tokens * answers_of(request)
         self._check_counts(tenant, tokens, now)
         tenant.open += 1
         self._busy[tenant] = None
@@ -400,6 +404,32 @@ class Limits(Plugin):
 
 def _rows(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, int]]:
     return [(name, requests, tokens, open_) for name, requests, tokens, open_ in rows]
+
+
+class _Several(msgspec.Struct):
+    n: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = _ABSENT
+
+
+_several: Final = msgspec.json.Decoder(_Several)
+_prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def answers_of(request: Request) -> int:
+    """How many answers it asks for: `n` or `best_of` of each of its prompts."""
+    texts = request.api == "completions" and request.prompt.startswith(b"[")
+    if not texts and b'"n"' not in request.body and b'"best_of"' not in request.body and b"\\u" not in request.body:
+        return 1
+    try:
+        asked = _several.decode(request.body)
+        prompts = _prompts.decode(asked.prompt) if texts else []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 1  # no JSON, such as a call of gRPC
+    each = max(value if type(value) is int else 1 for value in (asked.n, asked.best_of, 1))
+    if prompts and not bytes(prompts[0]).startswith((b'"', b"[")):
+        return each  # one prompt, of token ids
+    return each * max(1, len(prompts))
 
 
 def _output_field(request: Request) -> str:

@@ -17,13 +17,15 @@ class UtilizationDetector(Detector, Filter):
     or none, say nothing. As a filter: drops endpoints beyond a threshold times (1 + `headroom`) (0); keeps all when
     that would leave none.
 
-    Where llm-d counts an endpoint with stale metrics as full, here it is left out of the mean, and a pool of which
-    nothing is known is not full: a scraper that stops must not stop the pool. Source: GIE v1.5, llm-d-router.
+    `staleness_policy`: with `ignore` an endpoint with stale metrics is left out of the mean, and a pool of which
+    nothing is known is not full: a scraper that stops must not stop the pool. llm-d's default is `saturated`, which
+    counts it as full. Source: GIE v1.5, llm-d-router #2492.
     """
 
     queue_depth_threshold: int = 5
     kv_cache_util_threshold: float = 0.8
     metrics_staleness_threshold: timedelta = timedelta(seconds=5)
+    staleness_policy: Literal["ignore", "saturated"] = "ignore"
     headroom: float = 0.0
     _stale: int = field(default=0, init=False, repr=False)
 
@@ -42,6 +44,8 @@ class UtilizationDetector(Detector, Filter):
             return 1.0
         known = [full for endpoint in endpoints if (full := self._fullness(endpoint)) is not None]
         self._stale = len(endpoints) - len(known)
+        if self.staleness_policy == "saturated":
+            return (sum(known) + self._stale) / len(endpoints)
         return sum(known) / len(known) if known else 0.0
 
     def filter(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:

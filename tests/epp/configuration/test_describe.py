@@ -22,7 +22,7 @@ schedulingProfiles:
 
 EXPECTED = """\
 admission     detector utilization-detector queueDepthThreshold=5, kvCacheUtilThreshold=0.8, \
-metricsStalenessThreshold=5s, headroom=0.0  [added: the default]
+metricsStalenessThreshold=5s, stalenessPolicy=ignore, headroom=0.0  [added: the default]
 signals       PrefixMatch from match (tests.support.plugins.OwnMatch)
 profiles      handler single-profile-handler  [added: there is one profile]
 profile main  filter all (tests.support.plugins.All)

@@ -1,5 +1,6 @@
 """What tenants may use: counted exactly, given back, shared by replicas, bounded."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,8 @@ def test_what_cannot_be_read_is_refused_where_something_in_it_counts() -> None:
     world = World(models=("llama",))
     with pytest.raises(UnsupportedMedia, match="content-encoding: gzip; expected JSON"):
         world.ask(api="other", opaque="content-encoding: gzip", body=b"x")
+    with pytest.raises(UnsupportedMedia):
+        World(max_output_tokens=9).ask(api="other", opaque="content-encoding: gzip", body=b"x")
     World(requests_per_minute=9).ask(api="other", opaque="content-encoding: gzip", body=b"x")
     world.ask(api="other", body=b"audio")
 
@@ -193,6 +196,34 @@ def test_tokens_are_taken_at_the_estimate_and_corrected() -> None:
     third = world.ask(tokens=100)
     world.used(third, status=503)
     assert world.left(world.ask(tokens=100), "tokens") == "0"
+
+
+@pytest.mark.parametrize(
+    ("api", "body", "answers"),
+    [
+        ("chat", {"messages": []}, 1),
+        ("chat", {"messages": [], "n": 3}, 3),
+        ("chat", {"messages": [], "n": "3"}, 1),
+        ("chat", {"messages": [], "n": -3}, 1),
+        ("completions", {"prompt": "a", "n": 2, "best_of": 5}, 5),
+        ("completions", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("completions", {"prompt": [[1, 2], [3]]}, 2),
+        ("completions", {"prompt": [1, 2, 3]}, 1),
+        ("completions", {"prompt": []}, 1),
+    ],
+)
+def test_tokens_of_all_answers_count(api: Any, body: dict[str, Any], answers: int) -> None:
+    prompt = json.dumps(body.get("prompt", body.get("messages"))).encode()
+    world = World(tokens_per_minute=1000)
+    world.ask(api=api, body=json.dumps(body).encode(), prompt=prompt, tokens=20, max_tokens=10)
+    with pytest.raises(RateLimited, match=f" {20 + 10 * answers} are used, 980 asked for"):
+        world.ask(tokens=980)
+
+
+def test_what_is_no_json_asks_for_one_answer() -> None:
+    world = World(tokens_per_minute=100)
+    asked = world.ask(api="chat", body=b'\x0a\x80"n"', tokens=20, max_tokens=80)
+    assert world.left(asked, "tokens") == "0"
 
 
 def test_more_than_a_minutes_tokens_never_pass_and_clients_are_told() -> None:

@@ -15,8 +15,8 @@ def endpoint(name: str = "a", waiting: int = 0, kv_usage: float = 0.0, at: float
     return Endpoint(name, f"{name}:1", load=Load(waiting=waiting, kv_usage=kv_usage, at=at))
 
 
-def utilization(headroom: float = 0.0) -> UtilizationDetector:
-    detector = UtilizationDetector(headroom=headroom)
+def utilization(**parameters: Any) -> UtilizationDetector:
+    detector = UtilizationDetector(**parameters)
     detector.clock = lambda: NOW
     return detector
 
@@ -51,6 +51,12 @@ def test_metrics_that_stop_do_not_stop_the_pool() -> None:
     detector = utilization()
     assert detector.saturation([endpoint(waiting=99, at=NOW - 60), endpoint(at=None)]) == 0.0
     assert detector.statistics() == {"stale_endpoints": 2}
+
+
+def test_metrics_that_stop_count_as_full_where_that_is_wanted() -> None:
+    detector = utilization(staleness_policy="saturated")
+    assert detector.saturation([endpoint(waiting=99, at=NOW - 60), endpoint(at=None)]) == 1.0
+    assert detector.saturation([endpoint(waiting=99, at=NOW - 60), endpoint(kv_usage=0.4)]) == 0.75
 
 
 def test_the_filter_drops_full_endpoints_and_keeps_unknown_ones() -> None:
