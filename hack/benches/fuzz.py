@@ -10,6 +10,7 @@ compares with another implementation.
 """
 
 import argparse
+import asyncio
 import atexit
 import functools
 import hashlib
@@ -21,19 +22,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from unittest.mock import patch
 
 import msgspec
 from jinja2 import TemplateError
 
 from epp.configuration.loader import load_text, strategy_text
-from epp.documents.objects import Pod
-from epp.documents.strict import decode as decode_strict
 from epp.errors import BadRequest, ConfigError, EppError
 from epp.extproc.http2 import PREFACE, Broken, Connection
 from epp.extproc.stream import Memory, Stream
@@ -44,11 +43,13 @@ from epp.parsing.rewrite import rewrite_model
 from epp.plugin import Endpoint
 from epp.pool import static
 from epp.pool.answers import EngineAnswers
+from epp.pool.apiserver import Kind
 from epp.pool.engines import ENGINES, Places, page_of_each, parse
 from epp.pool.http import AnswerReader, BadAnswer
+from epp.pool.kubernetes import POOLS, KubePools, Named
 from epp.pool.models import models_of
-from epp.pool.objects import InferenceModelRewrite, InferenceObjective, endpoints_of_pod
 from epp.pool.scrape import PageReader
+from epp.pool.slices import ServiceAddresses
 from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import EngineCache, KvEventIndex
 from epp.prefix.events.sources import named_in, sources_on
@@ -71,6 +72,11 @@ ROOT: Final = Path(__file__).parents[2]
 FOUND: Final = ROOT / "build" / "fuzz"
 SLOW: Final = 1.0
 """Seconds."""
+LOOP: Final = asyncio.Runner()
+POOL: Final = (
+    b'{"metadata":{"name":"p"},"spec":{"selector":{"matchLabels":{"app":"x"}},"targetPorts":[{"number":8000}],'
+    b'"endpointPickerRef":{"name":"e","port":{"number":9002}}}}'
+)
 PIECES: Final = [
     *(b'"', b"'", b"{", b"}", b"[", b"]", b":", b",", b"\\", b"\\u0000", b"\\ud800", b"\n", b"\r\n", b"\0", b"\xff"),
     *(b"null", b"true", b"-1", b"0", b"1e309", b"18446744073709551616", b"9" * 40, b"NaN"),
@@ -370,16 +376,56 @@ def pool_files(data: bytes) -> None:
     static.load([_file("pools.yaml", data)])
 
 
+class _Answering:
+    """An API server whose lists hold one object besides the pool that is followed, and whose watches add it, and take
+    it for an event.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def page(self, kind: Kind, namespace: str, selector: str, continuation: str) -> bytes:
+        items = [POOL, self._data] if kind == POOLS else [self._data]
+        return b'{"metadata":{"resourceVersion":"1"},"items":[%s]}' % b",".join(items)
+
+    @asynccontextmanager
+    async def stream(
+        self, kind: Kind, namespace: str, selector: str, version: str, seconds: int
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        async def lines() -> AsyncIterator[bytes]:
+            yield b'{"type":"MODIFIED","object":%s}' % self._data
+            yield self._data
+
+        yield lines()
+
+
+class _Degrading(Metrics):
+    """What no reader promised to raise ends a round of a watch, which says so."""
+
+    def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
+        if reason == "kubernetes-watch-failed":
+            raise AssertionError(detail)
+
+
+DEGRADING: Final = _Degrading()
+
+
 def kubernetes_objects(data: bytes) -> None:
-    """As the API server sends them, JSON."""
-    content = msgspec.json.decode(data)
-    for kind in (Pod, InferenceObjective, InferenceModelRewrite):
-        try:
-            found: Any = decode_strict(kind, content, "")
-        except ConfigError:
-            continue
-        if isinstance(found, Pod):
-            endpoints_of_pod(found, (8000,))
+    """As the API server sends them, JSON, in lists and events of each kind that is followed."""
+
+    async def follow() -> None:
+        source, chance = _Answering(data), random.Random(1)
+        pools = KubePools(Named(("p",)), "d", source, DEGRADING, chance)
+        slices = ServiceAddresses("d", "s", "http", source, DEGRADING, "lmcache-not-followed", chance)
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(pools.watch()), tasks.create_task(slices.follow(lambda addresses: None))]
+            for _ in range(40):  # turns of the loop: all lists are read, the pool is made, its Pods are read
+                await asyncio.sleep(0)
+            for each in running:
+                each.cancel()
+
+    with patch("epp.pool.kubernetes._QUIET", 0.0):
+        LOOP.run(follow())
 
 
 def traces(data: bytes) -> None:
