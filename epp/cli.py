@@ -26,6 +26,7 @@ from epp.flags import (
     SidecarCommand,
     Stages,
     Verbosity,
+    WholeNumber,
     log_format,
     log_level,
 )
@@ -37,7 +38,7 @@ STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PATH = click.Path(exists=True, path_type=Path)
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
-_PORT = click.IntRange(0, 65535)
+_PORT = WholeNumber(0, 65535)
 _SECONDS = click.FloatRange(0, min_open=True)
 
 
@@ -152,7 +153,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     "--fallbacks",
     default=0,
     show_default=True,
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     help="Endpoints to name beside the first, for retries.",
 )
 @click.option(
@@ -243,7 +244,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 )
 @click.option(
     "--replica-port",
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     help="Where other replicas connect to, to know of this one's decisions; 0: any. [default: 9004, with peers only]",
 )
 @click.option("--peer", multiple=True, metavar="HOST:PORT", help="Another replica; this one may be named too.")
@@ -269,14 +270,14 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     "--max-body",
     default=16,
     show_default=True,
-    type=click.IntRange(1, 1024),
+    type=WholeNumber(1, 1024),
     help="Largest request body, MiB; a larger one is answered 413.",
 )
 @click.option(
     "--max-streams",
     default=16_384,
     show_default=True,
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     help="Requests served at once, those whose answers are under way among them; more are answered 429.",
 )
 @click.option(
@@ -398,9 +399,9 @@ def check(file: Path | None, strategy: str | None, plugins_from: Sequence[str] |
     "--engine", default="sim", show_default=True, type=click.Choice(["sim", "vllm"]), help="What the pods are."
 )
 @click.option("--roles", metavar="1p1d", help="Pods that prefill (p), decode (d) or both (b), with sidecars.")
-@click.option("--pods", type=click.IntRange(1, 32), help="How many. [default: 3 simulated, 2 of vLLM]")
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 8), help="EPP replicas, all active.")
-@click.option("--port", type=click.IntRange(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
+@click.option("--pods", type=WholeNumber(1, 32), help="How many. [default: 3 simulated, 2 of vLLM]")
+@click.option("--replicas", default=1, show_default=True, type=WholeNumber(1, 8), help="EPP replicas, all active.")
+@click.option("--port", type=WholeNumber(1, 65535), help="The gateway's port. [default: the manifests', 8080]")
 @_strategy_options
 @_plugins_from
 @_flow_control
@@ -426,7 +427,7 @@ def up(**flags: Any) -> None:
 @warmpath.command()
 @click.argument("trace", default="chats")
 @click.option(
-    "--requests", type=click.IntRange(1), help="How many. [default: all of a file; of a workload what comes in 300 s]"
+    "--requests", type=WholeNumber(1), help="How many. [default: all of a file; of a workload what comes in 300 s]"
 )
 @click.option("--arrivals", default="poisson", show_default=True, type=click.Choice(("poisson", "steady", "bursty")))
 @click.option("--pods", help="KINDS, as in 6*h100-8b,2*h100-8b@0.5 or 2*FILE.yaml. [8*h100-8b]")
@@ -440,9 +441,7 @@ def up(**flags: Any) -> None:
     "--l1", metavar="TOKENS[@SPEED]", help="KV in the memory of each node; loaded at SPEED tokens/s. [300000]"
 )
 @click.option("--l2", metavar="TOKENS[@SPEED]", help="KV in storage that all pods share; the same. [30000]")
-@click.option(
-    "--pods-per-node", default=1, show_default=True, type=click.IntRange(1), help="They share their node's L1."
-)
+@click.option("--pods-per-node", default=1, show_default=True, type=WholeNumber(1), help="They share their node's L1.")
 @click.option(
     "--policy",
     "policies",
@@ -462,15 +461,15 @@ def up(**flags: Any) -> None:
 @click.option("--rate", type=_SECONDS, help="Requests a second.")
 @click.option("--times", type=_SECONDS, help="Times the trace's own rate. [default for traces: 1]")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--runs", default=1, show_default=True, type=click.IntRange(1, 100), help="With seeds that follow.")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes.")
+@click.option("--runs", default=1, show_default=True, type=WholeNumber(1, 100), help="With seeds that follow.")
+@click.option("--workers", default=1, show_default=True, type=WholeNumber(1, 64), help="Processes.")
 @click.option(
     "--slo-ttft", default=2.0, show_default=True, type=_SECONDS, help="Seconds; goodput counts what keeps it."
 )
 @click.option("--slo-tpot", default=0.05, show_default=True, type=_SECONDS, help="Seconds a token.")
 @click.option("--scrape", default=1.0, show_default=True, type=_SECONDS, help="Seconds between scrapes of metrics.")
 @click.option("--event-lag", default=0.002, show_default=True, type=click.FloatRange(0), help="Of KV events, seconds.")
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 16), help="Endpoint pickers.")
+@click.option("--replicas", default=1, show_default=True, type=WholeNumber(1, 16), help="Endpoint pickers.")
 @click.option("--exchange", default=0.0005, show_default=True, type=click.FloatRange(0), help="Seconds between them.")
 @click.option("--no-exchange", is_flag=True, help="They know nothing of each other.")
 @click.option("--lean", is_flag=True, help="The gateway does not show answers: no first tokens, no usage.")
@@ -510,9 +509,9 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 
 @warmpath.command(cls=SidecarCommand)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="Where requests come.")
+@click.option("--port", default=8000, show_default=True, type=WholeNumber(0, 65535), help="Where requests come.")
 @click.option(
-    "--model-server-port", "--vllm-port", default=8200, show_default=True, type=click.IntRange(1, 65535),
+    "--model-server-port", "--vllm-port", default=8200, show_default=True, type=WholeNumber(1, 65535),
     help="Of the engine beside it.",
 )  # fmt: skip
 @click.option(
@@ -520,7 +519,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     help="How the engine gets what another one computed.",
 )  # fmt: skip
 @click.option(
-    "--data-parallel-size", default=1, show_default=True, type=click.IntRange(1, 64),
+    "--data-parallel-size", default=1, show_default=True, type=WholeNumber(1, 64),
     help="Ranks of the engine: each has a port of its own, and one here, counted from the two ports above.",
 )  # fmt: skip
 @click.option(
@@ -529,13 +528,13 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     type=click.BOOL,
     help="Of several prefillers named take one by chance.",
 )
-@click.option("--prefill-max-retries", default=0, show_default=True, type=click.IntRange(0, 10))
+@click.option("--prefill-max-retries", default=0, show_default=True, type=WholeNumber(0, 10))
 @click.option("--prefill-retry-backoff", default="100ms", show_default=True, type=Duration())
 @click.option("--prefill-timeout", default="2m", show_default=True, type=Duration(), help="Then it is computed here.")
-@click.option("--max-body", default=64 << 20, show_default=True, type=click.IntRange(1), help="Bytes of a request.")
-@click.option("--max-requests", default=4096, show_default=True, type=click.IntRange(1), help="At once.")
+@click.option("--max-body", default=64 << 20, show_default=True, type=WholeNumber(1), help="Bytes of a request.")
+@click.option("--max-requests", default=4096, show_default=True, type=WholeNumber(1), help="At once.")
 @click.option("--drain-timeout", default="30s", show_default=True, type=Duration(), help="For answers under way.")
-@click.option("--metrics-port", default=0, show_default=True, type=click.IntRange(0, 65535), help="0: no metrics.")
+@click.option("--metrics-port", default=0, show_default=True, type=WholeNumber(0, 65535), help="0: no metrics.")
 @click.option(
     "--secure-proxy", "--secure-serving", type=click.BOOL,
     help="TLS towards the gateway. [default: with --cert-path only; llm-d's: true]",

@@ -15,7 +15,6 @@ from epp.telemetry.log import Format, Level
 
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]*)?|\.[0-9]+")
 _DNS_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_PORT: Final = click.IntRange(0, 65535)
 _DEBUG: Final = 4
 """The reference's verbosities: 2 default, 3 verbose, 4 debug, 5 trace."""
 
@@ -40,6 +39,21 @@ class Duration(click.ParamType[float]):
         if seconds < self._low or (self._above and seconds == self._low):
             self.fail(f"{text} is too short; expected {'more than' if self._above else 'at least'} {self._low:g} s")
         return seconds
+
+
+class WholeNumber(click.IntRange):
+    """As click's, with what was expected where it is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            int(value)
+        except ValueError:
+            low, high = self.min or 0, "" if self.max is None else f", at most {self.max}"
+            self.fail(f"{str(value)!r} is no whole number; expected one of at least {low}{high}", param, ctx)
+        return int(super().convert(value, param, ctx))
+
+
+_PORT: Final = WholeNumber(0, 65535)
 
 
 class Ports(click.ParamType[tuple[int, ...]]):

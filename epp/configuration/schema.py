@@ -394,11 +394,22 @@ def placed(error: ConfigError, where: str) -> ConfigErrors:
     return ConfigErrors(errors)
 
 
+_EXPECTED: Final = "expected an EndpointPickerConfig, which says how to pick"
+_MANIFESTS: Final = ("InferencePool", "InferenceObjective", "InferenceModelRewrite", "Gateway", "HTTPRoute")
+
+
 def _check_version(content: Any, problems: Problems) -> bool:
     """Whether this is meant to be a configuration of ours, so that the rest of it can be looked at."""
     if not isinstance(content, dict):
         got = "nothing: the file is empty" if content is None else short(content)
         problems.add("", f"expected an EndpointPickerConfig (a mapping), got {got}")
+        return False
+    kind = content.get("kind")
+    if kind is None and "apiVersion" not in content and "endpoints" in content:
+        problems.add("endpoints", f"a list of endpoints is what --endpoints is given; {_EXPECTED}")
+        return False
+    if isinstance(kind, str) and kind in _MANIFESTS:
+        problems.add("kind", f"got {kind!r}: a manifest, as --endpoints and kubectl are given; {_EXPECTED}")
         return False
     for key, valid in (("apiVersion", protocol.CONFIG_VERSIONS), ("kind", ("EndpointPickerConfig",))):
         if (value := content.get(key)) not in valid:

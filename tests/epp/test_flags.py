@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from epp.cli import warmpath, with_command
-from epp.flags import IDLE, Duration, GoCommand, log_format, log_level
+from epp.flags import IDLE, Duration, GoCommand, WholeNumber, log_format, log_level
 from tests.support.process.charts import CHARTS
 from tests.support.process.serve_args import settings_of
 
@@ -21,6 +21,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 @click.option("--many", multiple=True)
 @click.option("--yes", type=bool)
 @click.option("--number", type=int)
+@click.option("--size", type=WholeNumber(1, 1024))
 @click.option("--wait", type=Duration(1, above=True), default="2s")
 @click.option("-v", "--v", "verbosity", type=int)
 @click.option("--file", type=click.Path(exists=True))
@@ -93,6 +94,8 @@ def test_what_follows_a_boolean_is_not_its_value_and_that_is_reported() -> None:
         (("--name",), "Option '--name' requires an argument"),
         (("--yes=maybe",), "'maybe' is not a valid boolean"),
         (("--number=",), "'' is not a valid integer"),
+        (("--size=1GB",), "'1GB' is no whole number; expected one of at least 1, at most 1024"),
+        (("--size=2000",), "2000 is not in the range 1<=x<=1024"),
         (("--wait=1x",), "'1x' is no duration; expected one such as 50ms, 1m30s, or seconds"),
         (("--wait=1s500",), "'1s500' is no duration"),
         (("--wait=-1s",), "'-1s' is no duration"),
@@ -126,7 +129,7 @@ def test_a_flag_that_does_nothing_is_taken_and_reported_only_if_it_asks_for_some
         ("--pool-group=inference.networking.x-k8s.io", "is not 'inference.networking.k8s.io'"),
         ("--zap-encoder=xml", "'xml' is not one of 'json', 'console'"),
         ("--zap-log-level=loud", "'loud' is no level; expected one of debug, info, error, panic, or a number"),
-        ("--endpoint-target-ports=8000,x", "'x' is not a valid integer"),
+        ("--endpoint-target-ports=8000,x", "'x' is no whole number"),
         ("--peers-service=replicas", "'replicas' is no name; expected NAMESPACE/NAME"),
         ("--peers-service=ns/replicas/x", "'ns/replicas/x' is no name; expected NAMESPACE/NAME"),
         ("--pol-name=p", "No such option '--pol-name'. (Did you mean one of: '--pool-name'"),

@@ -169,6 +169,26 @@ def test_wrong_version_and_kind() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "endpoints: [{name: a}]",
+            "a.yaml: endpoints: a list of endpoints is what --endpoints is given; expected an Endp",
+        ),
+        (
+            "apiVersion: inference.networking.k8s.io/v1\nkind: InferencePool",
+            "a.yaml: kind: got 'InferencePool': a manifest, as --endpoints and kubectl are given; expected an Endpoint",
+        ),
+    ],
+)
+def test_another_file_of_ours_is_called_by_its_name(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, where="a.yaml")
+    [line] = str(refused.value).splitlines()
+    assert line.startswith(said)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "plain", "a: [", "3"])
 def test_what_is_no_configuration(text: str) -> None:
     with pytest.raises(ConfigError, match=re.compile("^some.yaml: ")):
