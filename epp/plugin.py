@@ -60,6 +60,7 @@ __all__ = [
     "Filter",
     "Flow",
     "FlowBand",
+    "FlowKey",
     "Guard",
     "InFlight",
     "KvEventFigures",
@@ -648,11 +649,21 @@ class Flow(Protocol):
     def head(self) -> Waiting:
         """The one whose turn it is in the flow."""
 
+    @property
+    def turn(self) -> int:
+        """Of two flows the one that was served later, or came later, has the larger one."""
+
     def __len__(self) -> int: ...
 
 
+FlowKey = Callable[[Flow], float | tuple[float, ...] | None]
+"""A flow's place in an order, least first; None: it is not in it."""
+
+
 class FlowBand(Protocol):
-    """The flows of one priority that wait."""
+    """The flows of one priority that wait. Where flows are listed, those are left out of which it is known, when the
+    next one is asked for, that none of their requests may go now.
+    """
 
     @property
     def priority(self) -> int: ...
@@ -668,6 +679,21 @@ class FlowBand(Protocol):
     def by_head(self) -> Iterable[Flow]:
         """By the `OrderingPolicy.place` of their heads."""
 
+    def by(self, key: FlowKey) -> Iterable[Flow]:
+        """By a key, of equals the one that was served longest ago first. A function, or a method, that is the same at
+        each call: the order is kept. A flow is asked for its key again when its requests have changed, it was served,
+        or `again` named it.
+        """
+
+    def first(self, key: FlowKey) -> Flow | None:
+        """The first in the order of `key`, whether its requests may go now or not; None: there is none."""
+
+    def last(self, key: FlowKey) -> Flow | None:
+        """The last of the same."""
+
+    def again(self, flow: str) -> None:
+        """The keys of this fairness id's flow, if it waits, may be others than they were."""
+
 
 class OrderingPolicy(Plugin, ABC):
     """Says in which order the requests of a flow are let go."""
@@ -682,13 +708,17 @@ class FairnessPolicy(Plugin, ABC):
 
     @abstractmethod
     def turns(self, band: FlowBand) -> Iterable[Flow]:
-        """The flows in the order in which they should be served. Mostly only the first is looked at: be lazy."""
+        """The flows in the order in which they should be served. Mostly only the first is looked at: be lazy, and ask
+        the band for orders that it keeps rather than sort all flows at each look.
+        """
 
     def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
         """A request of this fairness id was let go."""
 
-    def share(self, band: FlowBand, flow: Flow) -> float:
-        """Up to which share of its band's ceiling the flow is let go: 1, as here, or less, to leave room to others."""
+    def share(self, band: FlowBand) -> float:
+        """Up to which share of the band's ceiling flows of several requests are let go: 1, as here, or less, to leave
+        room to the others.
+        """
         return 1.0
 
 

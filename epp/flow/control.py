@@ -12,6 +12,7 @@ Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/f
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
@@ -19,7 +20,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 from epp import protocol
 from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Queued, Rejected
-from epp.flow.queues import Band, Entry, FlowSettings, Group, Need, Needs, QueuedFlow, Queues
+from epp.flow.queues import Band, Entry, FlowSettings, Group, Look, Need, Needs, QueuedFlow, Queues
 from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Detector, Endpoint, Plugin, Request, Response, stages_of
 from epp.telemetry.series import FlowFigures
 
@@ -36,6 +37,9 @@ _SHUT: Final = "this endpoint picker is shutting down, and the pool is full; ret
 _OWED: Final = (5.0, 20.0)
 """Seconds of waiting between which a head that misses what is scarce holds back all that need any of it: those that
 pass it by would take each slot that comes free. Not for ever: what is in the slots need not be ours."""
+_TRIES: Final = 16
+"""Heads of flows that flood, of those that need the same, that are asked whether there is room for them in their share;
+when there is none for so many, the others are held too. One may find none where another does: it has more tokens."""
 _SOONEST: Final = 1e-3
 """Seconds: what is said to change sooner is waited for so long."""
 
@@ -284,7 +288,7 @@ class FlowControl(Plugin):
     def figures(self) -> FlowFigures:
         rows, bands, queues, settings = [], [], self._queues, self.settings
         for band in queues.bands(self.clock()):
-            for flow in band.in_turn:
+            for flow in band.flows.values():
                 rows.append((flow.id, band.priority, flow.requests, flow.bytes))
             limits = self._limit(band.settings.max_requests), self._limit(band.settings.max_bytes)
             bands.append((band.priority, band.requests / limits[0], band.bytes / limits[1]))
@@ -360,23 +364,31 @@ class FlowControl(Plugin):
         for at, band in enumerate(bands) if selection is None else self._in_turn(selection, bands):
             if selection is not None:
                 blocked = set()  # a band that is held back holds back none that comes after it by other rules
-            for flow in self._turns(band) if band.requests else ():
-                share = self._share(band, flow)
-                held = blocked
-                while (entry := flow.first(held)) is not None:
+            if not band.requests:
+                continue
+            held: set[Need] = set()
+            tries: Counter[Need] = Counter()
+            band.look = Look(blocked, held)
+            share = self._share(band)
+            for flow in self._turns(band):
+                part = share if flow.floods else 1.0
+                own = held if flow.floods else frozenset[Need]()
+                while (entry := flow.first(blocked | own)) is not None:
                     for need, saturation in self._saturations(entry):
                         if need not in ceilings:
                             ceilings[need] = self._ceilings(saturation, bands)
-                        if saturation >= (ceiling := ceilings[need][at]) * share:
+                        if saturation >= (ceiling := ceilings[need][at]) * part:
                             break
                     else:
                         return entry
                     if saturation < ceiling:  # there is room, and it is others'
-                        held = {*held, need}
+                        own = {*own, need}
+                        tries[need] += 1
+                        if tries[need] >= _TRIES:
+                            held.add(need)
                         continue
                     missed = {need, need._replace(name="")} if need.name and self._is_owed(entry, now) else {need}
                     blocked |= missed
-                    held = blocked if share == 1.0 else {*held, *missed}
                     if selection is None and not need.kind and all(Need(each) in blocked for each in queues.groups):
                         return None
         return None
@@ -406,9 +418,9 @@ class FlowControl(Plugin):
             self._on_error(name_of(band.settings.fairness), error)
             return band.in_turn
 
-    def _share(self, band: Band, flow: QueuedFlow) -> float:
+    def _share(self, band: Band) -> float:
         try:
-            return band.settings.fairness.share(band, flow)
+            return band.settings.fairness.share(band)
         except Exception as error:
             self._on_error(name_of(band.settings.fairness), error)
             return 1.0

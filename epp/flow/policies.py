@@ -38,8 +38,6 @@ _RECENT: Final = 60.0
 """Seconds over which it is remembered how many came."""
 _WEIGHT: Final = 0.02
 """Of one more first token in the mean seconds until it: the last fifty or so count."""
-_SEVERAL: Final = 2
-"""Requests of a flow that wait, from which on it floods."""
 _PATIENT: Final = 5.0
 """Seconds: a head that has waited so long counts as if its program had got nothing."""
 
@@ -118,9 +116,9 @@ class RoundRobinWithRoom(RoundRobin):
         if len(served) > _PROGRAMS:
             served.popitem(last=False)
 
-    def share(self, band: FlowBand, flow: Flow) -> float:
+    def share(self, band: FlowBand) -> float:
         served = self._served.get(band.priority)
-        if served is None or len(flow) < _SEVERAL:
+        if served is None or not band.several:
             return 1.0
         now = self.clock()
         while served and now - next(iter(served.values())) > self.seconds:

@@ -1,15 +1,16 @@
 """Requests that wait, in order: bands by priority, flows by fairness id, places in a flow. No clock, no I/O."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import inf
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from msgspec.structs import replace
-from sortedcontainers import SortedDict, SortedKeyList
+from sortedcontainers import SortedDict, SortedKeyList, SortedList
 
 from epp.errors import EppError
 from epp.parsing.request import at_rest, whole
@@ -18,6 +19,8 @@ from epp.plugin import (
     Detector,
     Endpoint,
     FairnessPolicy,
+    Flow,
+    FlowKey,
     OrderingPolicy,
     Request,
     UsageLimitPolicy,
@@ -153,15 +156,14 @@ class _Line:
 class QueuedFlow:
     """The requests of one fairness id in a band, in their places."""
 
-    __slots__ = ("_by_first", "_lines", "band", "bytes", "id", "place", "requests")
+    __slots__ = ("_by_first", "_lines", "band", "bytes", "id", "requests", "turn")
 
-    def __init__(self, band: "Band", id: str) -> None:
+    def __init__(self, band: "Band", id: str, turn: int) -> None:
         self.band = band
         self.id = id
+        self.turn = turn
         self.requests = 0
         self.bytes = 0
-        self.place: tuple[float, int] = (0.0, 0)
-        """Its head's, as its band has it in order."""
         self._lines: dict[Needs, _Line] = {}
         self._by_first: SortedKeyList[_Line, tuple[float, int]] = SortedKeyList(key=_place)
 
@@ -175,6 +177,15 @@ class QueuedFlow:
     @property
     def head(self) -> Entry:
         return self._by_first[0].waiting[0]
+
+    @property
+    def floods(self) -> bool:
+        """It has several requests."""
+        return self.requests >= _SEVERAL
+
+    @property
+    def lanes(self) -> "set[_Lane]":
+        return {(needs, self.floods) for needs in self._lines}
 
     def first(self, blocked: AbstractSet[Need]) -> Entry | None:
         """The first that needs nothing of `blocked`."""
@@ -205,8 +216,106 @@ class QueuedFlow:
             del self._lines[line.needs]
 
 
-def _place(one: Entry | QueuedFlow | _Line) -> tuple[float, int]:
+def _place(one: Entry | _Line) -> tuple[float, int]:
     return one.place
+
+
+_Lane = tuple[Needs, bool]
+"""What some of a flow's requests need, and whether the flow floods."""
+_Place = tuple[Any, int, QueuedFlow]
+"""A flow's key, its turn, by which no two are equal, and itself."""
+_NO_PLACE: Final = (None, 0, None)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at a band has found so far. Both sets grow while its flows are listed."""
+
+    blocked: AbstractSet[Need] = frozenset()
+    """Who needs any of these cannot go."""
+    held: AbstractSet[Need] = frozenset()
+    """Nor who needs any of these, of flows that flood."""
+
+    def may_go(self, lane: _Lane) -> bool:
+        needs, floods = lane
+        return self.blocked.isdisjoint(needs) and not (floods and not self.held.isdisjoint(needs))
+
+
+class _Order:
+    """A band's flows by a key. They are kept by lane, so that all flows of a lane that cannot go are left out at once:
+    a look costs what there are lanes, however many flows wait.
+    """
+
+    def __init__(self, key: FlowKey, flows: Iterable[QueuedFlow]) -> None:
+        self._key = key
+        self._lanes: dict[_Lane, SortedList[_Place]] = {}
+        self._placed: dict[QueuedFlow, tuple[_Place, set[_Lane]]] = {}
+        self._changed: dict[QueuedFlow, None] = dict.fromkeys(flows)
+        """Those whose key is asked for when the order is needed next: keys are a policy's, which may fail, so they are
+        asked for where its turns are."""
+
+    def change(self, flow: QueuedFlow) -> None:
+        if flow.requests:
+            self._changed[flow] = None
+        else:  # at once: an order that nobody asks for any more keeps no flow that is gone
+            self._changed.pop(flow, None)
+            self._put(flow, None)
+
+    def settle(self) -> None:
+        """Put all that changed in their places."""
+        while self._changed:
+            flow = next(iter(self._changed))
+            key = self._key(flow)
+            self._put(flow, None if key is None else (key, flow.turn, flow))
+            del self._changed[flow]
+
+    def _put(self, flow: QueuedFlow, place: _Place | None) -> None:
+        lanes = set[_Lane]() if place is None else flow.lanes
+        stays = set[_Lane]()
+        if (before := self._placed.pop(flow, None)) is not None:
+            if before[0] == place:
+                stays = lanes & before[1]
+            for lane in before[1] - stays:
+                self._lanes[lane].remove(before[0])
+                if not self._lanes[lane]:
+                    del self._lanes[lane]
+        if place is not None:
+            for lane in lanes - stays:
+                self._lanes.setdefault(lane, SortedList()).add(place)
+            self._placed[flow] = place, lanes
+
+    def flows(self, look: Look) -> Iterator[QueuedFlow]:
+        """Those of lanes that may go, as far as the look knows when the next one is asked for."""
+        lanes = [(lane, iter(places)) for lane, places in self._lanes.items() if look.may_go(lane)]
+        heap = [(next(places), at) for at, (_, places) in enumerate(lanes)]
+        heapify(heap)
+        latest: QueuedFlow | None = None
+        while heap:
+            (_, _, flow), at = heap[0]
+            lane, places = lanes[at]
+            if not look.may_go(lane):
+                heappop(heap)
+            elif flow is not latest:  # it is in each of its lanes, at the same place
+                latest = flow
+                yield flow
+            elif (place := next(places, None)) is None:
+                heappop(heap)
+            else:
+                heapreplace(heap, (place, at))
+
+    def first(self) -> QueuedFlow | None:
+        return min((places[0] for places in self._lanes.values()), default=_NO_PLACE)[2]
+
+    def last(self) -> QueuedFlow | None:
+        return max((places[-1] for places in self._lanes.values()), default=_NO_PLACE)[2]
+
+
+def _by_turn(flow: Flow) -> float:
+    return 0.0
+
+
+def _by_head(flow: Flow) -> tuple[float, ...]:
+    return cast("QueuedFlow", flow).head.place
 
 
 class Band:
@@ -219,49 +328,73 @@ class Band:
         self.bytes = 0
         self.several = 0
         self.used_at = 0.0
-        self._flows: OrderedDict[str, QueuedFlow] = OrderedDict()
-        self._by_head: SortedKeyList[QueuedFlow, tuple[float, int]] = SortedKeyList(key=_place)
+        self.look = Look()
+        self.flows: dict[str, QueuedFlow] = {}
+        """By fairness id."""
+        self._turns = 0
+        self._orders: dict[FlowKey, _Order] = {}
+        """Those that were asked for."""
 
     @property
     def in_turn(self) -> Iterable[QueuedFlow]:
-        return self._flows.values()
+        return self.by(_by_turn)
 
     @property
     def by_head(self) -> Iterable[QueuedFlow]:
-        return self._by_head
+        return self.by(_by_head)
+
+    def by(self, key: FlowKey) -> Iterable[QueuedFlow]:
+        return self._order(key).flows(self.look)
+
+    def first(self, key: FlowKey) -> QueuedFlow | None:
+        return self._order(key).first()
+
+    def last(self, key: FlowKey) -> QueuedFlow | None:
+        return self._order(key).last()
+
+    def again(self, flow: str) -> None:
+        if (found := self.flows.get(flow)) is not None:
+            self._changed(found)
 
     def add(self, entry: Entry, fairness_id: str) -> None:
-        flow = self._flows.get(fairness_id)
+        flow = self.flows.get(fairness_id)
         if flow is None:
-            flow = self._flows[fairness_id] = QueuedFlow(self, fairness_id)
-        else:
-            self._by_head.remove(flow)
+            flow = self.flows[fairness_id] = QueuedFlow(self, fairness_id, self._next_turn())
         entry.flow = flow
         flow.add(entry)
         self.several += flow.requests == _SEVERAL
-        self._settle(flow)
         self.requests += 1
         self.bytes += entry.size
+        self._changed(flow)
 
     def remove(self, entry: Entry, *, served: bool) -> None:
         flow = entry.flow
         assert flow is not None
-        self._by_head.remove(flow)
         flow.remove(entry)
         self.several -= flow.requests == _SEVERAL - 1
         entry.flow = None
         self.requests -= 1
         self.bytes -= entry.size
         if not flow.requests:
-            del self._flows[flow.id]
-            return
-        self._settle(flow)
-        if served:
-            self._flows.move_to_end(flow.id)
+            del self.flows[flow.id]
+        elif served:
+            flow.turn = self._next_turn()
+        self._changed(flow)
 
-    def _settle(self, flow: QueuedFlow) -> None:
-        flow.place = flow.head.place
-        self._by_head.add(flow)
+    def _next_turn(self) -> int:
+        self._turns += 1
+        return self._turns
+
+    def _changed(self, flow: QueuedFlow) -> None:
+        for order in self._orders.values():
+            order.change(flow)
+
+    def _order(self, key: FlowKey) -> _Order:
+        order = self._orders.get(key)
+        if order is None:
+            order = self._orders[key] = _Order(key, self.flows.values())
+        order.settle()
+        return order
 
 
 class Queues:
@@ -284,7 +417,7 @@ class Queues:
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries, those that came first first."""
-        found = [entry for band in self._bands.values() for flow in band.in_turn for entry in flow]
+        found = [entry for band in self._bands.values() for flow in band.flows.values() for entry in flow]
         return iter(sorted(found, key=lambda entry: entry.number))
 
     def bands(self, now: float) -> Sequence[Band]:

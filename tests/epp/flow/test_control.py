@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
@@ -18,23 +19,30 @@ from epp import protocol
 from epp.errors import EppError, NoEndpoint, Queued, Rejected
 from epp.flow.control import FlowControl, Outcome
 from epp.flow.policies import (
+    EarliestDeadlineFirst,
     FirstComeFirstServed,
+    GlobalStrict,
     PriorityHoldback,
+    ProgramAware,
     RoundRobin,
     RoundRobinWithRoom,
     SloDeadline,
     StaticLimit,
 )
-from epp.flow.queues import BandSettings, Entry, FlowSettings, Group
+from epp.flow.queues import Band, BandSettings, Entry, FlowSettings, Group, Need, QueuedFlow
 from epp.plugin import (
     AGENT_IDENTITY,
     BandSelectionPolicy,
     Detector,
     Endpoint,
+    FairnessPolicy,
+    Flow,
+    FlowBand,
     OrderingPolicy,
     Request,
     Response,
     Slo,
+    Usage,
     UsageLimitPolicy,
     Waiting,
     annotated,
@@ -82,7 +90,15 @@ class Timer:
 class World:
     """A pool, a clock, timers, and what became of each request: `let go` or its error."""
 
-    def __init__(self, size: int = 1, *, pods: int = 1, trusted: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        size: int = 1,
+        *,
+        pods: int = 1,
+        trusted: bool = True,
+        control: type[FlowControl] = FlowControl,
+        **settings: Any,
+    ) -> None:
         self.now = 0.0
         self.pods: tuple[Endpoint, ...] = PODS[:pods]
         self.slots = Slots(size)
@@ -95,7 +111,7 @@ class World:
         self.where: dict[str, Endpoint] = {}
         self.outcomes: list[tuple[str, int, Outcome, float]] = []
         self.failed: list[str] = []
-        self.flow = FlowControl(
+        self.flow = control(
             make(self.slots, **settings),
             self.candidates,
             lambda group: "no endpoint is ready",
@@ -134,12 +150,15 @@ class World:
         group: Group = None,
         slo: Slo | None = None,
         model: str = "m",
+        tokens: int = 0,
         **headers: str,
     ) -> Entry:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         if flow:
             headers[protocol.FAIRNESS_ID[0]] = flow
-        request = Request(id=name, model=model, priority=priority, slo=slo, headers=headers, body=b"x" * 10)
+        request = Request(
+            id=name, model=model, priority=priority, slo=slo, headers=headers, body=b"x" * 10, tokens=tokens
+        )
         self.fates[name] = []
         self.models[name] = model
 
@@ -197,9 +216,10 @@ class World:
         return sum(row[2] for row in self.flow.figures().waiting)
 
 
-def make(
+def make(  # noqa: PLR0913 - what one test says of flow control, each by its name
     detector: Detector,
     *,
+    fairness: FairnessPolicy | None = None,
     ordering: OrderingPolicy | None = None,
     usage: UsageLimitPolicy | None = None,
     max_requests: float = inf,
@@ -210,7 +230,8 @@ def make(
     bands: dict[int, float] | None = None,
 ) -> FlowSettings:
     def band(ttl: float | None = None) -> BandSettings:
-        return BandSettings(RoundRobin(), ordering or FirstComeFirstServed(), band_requests, band_bytes, ttl)
+        order = ordering or FirstComeFirstServed()
+        return BandSettings(fairness or RoundRobin(), order, band_requests, band_bytes, ttl)
 
     own = {priority: band(its) for priority, its in (bands or {}).items()}
     return FlowSettings(detector, usage or StaticLimit(), band(), band(), own, max_requests, inf, ttl, no_endpoint_ttl)
@@ -742,6 +763,51 @@ def test_many_that_wait_cost_one_look_for_each_that_comes() -> None:
     assert world.slots.asked <= asked + 2
 
 
+class Counted(RoundRobin):
+    """How many flows it named."""
+
+    named = 0
+
+    def turns(self, band: FlowBand) -> Iterable[Flow]:
+        for flow in super().turns(band):
+            self.named += 1
+            yield flow
+
+
+class CountedRoom(RoundRobinWithRoom, Counted):
+    """The same, with room."""
+
+
+def test_flows_that_cannot_go_are_not_looked_at_one_by_one() -> None:
+    policy = Counted()
+    world = World(size=9999, fairness=policy, band_requests=inf)
+    world.slots.adapters[PODS[0]] = ["F"]
+    for number in range(1000):
+        world.ask(str(number), flow=str(number), model=f"A{number % 8}")
+    policy.named = 0
+    world.ask("base", flow="x")
+    assert world.order == ["base"]
+    assert policy.named <= 2 * 9, "one for each adapter, at each of two looks"
+
+
+def test_flows_that_leave_room_are_not_looked_at_one_by_one() -> None:
+    policy = CountedRoom()
+    world = World(size=1000, fairness=policy, band_requests=inf)
+    policy.clock = lambda: world.now
+    world.ask("quiet", flow="quiet")
+    for number in range(3000):
+        world.ask(str(number), flow=str(number % 200))
+    policy.named = 0
+    asked, gone = world.slots.asked, len(world.order)
+    world.end("quiet")
+    world.pass_()
+    assert len(world.order) == gone
+    assert policy.named <= 20
+    assert world.slots.asked <= asked + 20
+    world.ask("quiet again", flow="quiet")
+    assert world.order[-1] == "quiet again"
+
+
 def test_plugins_that_fail_hold_nobody_up() -> None:
     class Fails(Slots, UsageLimitPolicy):
         name = "fails"
@@ -908,9 +974,19 @@ async def test_of_a_request_nothing_waits_for_a_collector_of_cycles() -> None:
 # --- any history ----------------------------------------------------------------------------------------------------
 
 PREFILLER = Endpoint("default/p", "10.0.0.9:8000", {protocol.ROLE_LABEL: "prefill"})
+FAIRNESS: Sequence[Callable[[], FairnessPolicy]] = (
+    RoundRobin,
+    GlobalStrict,
+    lambda: RoundRobinWithRoom(room=0.5, seconds=15.0),
+    lambda: ProgramAware(service_half_life_seconds=7.0, eviction_ttl_seconds=18.0),
+    lambda: ProgramAware(weight_service_head_wait=0.0),
+    lambda: ProgramAware(weight_service=0.0),
+    lambda: ProgramAware(strategy="turn-priority"),
+)
+ORDERING = (FirstComeFirstServed, EarliestDeadlineFirst, SloDeadline)
 STEP = st.one_of(
     st.tuples(
-        st.just("ask"), st.integers(-1, 1), st.sampled_from("xyz"), st.sampled_from([None, "a", "b", "X", "Y", "p"])
+        st.just("ask"), st.integers(-1, 1), st.sampled_from("uvwxyz"), st.sampled_from([None, "a", "b", "X", "Y", "p"])
     ),
     st.tuples(st.just("end"), st.integers(0, 9), st.just(""), st.none()),
     st.tuples(st.just("leave"), st.integers(0, 9), st.just(""), st.none()),
@@ -920,30 +996,119 @@ STEP = st.one_of(
 )
 
 
-@given(st.lists(STEP, max_size=60), st.integers(1, 3))
-def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], size: int) -> None:
-    world = World(size=size, pods=2, band_requests=6, ttl=20.0, no_endpoint_ttl=30.0)
-    entries: dict[str, Entry] = {}
-    left: set[str] = set()
-    groups = {"a": (PODS[0].address,), "b": (PODS[1].address,)}
-    for number, (what, n, flow, group) in enumerate(steps):
+class Plain(FlowControl):
+    """Who is next, found by looking at each flow in its turn, and each policy's turns by sorting all flows."""
+
+    def _next(self) -> Entry | None:
+        bands = self._queues.bands(self.clock())
+        now, self._owed_until, blocked = self.clock(), inf, set[Need]()
+        for at, band in enumerate(bands):
+            for flow in self._all(band, now):
+                share = band.settings.fairness.share(band) if len(flow) > 1 else 1.0
+                held = set[Need]()
+                while (entry := flow.first(blocked | held)) is not None:
+                    found = [(*each, self._ceilings(each[1], bands)[at]) for each in self._saturations(entry)]
+                    missed = next((each for each in found if each[1] >= each[2] * share), None)
+                    if missed is None:
+                        return entry
+                    need, saturation, ceiling = missed
+                    if saturation < ceiling:
+                        held.add(need)
+                    else:
+                        blocked |= {need, need._replace(name="")} if need.name and self._is_owed(entry, now) else {need}
+        return None
+
+    def _all(self, band: Band, now: float) -> Sequence[QueuedFlow]:
+        policy, flows = band.settings.fairness, sorted(band.flows.values(), key=lambda flow: flow.turn)
+        if isinstance(policy, GlobalStrict):
+            return sorted(flows, key=lambda flow: flow.head.place)
+        if not isinstance(policy, ProgramAware):
+            return flows
+        policy._forget(now)
+        waited = {flow: now - flow.head.since for flow in flows}
+        if policy.strategy == "turn-priority":
+            turns = {flow: policy._attained.get(flow.id, (0.0, now, 0))[2] for flow in flows}
+            return sorted(flows, key=lambda flow: -(turns[flow] + 0.5 * waited[flow]))
+        got = {flow: policy._service(flow.id, now) for flow in flows}
+        most = max(got.values(), default=0.0) or 1.0
+        weights = policy.weight_service, policy.weight_service_head_wait
+        return sorted(flows, key=lambda flow: weights[0] * got[flow] / most - weights[1] * min(1.0, waited[flow] / 5.0))
+
+
+class History:
+    """A world in which things happen, with policies of its own."""
+
+    def __init__(self, control: type[FlowControl], size: int, policies: tuple[int, int]) -> None:
+        self.policies = policies
+        self.world = World(size=size, pods=2, control=control)
+        self.entries: dict[str, Entry] = {}
+        self.left: set[str] = set()
+        self.reload(12)
+
+    def reload(self, requests: int) -> None:
+        self.fairness = FAIRNESS[self.policies[0]]()
+        self.fairness.clock = lambda: self.world.now
+        ordering = ORDERING[self.policies[1]]()
+        self.world.flow.configure(
+            make(
+                self.world.slots,
+                fairness=self.fairness,
+                ordering=ordering,
+                band_requests=requests,
+                ttl=20.0,
+                no_endpoint_ttl=30.0,
+            )
+        )
+
+    def step(self, name: str, what: str, n: int, flow: str, group: str | None) -> None:
+        world = self.world
         if what == "ask":
             model = group if group in ("X", "Y", "p") else "m"
-            entries[str(number)] = world.ask(str(number), n, flow, group=groups.get(group), model=model)
+            subset = {"a": (PODS[0].address,), "b": (PODS[1].address,)}.get(group or "")
+            slo = Slo({"u": 1.0, "v": 9.0}.get(flow), None)
+            tokens = 1 + int(name) * 7919 % 997
+            self.entries[name] = world.ask(name, n, flow, group=subset, model=model, slo=slo, tokens=tokens)
         elif what == "end" and world.where:
-            world.end([*world.where][n % len(world.where)])
-        elif what == "leave" and entries:
-            name = [*entries][n % len(entries)]
-            if not world.fates[name]:
-                left.add(name)
-            world.flow.leave(entries[name])
+            ended = [*world.where][n % len(world.where)]
+            usage = Usage(prompt=1, completion=1 + int(ended) * 31 % 89)
+            request = self.entries[ended].request
+            self.fairness.on_finished(request, world.where[ended], Response(usage=usage))
+            world.end(ended)
+        elif what == "leave" and self.entries:
+            ended = [*self.entries][n % len(self.entries)]
+            if not world.fates[ended]:
+                self.left.add(ended)
+            world.flow.leave(self.entries[ended])
         elif what == "pods":
             world.pods = (*PODS[:n], *([PREFILLER] if flow else []))
             world.flow.endpoints_changed()
         elif what == "reload":
-            world.flow.configure(make(world.slots, band_requests=n, ttl=20.0, no_endpoint_ttl=30.0))
+            self.reload(n)
         world.pass_(float(n) if what == "pass" else 0.0)
-        waiting = [name for name, fates in world.fates.items() if not fates and name not in left]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [name for name, fates in self.world.fates.items() if not fates and name not in self.left]
+
+
+@given(
+    st.lists(STEP, max_size=60),
+    st.integers(1, 3),
+    st.tuples(st.integers(0, len(FAIRNESS) - 1), st.integers(0, len(ORDERING) - 1)),
+)
+def test_any_history_loses_nobody_and_leaves_nobody_behind(
+    steps: list[Any], size: int, policies: tuple[int, int]
+) -> None:
+    history, plain = History(FlowControl, size, policies), History(Plain, size, policies)
+    world, entries = history.world, history.entries
+    with_room = isinstance(history.fairness, RoundRobinWithRoom)
+    for number, step in enumerate(steps):
+        gone = len(world.order)
+        history.step(str(number), *step)
+        plain.step(str(number), *step)
+        assert world.order == plain.world.order
+        assert world.fates == plain.world.fates
+        waiting = history.waiting
         assert world.waiting == len(waiting)
         assert all(len(fates) <= 1 for fates in world.fates.values())
         assert sum(1 for row in world.outcomes) == len(entries) - len(waiting)
@@ -953,11 +1118,20 @@ def test_any_history_loses_nobody_and_leaves_nobody_behind(steps: list[Any], siz
             said = steps[int(name)]
             flows.setdefault(said[1:], []).append(int(name))
         assert all(went == sorted(went) for went in flows.values()), "in the order in which they came"
-        for name in waiting:  # nobody is left behind who could go
+        floods = Counter(steps[int(name)][1:3] for name in waiting)
+        for name in waiting:
+            _, priority, flow, group = steps[int(name)]
+            if with_room and floods[priority, flow] > 1:
+                continue  # what there is room for may be others'
+            assert not [
+                other
+                for other in world.order[gone:]
+                if steps[int(other)][3] == group and steps[int(other)][1] < priority
+            ], "none of lower priority that needs the same goes before it"
             assert not world.could_go(entries[name]) or (
                 world.models[name].isupper()
                 and any(world.models[other].isupper() and world.now - entries[other].since >= 5.0 for other in waiting)
-            )
+            ), "nobody is left behind who could go"
     world.pass_(100.0)
     assert world.waiting == 0, "nobody waits for ever"
     assert not world.failed

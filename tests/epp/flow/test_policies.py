@@ -1,6 +1,7 @@
 """Order in a flow, turns between flows, ceilings of bands."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from epp.flow.policies import (
     SoftReflectiveCeiling,
     StaticLimit,
 )
-from epp.plugin import Endpoint, Flow, Request, Response, Slo, Usage
+from epp.plugin import Endpoint, Flow, FlowKey, Request, Response, Slo, Usage
 from epp.protocol import ROLE_LABEL
 from epp.testing import services
 
@@ -33,16 +34,32 @@ class OneFlow:
     id: str
     head: Waits
     requests: int = 1
+    turn: int = 0
 
     def __len__(self) -> int:
         return self.requests
 
 
-@dataclass
+@dataclass(eq=False)
 class OneBand:
-    in_turn: list[Flow]
-    by_head: list[Flow] = field(default_factory=list)
+    """Its orders are sorted anew each time they are asked for."""
+
+    in_turn: Sequence[Flow]
+    by_head: Sequence[Flow] = ()
     priority: int = 0
+
+    def by(self, key: FlowKey) -> Sequence[Flow]:
+        placed = [(place, at) for at, flow in enumerate(self.in_turn) if (place := key(flow)) is not None]
+        return [self.in_turn[at] for _, at in sorted(placed)]
+
+    def first(self, key: FlowKey) -> Flow | None:
+        return next(iter(self.by(key)), None)
+
+    def last(self, key: FlowKey) -> Flow | None:
+        return next(reversed(self.by(key)), None)
+
+    def again(self, flow: str) -> None:
+        pass
 
     @property
     def several(self) -> int:
@@ -85,7 +102,9 @@ def aware(**parameters: object) -> tuple[ProgramAware, Clock]:
 
 
 def order(policy: ProgramAware, *flows: OneFlow) -> list[str]:
-    return [flow.id for flow in policy.turns(OneBand(in_turn=[*flows]))]
+    for turn, flow in enumerate(flows):
+        flow.turn = turn
+    return [flow.id for flow in policy.turns(OneBand(in_turn=flows))]
 
 
 def test_who_floods_leaves_room_while_another_has_none_waiting() -> None:
@@ -94,17 +113,16 @@ def test_who_floods_leaves_room_while_another_has_none_waiting() -> None:
     flood, quiet = OneFlow("flood", Waits(request()), 9), OneFlow("quiet", Waits(request()))
     alone, both = OneBand([flood]), OneBand([flood, quiet])
     policy.dispatched("flood", flood.head, 0.0)
-    assert policy.share(alone, flood) == 1.0, "there is nobody else"
+    assert policy.share(alone) == 1.0, "there is nobody else"
     policy.dispatched("quiet", quiet.head, 0.0)
-    assert policy.share(alone, flood) == 0.6
-    assert policy.share(alone, OneFlow("flood", Waits(request()))) == 1.0, "one that waits is no flood"
-    assert policy.share(both, flood) == 0.6
+    assert policy.share(alone) == 0.6
+    assert policy.share(both) == 0.6
     quiet.requests = 2
-    assert policy.share(both, flood) == 1.0, "both flood, so they take turns"
-    assert policy.share(OneBand([flood], priority=5), flood) == 1.0, "another priority has its own"
+    assert policy.share(both) == 1.0, "both flood, so they take turns"
+    assert policy.share(OneBand([flood], priority=5)) == 1.0, "another priority has its own"
     clock.now = 61.0
     policy.dispatched("flood", flood.head, 61.0)
-    assert policy.share(alone, flood) == 1.0
+    assert policy.share(alone) == 1.0
 
 
 def test_who_got_least_is_next_and_what_was_generated_counts_twice() -> None:
