@@ -4,10 +4,12 @@ Sources: GIE v1.5 pkg/epp/flowcontrol, llm-d-router v0.10 (fairness, ordering an
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, expm1, inf, sqrt
+from heapq import heappop, heappush, merge
+from math import exp, expm1, inf, log2, sqrt
 from typing import Final, Literal
+from weakref import WeakSet
 
 from epp.plugin import (
     BandSelectionPolicy,
@@ -147,6 +149,10 @@ class ProgramAware(FairnessPolicy):
     _attained: OrderedDict[str, tuple[float, float, int]] = field(default_factory=OrderedDict, init=False, repr=False)
     """Program -> (tokens, as they counted at the time, turns); who was served longest ago first."""
     _program: Slot[str] = field(default_factory=Slot, init=False, repr=False)
+    _bands: WeakSet[FlowBand] = field(default_factory=WeakSet, init=False, repr=False)
+    """Those that keep orders by what programs got."""
+    _now: float = field(default=0.0, init=False, repr=False)
+    """When bands were looked at last."""
 
     def __post_init__(self) -> None:
         for name in ("service_half_life_seconds", "eviction_ttl_seconds"):
@@ -159,12 +165,12 @@ class ProgramAware(FairnessPolicy):
     def turns(self, band: FlowBand) -> Iterable[Flow]:
         if self.strategy == "rr":
             return band.in_turn
-        now = self.clock()
+        self._now = now = self.clock()
         self._forget(now)
+        self._bands.add(band)
         if self.strategy == "turn-priority":
-            return sorted(band.in_turn, key=lambda flow: -self._turn(flow, now))
-        most = max((self._service(flow.id, now) for flow in band.in_turn), default=0.0) or 1.0
-        return sorted(band.in_turn, key=lambda flow: self._score(flow, now, most))
+            return band.by(self._turn)
+        return self._by_score(band)
 
     def dispatched(self, flow: str, waiting: Waiting, now: float) -> None:
         self._program.set(waiting.request, flow)
@@ -188,19 +194,81 @@ class ProgramAware(FairnessPolicy):
         tokens, at, _ = self._attained.get(program, (0.0, now, 0))
         return float(tokens * 0.5 ** ((now - at) / self.service_half_life_seconds))
 
-    def _score(self, flow: Flow, now: float, most: float) -> float:
-        waited = min(1.0, (now - flow.head.since) / _PATIENT)
-        return self.weight_service * self._service(flow.id, now) / most - self.weight_service_head_wait * waited
+    # With `las` a score changes as time passes, but two do not change places while both heads have waited `_PATIENT`
+    # seconds: service fades alike, and their wait counts the same. Nor do two that got nothing. Both kinds are kept in
+    # an order each. Of the others those with least service and those that have waited longest are listed side by side,
+    # until none that was not listed can have a lower score: about the root of their number.
 
-    def _turn(self, flow: Flow, now: float) -> float:
-        return self._attained.get(flow.id, (0.0, now, 0))[2] + 0.5 * (now - flow.head.since)
+    def _by_score(self, band: FlowBand) -> Iterator[Flow]:
+        for key in (self._new_by_wait, self._unserved_by_wait):
+            while (soonest := band.first(key)) is not None and self._waited(soonest) == 1.0:
+                band.again(soonest.id)
+        ends = (band.last(self._old_by_service), band.last(self._new_by_service))
+        most = max((self._service(flow.id, self._now) for flow in ends if flow is not None), default=0.0) or 1.0
+        kept = (
+            ((self._score(flow, flow, most), flow.turn, flow) for flow in flows)
+            for flows in (band.by(self._old_by_service), band.by(self._unserved_by_wait))
+        )
+        new = self._new_by_score(band.by(self._new_by_service), band.by(self._new_by_wait), most)
+        return (flow for _, _, flow in merge(*kept, new))
+
+    def _new_by_score(
+        self, by_service: Iterable[Flow], by_wait: Iterable[Flow], most: float
+    ) -> Iterator[tuple[float, int, Flow]]:
+        found: list[tuple[float, int, Flow]] = []
+        listed = set[str]()
+        for least, longest in zip(by_service, by_wait, strict=False):
+            for flow in (least, longest):
+                if flow.id not in listed:
+                    listed.add(flow.id)
+                    heappush(found, (self._score(flow, flow, most), flow.turn, flow))
+            bound = self._score(least, longest, most)
+            while found and (found[0][0] < bound or found[0][2] is least is longest):
+                yield heappop(found)
+        while found:
+            yield heappop(found)
+
+    def _score(self, served: Flow, waits: Flow, most: float) -> float:
+        """With the service of one and the wait of another, which may be the same."""
+        service = self.weight_service * self._service(served.id, self._now) / most
+        return service - self.weight_service_head_wait * self._waited(waits)
+
+    def _waited(self, flow: Flow) -> float:
+        return min(1.0, (self._now - flow.head.since) / _PATIENT)
+
+    def _old_by_service(self, flow: Flow) -> float | None:
+        return self._got(flow) if self._waited(flow) == 1.0 else None
+
+    def _unserved_by_wait(self, flow: Flow) -> float | None:
+        return self._came(flow) if self._waited(flow) < 1.0 and self._got(flow) == -inf else None
+
+    def _new_by_service(self, flow: Flow) -> tuple[float, float] | None:
+        got = self._got(flow)
+        return (got, self._came(flow)) if self._waited(flow) < 1.0 and got > -inf else None
+
+    def _new_by_wait(self, flow: Flow) -> tuple[float, float] | None:
+        got = self._got(flow)
+        return (self._came(flow), got) if self._waited(flow) < 1.0 and got > -inf else None
+
+    def _got(self, flow: Flow) -> float:
+        """Its service such that it does not change as it fades: in half-lives; what does not count is equal."""
+        tokens, at, _ = self._attained.get(flow.id, (0.0, 0.0, 0))
+        return log2(tokens) + at / self.service_half_life_seconds if tokens > 0.0 and self.weight_service else -inf
+
+    def _came(self, flow: Flow) -> float:
+        return flow.head.since if self.weight_service_head_wait else 0.0
+
+    def _turn(self, flow: Flow) -> float:
+        """As all wait equally long from one look to the next, it counts from when they came."""
+        return 0.5 * flow.head.since - self._attained.get(flow.id, (0.0, 0.0, 0))[2]
 
     def _serve(self, program: str, tokens: float, now: float, turns: int = 0) -> None:
         count = self._attained.get(program, (0.0, now, 0))[2] + turns
         self._attained[program] = (self._service(program, now) + tokens, now, count)
         self._attained.move_to_end(program)
+        self._say_changed(program)
         if len(self._attained) > _PROGRAMS:
-            self._attained.popitem(last=False)
+            self._say_changed(self._attained.popitem(last=False)[0])
 
     def _forget(self, now: float) -> None:
         while self._attained:
@@ -208,6 +276,11 @@ class ProgramAware(FairnessPolicy):
             if now - at < self.eviction_ttl_seconds:
                 return
             del self._attained[program]
+            self._say_changed(program)
+
+    def _say_changed(self, program: str) -> None:
+        for band in self._bands:
+            band.again(program)
 
 
 # --- which band is asked first --------------------------------------------------------------------------------------

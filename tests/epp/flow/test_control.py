@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import ANY
 
 import msgspec
@@ -806,6 +806,37 @@ def test_flows_that_leave_room_are_not_looked_at_one_by_one() -> None:
     assert world.slots.asked <= asked + 20
     world.ask("quiet again", flow="quiet")
     assert world.order[-1] == "quiet again"
+
+
+@pytest.mark.parametrize("strategy", ["las", "turn-priority"])
+def test_programs_that_wait_are_not_scored_one_by_one(strategy: Literal["las", "turn-priority"]) -> None:
+    scored = 0
+
+    class Scored(ProgramAware):
+        def _score(self, served: Flow, waits: Flow, most: float) -> float:
+            nonlocal scored
+            scored += 1
+            return super()._score(served, waits, most)
+
+        def _turn(self, flow: Flow) -> float:
+            nonlocal scored
+            scored += 1
+            return super()._turn(flow)
+
+    policy = Scored(strategy)
+    world = World(size=1000, fairness=policy, band_requests=inf)
+    policy.clock = lambda: world.now
+    for number in range(2000):
+        world.ask(str(number), flow=str(number % 1000), tokens=number * 7 % 1000)
+    for number in range(3):
+        scored = 0
+        world.end(str(number))
+        world.pass_(4.0)
+        assert len(world.order) == 1001 + number
+        assert scored <= 40
+    scored = 0
+    world.ask("new", flow="new")
+    assert scored <= 20
 
 
 def test_plugins_that_fail_hold_nobody_up() -> None:
