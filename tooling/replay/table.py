@@ -122,8 +122,11 @@ CLASS_COLUMNS: Final[Sequence[tuple[str, Callable[[ClassFigures], float], str]]]
 
 
 def by_class(results: Results) -> Table | None:
-    """A row for each class of requests under each policy; None where the workload has no classes."""
-    labels = results.runs[0].classes
+    """A row for each class of requests under each policy; None where there are no classes.
+
+    Each seed has other requests, of which none may be of some class; its figures are of the seeds that have it.
+    """
+    labels = sorted({label for run in results.runs for label in run.classes})
     if not labels:
         return None
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -133,9 +136,8 @@ def by_class(results: Results) -> Table | None:
         made.add_column(heading, justify="right")
     for label in labels:
         for name, own in by_policy(results).items():
-            cells = [
-                _cell(spread([figure(run.classes[label]) for run in own]), form) for _, figure, form in CLASS_COLUMNS
-            ]
+            ones = [run.classes[label] for run in own if label in run.classes]
+            cells = [_cell(spread([figure(one) for one in ones]), form) for _, figure, form in CLASS_COLUMNS]
             made.add_row(Text(printable(label)), Text(printable(name)), *cells)
     return made
 

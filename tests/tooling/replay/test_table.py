@@ -7,7 +7,7 @@ from tests.tooling.replay.test_runs import plan
 from tooling.replay.policies import policy
 from tooling.replay.replay import Conditions
 from tooling.replay.runs import Rate, Source, compare, with_oracle
-from tooling.replay.table import COLUMNS, OF_TIERS, by_policy, table, title
+from tooling.replay.table import COLUMNS, OF_TIERS, by_class, by_policy, table, title
 from tooling.simulator.tiers import TierParameters
 
 
@@ -43,6 +43,21 @@ def test_hits_by_tier_where_there_are_tiers() -> None:
     assert len(row) == 1 + len(COLUMNS) + len(OF_TIERS)
     found = results.runs[-1]
     assert row[9:12] == [f"{100 * found.hits[tier]:.1f}" for tier in ("device", "l1", "l2")]
+
+
+def test_a_class_that_not_every_seed_has_is_shown_of_those_that_have_it() -> None:
+    made = plan(Source("interactive-and-batch", 60), kinds="2*h100-8b", rate=Rate("rate", 5.0), seeds=(0, 1))
+    results = compare(made, lambda *reported: None)
+    batches = [run.classes["batch"] for run in results.runs if "batch" in run.classes]
+    assert len(batches) == 2, "of one seed, under both policies"
+    found = by_class(results)
+    assert found is not None
+    console = Console(width=250, record=True, file=StringIO())
+    console.print(found)
+    rows = [line.split() for line in console.export_text().splitlines()]
+    assert [row[:3] for row in rows if row and row[0] == "batch"] == [
+        ["batch", name, str(batches[0].requests)] for name in ("prefix-aware", "round-robin")
+    ]
 
 
 def test_several_runs_show_their_spread() -> None:
