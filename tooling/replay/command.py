@@ -110,7 +110,7 @@ def plan(  # noqa: PLR0913
 
 def _class_slo(text: str) -> tuple[str, plugin.Slo]:
     """`CLASS=TTFT/TPOT` in seconds, as in `chat=0.5/0.025`; `-` for one that is not wanted."""
-    label, _, both = text.partition("=")
+    label, _, both = text.rpartition("=")
     try:
         ttft, tpot = (None if each == "-" else float(each) for each in both.split("/"))
         good = bool(label) and all(each is None or 0 < each < inf for each in (ttft, tpot))

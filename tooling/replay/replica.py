@@ -225,7 +225,9 @@ class Replica:
 
 def _headers(ask: TraceRequest) -> dict[str, str]:
     """What a client would send."""
-    said = {protocol.SESSION_ID: ask.session, protocol.FAIRNESS_ID[0]: ask.tenant}
+    # At least a nanosecond: 0 would stand for no limit.
+    ttl = "" if ask.ttl is None else f"{max(1, round(ask.ttl * 1e9))}ns"
+    said = {protocol.SESSION_ID: ask.session, protocol.FAIRNESS_ID[0]: ask.tenant, protocol.REQUEST_TTL: ttl}
     return {name: value for name, value in said.items() if value}
 
 

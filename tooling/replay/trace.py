@@ -5,16 +5,19 @@ the pieces that their paths begin with alike; what the text is does not matter.
 """
 
 import gzip
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from epp.documents.strict import short
 from epp.errors import ConfigError
 from epp.plugin import Slo
 
@@ -61,6 +64,8 @@ class TraceRequest:
     """Within what it is to be served, where it says so itself."""
     adapter: str = ""
     """The LoRA adapter it asks for; prompts for different adapters have no piece in common."""
+    ttl: float | None = None
+    """Seconds that it may wait in flow control at most; None: as long as the policy lets it."""
 
     @property
     def tokens(self) -> int:
@@ -151,19 +156,51 @@ class Trace(NamedTuple):
         return held / total if total else 0.0
 
 
+_Milliseconds = Annotated[float, Meta(gt=0)]
+
+
 class _Line(msgspec.Struct):
+    """Mooncake's fields, and ours, which a line may have. Others are passed over: Mooncake's own traces have more."""
+
     timestamp: float
     """Milliseconds."""
     input_length: int
     output_length: int
     hash_ids: list[int]
+    tenant: str | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
+    """As large as an InferenceObjective's."""
+    label: str | None = msgspec.field(name="class", default=None)
+    slo_ttft_ms: _Milliseconds | None = None
+    slo_tpot_ms: _Milliseconds | None = None
+    ttl_ms: _Milliseconds | None = None
+    session: str | None = None
+    adapter: str | None = None
+
+    @property
+    def slo(self) -> Slo | None:
+        """None where the line has none."""
+        ttft, tpot = _seconds(self.slo_ttft_ms), _seconds(self.slo_tpot_ms)
+        return None if ttft is None and tpot is None else Slo(ttft, tpot, self.label or "")
+
+
+_NUMBER: Final = "a number of milliseconds above 0"
+_EXPECTED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("tenant", "class", "session", "adapter"), "text"),
+    **dict.fromkeys(("slo_ttft_ms", "slo_tpot_ms", "ttl_ms"), _NUMBER),
+    "priority": "a whole number of 32 bits",
+}
+"""What our fields have to be."""
+_WHERE: Final = re.compile(r"at `\$\.(\w+)`$")
+"""The field that a msgspec.ValidationError is about, at the end of its text."""
 
 
 def read_mooncake(path: Path, *, seed: int = 0, limit: int | None = None) -> Trace:
     """A trace in Mooncake's JSON lines, plain or gzipped (github.com/kvcache-ai/Mooncake, FAST25-release/traces).
 
-    Requests of one tick are spread over it, in order; a trace whose times are finer is taken as it is. `limit` takes
-    only so many. Raises ConfigError with the line.
+    A line may also have `tenant`, `priority`, `class`, `slo_ttft_ms`, `slo_tpot_ms`, `ttl_ms`, `session` and `adapter`;
+    null is as if it were not there. Requests of one tick are spread over it, in order; a trace whose times are finer is
+    taken as it is. `limit` takes only so many. Raises ConfigError with the line.
     """
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -176,10 +213,23 @@ def read_mooncake(path: Path, *, seed: int = 0, limit: int | None = None) -> Tra
     lines.sort(key=lambda line: line.timestamp)
     times = _spread([line.timestamp / 1000 for line in lines], Random(f"ticks {seed}"))
     start = times[0]
+    adapters = any(line.adapter for line in lines)
+    known: dict[tuple[str, int], int] = {}
     return Trace(
         path.name.removesuffix(".gz").removesuffix(".jsonl"),
         [
-            TraceRequest(at - start, _pieces(line), max(1, line.output_length))
+            TraceRequest(
+                at - start,
+                _pieces(line, known if adapters else None),
+                max(1, line.output_length),
+                session=line.session or "",
+                tenant=line.tenant or "",
+                priority=line.priority or 0,
+                label=line.label or "",
+                slo=line.slo,
+                adapter=line.adapter or "",
+                ttl=_seconds(line.ttl_ms),
+            )
             for at, line in zip(times, lines, strict=True)
         ],
     )
@@ -195,7 +245,7 @@ def _lines(file: Iterable[bytes], path: Path, limit: int | None) -> Iterator[_Li
         try:
             line = decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path}:{number}", f"no line of a Mooncake trace: {error}") from error
+            raise ConfigError(f"{path}:{number}", _wrong(raw, error)) from error
         blocks = -(-line.input_length // MOONCAKE_BLOCK)
         if line.input_length < 1 or len(line.hash_ids) != blocks:
             raise ConfigError(
@@ -206,11 +256,33 @@ def _lines(file: Iterable[bytes], path: Path, limit: int | None) -> Iterator[_Li
         yield line
 
 
-def _pieces(line: _Line) -> tuple[Piece, ...]:
-    rest = line.input_length - MOONCAKE_BLOCK * (len(line.hash_ids) - 1)
-    pieces = [Piece(id + 1, MOONCAKE_BLOCK) for id in line.hash_ids]  # 0 stands for no piece
-    pieces[-1] = Piece(line.hash_ids[-1] + 1, rest)
-    return tuple(pieces)
+def _wrong(raw: bytes, error: Exception) -> str:
+    """What is wrong with a line."""
+    place = _WHERE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+    if place is None or (field := place[1]) not in _EXPECTED:
+        return f"no line of a Mooncake trace: {error}"
+    try:
+        value = short(msgspec.json.decode(raw)[field])
+    except msgspec.DecodeError:  # a number too large for any float
+        value = "a huge number"
+    return f"{field}: expected {_EXPECTED[field]}, got {value}"
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _pieces(line: _Line, known: dict[tuple[str, int], int] | None) -> tuple[Piece, ...]:
+    """Numbered by hash id; with `known`, in the order of first use, each adapter's apart: one prompt has different KV
+    under different adapters.
+    """
+    if known is None:
+        numbers = [id + 1 for id in line.hash_ids]  # 0 stands for no piece
+    else:
+        adapter = line.adapter or ""
+        numbers = [known.setdefault((adapter, id), len(known) + 1) for id in line.hash_ids]
+    rest = line.input_length - MOONCAKE_BLOCK * (len(numbers) - 1)
+    return (*(Piece(number, MOONCAKE_BLOCK) for number in numbers[:-1]), Piece(numbers[-1], rest))
 
 
 def _spread(times: list[float], chance: Random) -> list[float]:

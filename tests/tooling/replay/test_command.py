@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from epp.cli import warmpath
+from tests.tooling.replay.test_trace import line
 
 
 def call(*arguments: object) -> Result:
@@ -67,6 +68,47 @@ def test_slos_of_a_class_are_given_by_a_flag() -> None:
     table = call("chats-and-reports", *asked[:-1], "--class-slo", "report=-/9")
     assert "in time" in table.stdout
     assert "100.0" in next(line for line in table.stdout.splitlines() if line.strip().startswith("report"))
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    """A trace of two classes, one with an SLO, and of requests without a class."""
+    kinds: tuple[dict[str, object], ...] = (
+        {"class": "chat", "tenant": "acme", "priority": 1, "slo_ttft_ms": 60_000},
+        {"class": "a=b", "tenant": "other", "ttl_ms": 30_000, "session": "s", "adapter": "french"},
+        {},
+    )
+    file = tmp_path / "classes.jsonl"
+    file.write_text("\n".join(line(n * 400, ids=(n, 100 + n), more=kinds[n % 3]) for n in range(30)))
+    return file
+
+
+def test_a_traces_classes_are_shown_apart(classes: Path) -> None:
+    asked = (classes, "--pods", "2*laptop", "--policy", "prefix-aware", "--policy", "round-robin+flow-control")
+    shown = call(*asked, "--no-oracle")
+    assert shown.exit_code == 0, shown.output
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert [row[:3] for row in rows if row and row[0] in ("chat", "a=b")] == [
+        [label, name, "10"] for label in ("a=b", "chat") for name in ("prefix-aware", "round-robin+flow-control")
+    ]
+
+
+def test_a_traces_classes_are_played_alone_and_given_slos(classes: Path) -> None:
+    asked = ("--pods", "2*laptop", "--policy", "prefix-aware", "--no-oracle", "--json")
+    alone = json.loads(call(classes, *asked, "--only", "chat").stdout)["runs"][0]
+    assert (alone["requests"], list(alone["classes"])) == (10, ["chat"])
+    assert alone["classes"]["chat"]["attained"] == 1.0
+    tight = json.loads(call(classes, *asked, "--class-slo", "a=b=0.0001/-").stdout)["runs"][0]["classes"]
+    assert (tight["a=b"]["attained"], tight["chat"]["attained"]) == (0.0, 1.0)
+    assert "only: no request is of class 'chats'; expected one of a=b, chat" in call(classes, "--only", "chats").output
+
+
+def test_a_trace_that_is_wrong_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "wrong.jsonl"
+    file.write_text(line(more={"priority": "high"}))
+    result = call(file)
+    assert result.exit_code == 1
+    assert result.output == f"Error: {file}:1: priority: expected a whole number of 32 bits, got 'high'\n"
 
 
 def test_tiers_are_simulated_and_reported() -> None:

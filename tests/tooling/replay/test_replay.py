@@ -200,6 +200,17 @@ def test_a_pod_that_answers_errors_at_once_gets_few_requests_and_its_share_again
     books_are_closed(made)
 
 
+def test_who_waited_as_long_as_the_trace_lets_it_is_refused() -> None:
+    trace = asks(*[0.0] * 150)
+    hurried = Trace("test", [replace(ask, ttl=1.0 if number % 2 else None) for number, ask in enumerate(trace.asks)])
+    made = play(hurried, pods="laptop", name="prefix-aware+flow-control")
+    shed = [number for number, served in enumerate(made.served) if served.shed]
+    assert len(shed) > 10
+    assert all(number % 2 for number in shed)
+    assert {round(made.served[number].ended, 6) for number in shed} == {1.0}
+    assert not any(served.shed for served in play(hurried, pods="laptop").served), "nothing waits in the picker"
+
+
 def test_a_policy_that_looks_at_load_alone_is_attracted_by_errors() -> None:
     trace = asks(*[n / 30 for n in range(600)], output=60)
     made = play(

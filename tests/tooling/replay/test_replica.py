@@ -1,12 +1,15 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import NoReturn
 
 import pytest
 
+from epp.documents.durations import seconds_of
 from epp.errors import ConfigError
 from epp.plugin import Load
+from epp.protocol import REQUEST_TTL
 from tooling.replay.pod import VirtualPod
 from tooling.replay.policies import policy
 from tooling.replay.replica import Replica
@@ -54,6 +57,14 @@ def test_a_request_is_what_the_parser_would_have_made() -> None:
     assert (request.id, request.tokens, len(request.prompt)) == ("7", 512, 2048)
     assert request.header("x-session-id") == "s"
     assert (request.stream, request.sees_answer) == (True, False)
+
+
+@pytest.mark.parametrize(("ttl", "header"), [(None, None), (2.0, "2000000000ns"), (1e-12, "1ns")])
+def test_how_long_a_request_may_wait_is_said_as_a_client_would(ttl: float | None, header: str | None) -> None:
+    picker, _ = replica()
+    said = picker.request(7, replace(ASK, ttl=ttl)).header(REQUEST_TTL)
+    assert said == header
+    assert said is None or seconds_of(said) > 0
 
 
 def test_what_a_peer_sent_draws_what_follows() -> None:

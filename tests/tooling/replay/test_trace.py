@@ -1,5 +1,6 @@
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import ConfigError
+from epp.plugin import Slo
 from epp.prefix.index import chain_of
 from tooling.replay.trace import MOONCAKE_TICK, Piece, Trace, TraceRequest, read_mooncake
 
@@ -17,8 +19,15 @@ def path(lengths: list[int], first: int = 1) -> tuple[Piece, ...]:
     return tuple(Piece(first + number, length) for number, length in enumerate(lengths))
 
 
-def line(at: int = 0, length: int = 600, output: int = 10, ids: tuple[int, ...] = (0, 1)) -> str:
-    return json.dumps({"timestamp": at, "input_length": length, "output_length": output, "hash_ids": ids})
+def line(
+    at: int = 0,
+    length: int = 600,
+    output: int = 10,
+    ids: tuple[int, ...] = (0, 1),
+    more: Mapping[str, object] | None = None,
+) -> str:
+    mooncake = {"timestamp": at, "input_length": length, "output_length": output, "hash_ids": ids}
+    return json.dumps({**mooncake, **(more or {})})
 
 
 def written(tmp_path: Path, *lines: str, name: str = "trace.jsonl") -> Path:
@@ -111,6 +120,59 @@ def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_reported_with_its_line(tmp_path: Path, text: str, reported: str) -> None:
     with pytest.raises(ConfigError, match=reported):
         read_mooncake(written(tmp_path, line(), text))
+
+
+def test_a_line_says_whose_it_is_and_how_it_is_to_be_served(tmp_path: Path) -> None:
+    ours = {"tenant": "acme", "priority": -2, "class": "chat", "slo_ttft_ms": 500, "slo_tpot_ms": 25.5}
+    more = {"ttl_ms": 2000, "session": "s1", "adapter": "french", "model": "m", "type": "text"}
+    nothing = dict.fromkeys((*ours, *more))
+    lines = line(0, more={**ours, **more}), line(500, more={"slo_ttft_ms": 9}), line(900, more=nothing)
+    said, short, plain = read_mooncake(written(tmp_path, *lines)).asks
+    assert (said.tenant, said.priority, said.label, said.session, said.adapter) == ("acme", -2, "chat", "s1", "french")
+    assert said.slo == Slo(0.5, 0.0255, "chat")
+    assert said.ttl == 2.0
+    assert short.slo == Slo(0.009)
+    assert (plain.tenant, plain.priority, plain.label, plain.session, plain.adapter) == ("", 0, "", "", "")
+    assert (plain.slo, plain.ttl) == (None, None)
+
+
+def test_prompts_for_different_adapters_share_nothing(tmp_path: Path) -> None:
+    adapters = ("", "a", "b", "a", "")
+    file = written(tmp_path, *(line(500 * at, more={"adapter": name}) for at, name in enumerate(adapters)))
+    asks = read_mooncake(file).asks
+    assert asks[0].prompt == asks[4].prompt
+    assert asks[1].prompt == asks[3].prompt
+    assert len({piece.id for ask in asks for piece in ask.prompt}) == 6
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reported"),
+    [
+        ("tenant", 7, "text, got 7"),
+        ("class", True, "text, got true"),
+        ("session", ["s"], "text, got a list"),
+        ("adapter", {"name": "a"}, "text, got a mapping"),
+        ("priority", "high", "a whole number of 32 bits, got 'high'"),
+        ("priority", 1.5, r"a whole number of 32 bits, got 1\.5"),
+        ("priority", 2**31, "a whole number of 32 bits, got 2147483648"),
+        ("priority", True, "a whole number of 32 bits, got true"),
+        ("slo_ttft_ms", 0, "a number of milliseconds above 0, got 0"),
+        ("slo_tpot_ms", -1.5, r"a number of milliseconds above 0, got -1\.5"),
+        ("slo_ttft_ms", "500", "a number of milliseconds above 0, got '500'"),
+        ("ttl_ms", 0, "a number of milliseconds above 0, got 0"),
+    ],
+)
+def test_a_field_of_ours_that_is_wrong_is_named_with_its_value(
+    tmp_path: Path, field: str, value: object, reported: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"trace\.jsonl:2: {field}: expected {reported}$"):
+        read_mooncake(written(tmp_path, line(), line(more={field: value})))
+
+
+def test_a_number_that_no_float_holds_is_refused(tmp_path: Path) -> None:
+    text = line().replace("}", ', "slo_ttft_ms": 1e999}')
+    with pytest.raises(ConfigError, match="slo_ttft_ms: expected a number of milliseconds above 0, got a huge number"):
+        read_mooncake(written(tmp_path, text))
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
