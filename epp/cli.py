@@ -16,6 +16,7 @@ import click
 from epp import __version__, protocol
 from epp.errors import ConfigError
 from epp.flags import (
+    PORT,
     CipherSuites,
     Duration,
     GoCommand,
@@ -38,7 +39,6 @@ STRATEGIES = ("prefix-aware", "kv-aware", "session", "round-robin", "least-load"
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _PATH = click.Path(exists=True, path_type=Path)
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
-_PORT = WholeNumber(0, 65535)
 _SECONDS = click.FloatRange(0, min_open=True)
 
 
@@ -185,12 +185,12 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 @click.option(
     "--grpc-port",
     multiple=True,
-    type=_PORT,
+    type=PORT,
     help="ext_proc, one for each pool in the files' order. [default: the pool's endpointPickerRef, else 9002]",
 )
-@click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True, type=_PORT)
+@click.option("--grpc-health-port", default=protocol.HEALTH_PORT, show_default=True, type=PORT)
 @click.option(
-    "--metrics-port", default=protocol.METRICS_PORT, show_default=True, type=_PORT, help="/metrics, /ready, the page."
+    "--metrics-port", default=protocol.METRICS_PORT, show_default=True, type=PORT, help="/metrics, /ready, the page."
 )
 @click.option(
     "--metrics-endpoint-auth",
@@ -244,7 +244,7 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
 )
 @click.option(
     "--replica-port",
-    type=WholeNumber(0, 65535),
+    type=PORT,
     help="Where other replicas connect to, to know of this one's decisions; 0: any. [default: 9004, with peers only]",
 )
 @click.option("--peer", multiple=True, metavar="HOST:PORT", help="Another replica; this one may be named too.")
@@ -509,7 +509,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 
 @warmpath.command(cls=SidecarCommand)
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8000, show_default=True, type=WholeNumber(0, 65535), help="Where requests come.")
+@click.option("--port", default=8000, show_default=True, type=PORT, help="Where requests come.")
 @click.option(
     "--model-server-port", "--vllm-port", default=8200, show_default=True, type=WholeNumber(1, 65535),
     help="Of the engine beside it.",
@@ -534,7 +534,7 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
 @click.option("--max-body", default=64 << 20, show_default=True, type=WholeNumber(1), help="Bytes of a request.")
 @click.option("--max-requests", default=4096, show_default=True, type=WholeNumber(1), help="At once.")
 @click.option("--drain-timeout", default="30s", show_default=True, type=Duration(), help="For answers under way.")
-@click.option("--metrics-port", default=0, show_default=True, type=WholeNumber(0, 65535), help="0: no metrics.")
+@click.option("--metrics-port", default=0, show_default=True, type=PORT, help="0: no metrics.")
 @click.option(
     "--secure-proxy", "--secure-serving", type=click.BOOL,
     help="TLS towards the gateway. [default: with --cert-path only; llm-d's: true]",

@@ -53,7 +53,7 @@ class WholeNumber(click.IntRange):
         return int(super().convert(value, param, ctx))
 
 
-_PORT: Final = WholeNumber(0, 65535)
+PORT: Final = WholeNumber(0, 65535)
 
 
 class Ports(click.ParamType[tuple[int, ...]]):
@@ -62,7 +62,7 @@ class Ports(click.ParamType[tuple[int, ...]]):
     name = "ports"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        return tuple(_PORT(each, param, ctx) for each in str(value).split(","))
+        return tuple(PORT(each, param, ctx) for each in str(value).split(","))
 
 
 class NamespacedName(click.ParamType[tuple[str, str]]):

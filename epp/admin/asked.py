@@ -12,38 +12,38 @@ from urllib.parse import urlsplit
 from epp.errors import ConfigError
 
 _CHAT: Final = "/v1/chat/completions"
+_DATA: Final = frozenset(("--data", "--data-raw", "--data-binary", "--data-ascii", "--json"))
 _SHORT: Final = {"d": "--data", "H": "--header"}
 _SHORT_WITH_VALUE: Final = frozenset("AbcCDeEKmoPQrtTuUwxXyYz")
-_WITH_VALUE: Final = frozenset(
+_WITH_VALUE: Final = _DATA | frozenset(
     f"--{name}"
     for name in re.findall(
         r"\S+",
         """
-        abstract-unix-socket alt-svc aws-sigv4 cacert capath cert cert-type ciphers config connect-timeout connect-to
-        continue-at cookie cookie-jar create-file-mode crlfile curves delegation dns-interface dns-ipv4-addr
-        dns-ipv6-addr dns-servers doh-url dump-header ech egd-file engine etag-compare etag-save expect100-timeout
-        ftp-account ftp-alternative-to-user ftp-method ftp-port ftp-ssl-ccc-mode happy-eyeballs-timeout-ms
-        haproxy-clientip hostpubmd5 hostpubsha256 hsts interface ip-tos ipfs-gateway keepalive-cnt keepalive-time key
-        key-type krb libcurl limit-rate local-port login-options mail-auth mail-from mail-rcpt max-filesize max-redirs
-        max-time netrc-file noproxy output output-dir parallel-max pass pinnedpubkey preproxy proto proto-default
-        proto-redir proxy proxy-cacert proxy-capath proxy-cert proxy-cert-type proxy-ciphers proxy-crlfile
-        proxy-header proxy-key proxy-key-type proxy-pass proxy-pinnedpubkey proxy-service-name proxy-tls13-ciphers
-        proxy-tlsauthtype proxy-tlspassword proxy-tlsuser proxy-user proxy1.0 pubkey quote random-file range rate
-        referer request request-target resolve retry retry-delay retry-max-time sasl-authzid service-name socks4
-        socks4a socks5 socks5-gssapi-service socks5-hostname speed-limit speed-time stderr telnet-option tftp-blksize
-        time-cond tls-max tls13-ciphers tlsauthtype tlspassword tlsuser trace trace-ascii trace-config unix-socket
-        upload-file url-query user user-agent variable vlan-priority write-out
+        abstract-unix-socket alt-svc aws-sigv4 cacert capath cert cert-type ciphers config connect-timeout
+        connect-to continue-at cookie cookie-jar create-file-mode crlfile curves delegation dns-interface
+        dns-ipv4-addr dns-ipv6-addr dns-servers doh-url dump-header ech egd-file engine etag-compare etag-save
+        expect100-timeout ftp-account ftp-alternative-to-user ftp-method ftp-port ftp-ssl-ccc-mode
+        happy-eyeballs-timeout-ms haproxy-clientip header hostpubmd5 hostpubsha256 hsts interface ip-tos
+        ipfs-gateway keepalive-cnt keepalive-time key key-type krb libcurl limit-rate local-port login-options
+        mail-auth mail-from mail-rcpt max-filesize max-redirs max-time netrc-file noproxy oauth2-bearer output
+        output-dir parallel-max pass pinnedpubkey preproxy proto proto-default proto-redir proxy proxy-cacert
+        proxy-capath proxy-cert proxy-cert-type proxy-ciphers proxy-crlfile proxy-header proxy-key proxy-key-type
+        proxy-pass proxy-pinnedpubkey proxy-service-name proxy-tls13-ciphers proxy-tlsauthtype proxy-tlspassword
+        proxy-tlsuser proxy-user proxy1.0 pubkey quote random-file range rate referer request request-target resolve
+        retry retry-delay retry-max-time sasl-authzid service-name socks4 socks4a socks5 socks5-gssapi-service
+        socks5-hostname speed-limit speed-time stderr telnet-option tftp-blksize time-cond tls-max tls13-ciphers
+        tlsauthtype tlspassword tlsuser trace trace-ascii trace-config unix-socket upload-file url url-query user
+        user-agent variable vlan-priority write-out
         """,
     )
 )
-"""curl's options that take a value and say nothing of where a request goes (`curl --help all` of 7.88, and those that
-8.12 added)."""
+"""curl's options that take a value (`curl --help all` of 7.88, and those that 8.12 added)."""
 _UNREAD: Final = frozenset(("--form", "--form-string", "--data-urlencode", "-F"))
 _ENDS: Final = re.compile(r"(\||\|\||&|&&|;|\d?>{1,2}|\d?>&\d|<)$")
 """Words with which a shell's command is over, or its output goes elsewhere."""
 MOST_CURL: Final = 64 << 10
 """Characters of a curl line that is pasted: to split one into words takes a microsecond for each."""
-_DATA: Final = frozenset(("--data", "--data-raw", "--data-binary", "--data-ascii", "--json"))
 _BEFORE: Final = r"\s*(?:\$\s+)?(?:(?:time|sudo|[A-Za-z_]\w*=\S*)\s+)*"
 """What may stand before a command: a prompt of the shell, variables."""
 _QUOTED: Final = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$'((?:[^'\\]|\\.)*)'""", re.DOTALL)
@@ -121,7 +121,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             return
         if word.startswith("--"):
             name, equals, value = word.partition("=")
-            if name in _DATA or name in _WITH_VALUE or name in ("--header", "--url", "--oauth2-bearer"):
+            if name in _WITH_VALUE:
                 value = value if equals else _next(rest, name)
             yield name, value
         elif word.startswith("-") and word != "-":

@@ -345,7 +345,7 @@ class AdminServer:
             path = f"/{request.match_info['path']}" if request.match_info.get("path") else ""
             headers = {name.lower(): printable(value) for name, value in request.headers.items()}
             headers.pop("authorization", None)  # ours
-            if (theirs := headers.pop(protocol.EXPLAINED_AUTHORIZATION, "")) != "":
+            if theirs := headers.pop(protocol.EXPLAINED_AUTHORIZATION, ""):
                 headers["authorization"] = theirs
             raw = RawRequest("POST" if path else "", path, headers, body)
             async with self._turns.turn():

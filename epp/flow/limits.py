@@ -18,6 +18,7 @@ import msgspec
 from epp import protocol
 from epp.errors import BadRequest, EppError, NotAllowed, RateLimited, UnknownModel, UnsupportedMedia
 from epp.flow.tenants import ANONYMOUS, TenantSource
+from epp.parsing.body import ABSENT
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, Plugin, Request, Response, Slot, annotated
 
@@ -38,7 +39,6 @@ _ROWS: Final = 200
 """Tenants in one message to replicas."""
 _MOST_PEERS: Final = 256
 _NEARLY: Final = 1e-6
-_ABSENT: Final = msgspec.Raw()
 """What rounding may make of a request."""
 _RATE_CODE: Final = "rate_limit_exceeded"
 _FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt"}
@@ -409,7 +409,7 @@ def _rows(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, int]]:
 class _Several(msgspec.Struct):
     n: Any = None
     best_of: Any = None
-    prompt: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = ABSENT
 
 
 _several: Final = msgspec.json.Decoder(_Several)

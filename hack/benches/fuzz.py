@@ -1,7 +1,7 @@
 """Mutated input for everything that is read from outside: what is not an error of ours, or takes long, is a finding.
 
     hack/fuzz                                  every target, 20,000 inputs each
-    hack/fuzz bodies sse --inputs 1000000     some of them
+    hack/fuzz bodies answers --inputs 1000000  some of them
     hack/fuzz --seconds 60 --seed 7
 
 A target takes bytes and may raise the errors that its reader promises. Anything else, and any input that takes longer

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from epp.configuration.loader import strategy_text
 from epp.errors import ConfigError
+from epp.protocol import METRICS_PORT
 from epp.telemetry.text import printable
 from gateway.errors import GatewayError
 from tooling.laptop.chain import MANIFESTS, Chain, ChainError, Shape, running_chain
@@ -43,8 +44,6 @@ from tooling.simulator.workloads import demo
 BASELINE = "round-robin"
 REFRESH_SECONDS = 0.5
 SHOWN_DECISIONS = 8
-_ADMIN_PORT = 9090
-"""As of `warmpath serve`, so that what asks it by itself, such as `warmpath explain`, finds it."""
 
 
 class UpError(Exception):
@@ -117,7 +116,7 @@ async def run(options: UpOptions) -> int:
                 pods=len(engine.roles) or options.pods or (3 if options.engine == "sim" else 2),
                 replicas=options.replicas,
                 port=options.port,
-                admin_port=_ADMIN_PORT,
+                admin_port=METRICS_PORT,  # where what asks by itself, such as `warmpath explain`, looks
                 picking=("--config", str(followed), *options.allowed) if follows else options.picking,
                 manifests=options.manifests or MANIFESTS,
                 engine=engine,
