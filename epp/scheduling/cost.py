@@ -285,6 +285,7 @@ class _Account:
 
     def _go(self, sent: _Sent, now: float) -> None:
         sent.here = False
+        del sent.account  # which may still name it: when the account is let go, no cycle is left for the collector
         self.requests -= 1
         self.tokens -= sent.tokens
         if sent.tpot is not None:
@@ -404,8 +405,6 @@ class _Account:
         self._next()
 
     def end(self, sent: _Sent, now: float) -> None:
-        if not sent.here:
-            return
         self._go(sent, now)
         if sent.waiting:
             self.watched = False
@@ -1173,7 +1172,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if sent.waiting:
                 sent.account.watched = False
                 sent.account.first_token(sent, now)
-        sent.account.end(sent, now)
+        if sent.here:
+            sent.account.end(sent, now)
 
     def snapshot(self) -> Iterator[Any]:
         """What was learned: mean seconds in flight, means of tokens, of work and of the tokens it computes, [endpoint,

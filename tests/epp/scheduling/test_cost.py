@@ -1,5 +1,6 @@
 """`expected-ttft`: bills by hand, bursts, what is not ours, and accounts that return to nothing."""
 
+import gc
 from collections.abc import Mapping, Sequence
 from math import inf
 
@@ -491,6 +492,28 @@ def test_traffic_of_our_own_is_never_foreign(events: list[str], draw: object) ->
         else:
             a.load = taken  # what was scraped some time ago arrives now
     assert bill(cost, request([a], 1000), a)["foreign"] == 0
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_accounts_of_endpoints_that_left_are_freed_without_the_collector(seen: bool) -> None:
+    cost, clock = round_numbers()
+    gc.collect()
+    gc.disable()
+    try:
+        for endpoint in pool(5):
+            asked = [request([endpoint], 1000, seen=seen) for _ in range(3)]
+            for made in asked:
+                cost.on_picked(made, endpoint)
+            clock.now += 10
+            bill(cost, asked[0], endpoint)  # the first tokens of those that are not seen are thought to have come
+            cost.on_finished(asked[0], endpoint, DONE)
+            cost.on_removed(endpoint)
+            for made in asked[1:]:
+                cost.on_finished(made, endpoint, DONE)
+        del asked, made
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def assert_nothing_left(cost: ExpectedTtft) -> None:
