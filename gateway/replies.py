@@ -1,6 +1,7 @@
 """What Envoy answers by itself, in the JSON of OpenAI's errors; what endpoints and pickers answer stays as it is."""
 
 import json
+from typing import Final
 
 from envoy_data_plane.envoy.config.accesslog.v3 import AccessLogFilter, ExtensionFilter, ResponseFlagFilter
 from envoy_data_plane.envoy.config.core.v3 import DataSource, SubstitutionFormatString
@@ -12,17 +13,20 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
 from envoy_data_plane.google.protobuf import Any as Packed
 
 INVALID, UNAVAILABLE = "invalid_request_error", "service_unavailable_error"
+_MATCH: Final = "expected the host, path, method and headers of an HTTPRoute's rule"
+_LISTENS: Final = "expected a server that listens at the pool's target port"
 
 
 def local_replies() -> LocalReplyConfig:
     """Each kind of failure has its flag; the endpoint picker's own answers have none and pass as they are."""
     return LocalReplyConfig(
         mappers=[
-            _when_flagged(("NR",), "No route of this gateway matches the request.", INVALID),
+            _when_flagged(("NR",), f"No route of this gateway matches the request; {_MATCH}.", INVALID),
             _when_flagged(("UH", "NC"), "No endpoint is ready to serve this request.", UNAVAILABLE),
             _when_flagged(("UT",), "The request took longer than its route allows.", UNAVAILABLE),
             _when_flagged(("SI",), "Nothing was sent for too long.", UNAVAILABLE),
-            _when_flagged(("UF", "UC", "UR", "URX", "UPE", "LR"), "The endpoint broke the connection.", UNAVAILABLE),
+            _when_flagged(("UF",), f"No connection to the endpoint; {_LISTENS}.", UNAVAILABLE),
+            _when_flagged(("UC", "UR", "URX", "UPE", "LR"), "The endpoint broke the connection.", UNAVAILABLE),
             _when_flagged(("UO", "OM"), "The gateway has too many requests at once.", UNAVAILABLE),
             _when_flagged(("DPE", "IH"), "The request is not valid HTTP.", INVALID),
             _mapper(_details("request_payload_too_large"), "The request body is too large.", INVALID),

@@ -229,6 +229,8 @@ class Kept:
     def __init__(self, host: str, port: int, largest: int = MAX_BODY) -> None:
         self._host, self._port, self._largest = host, port, largest
         self._connection: Connection | None = None
+        self.connecting = False
+        """Whether the last exchange got, or has got yet, no connection."""
 
     @property
     def open(self) -> bool:
@@ -248,8 +250,10 @@ class Kept:
             except BadAnswer:
                 if kept.begun:
                     raise
+        self.connecting = True
         loop = asyncio.get_running_loop()
         _, self._connection = await loop.create_connection(self._connect, self._host, self._port)
+        self.connecting = False
         return await self._connection.exchange(request)
 
     def _connect(self) -> Connection:

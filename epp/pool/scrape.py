@@ -99,6 +99,8 @@ class Scraper:
         except BadAnswer as error:
             return str(error)
         except TimeoutError:
+            if visit.connecting:
+                return f"no connection within {self._timeout:g} s; is a NetworkPolicy or a firewall between?"
             return f"no whole answer within {self._timeout:g} s"
         except OSError as error:
             return error.strerror or str(error)
@@ -169,6 +171,11 @@ class Visit:
         accept = "text/plain" if path.endswith("metrics") else "application/json"
         self._request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nAccept: {accept}\r\n\r\n".encode()
         self._server = Kept(*host_and_port(address), largest)
+
+    @property
+    def connecting(self) -> bool:
+        """Whether the last try got no connection."""
+        return self._server.connecting
 
     async def page(self) -> bytes:
         """The page now. BadAnswer or OSError if there is none."""

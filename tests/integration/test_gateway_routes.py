@@ -170,6 +170,22 @@ async def test_without_an_endpoint_the_answer_is_json(chain: Rig) -> None:
     assert said["error"]["message"] == "No endpoint is ready to serve this request."
 
 
+async def test_an_endpoint_that_does_not_listen_is_said_so(chain: Rig) -> None:
+    chain.members["a"], chain.upstreams["a-0"].address = ["a-0"], "127.0.0.1:1"
+    await chain.use(ALL_TO_A)
+    status, _, said = await chain.ask()
+    assert (status, said["error"]["type"]) == (503, "service_unavailable_error")
+    why = "No connection to the endpoint; expected a server that listens at the pool's target port."
+    assert said["error"]["message"] == why
+
+
+async def test_a_path_of_no_rule_is_said_so(chain: Rig) -> None:
+    await chain.use([{"matches": [{"path": {"value": "/v1"}}], "backendRefs": to("a")}])
+    status, _, said = await chain.ask("/metrics")
+    assert (status, said["error"]["type"]) == (404, "invalid_request_error")
+    assert said["error"]["message"].endswith("expected the host, path, method and headers of an HTTPRoute's rule.")
+
+
 async def test_a_route_may_limit_the_time(chain: Rig) -> None:
     await chain.use([{"backendRefs": to("a"), "timeouts": {"request": "100ms"}}])
     chain.upstreams["a-0"].silent = asyncio.Event()

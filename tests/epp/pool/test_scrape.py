@@ -13,6 +13,7 @@ from epp.pool.engines import ENGINES, Engine, Engines, Figure, Places, parse
 from epp.pool.scrape import PageReader, Scraper, samples_at
 from epp.pool.store import Endpoint, Load, Pool
 from tests.support.engines.metrics_pages import vllm_page
+from tests.support.process.dropped import dropping
 from tests.support.process.waiting import until
 from tests.support.scheduling.degradations import RecordedMetrics
 
@@ -211,6 +212,16 @@ async def test_a_bad_page_makes_its_endpoint_stale_once_and_harms_no_other(handl
     assert metrics.reasons() == ["metrics-stale"]
     assert f"e0 at {bad.address}" in metrics.degradations[0][1]
     assert says in metrics.degradations[0][1]
+
+
+async def test_an_address_that_does_not_answer_is_said_to_give_no_connection() -> None:
+    metrics = RecordedMetrics()
+    with dropping() as port:
+        pool = pool_of(f"127.0.0.1:{port}")
+        async with scraping(pool, metrics, timeout=0.05):
+            await until(lambda: bool(metrics.degradations))
+    why = "no connection within 0.05 s; is a NetworkPolicy or a firewall between?"
+    assert metrics.degradations == [("metrics-stale", f"e0 at 127.0.0.1:{port}: {why}")]
 
 
 async def test_a_stale_endpoint_keeps_its_last_load_and_recovers() -> None:
