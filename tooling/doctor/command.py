@@ -18,7 +18,7 @@ from rich.console import Console
 
 from epp.errors import ConfigError
 from epp.plugin import Api, Request
-from epp.pool.apiserver import ApiServer
+from epp.pool.apiserver import ApiError, ApiServer
 from epp.pool.kubernetes import KubePools, Named
 from epp.pool.static import load
 from epp.pool.store import Endpoint
@@ -30,6 +30,7 @@ from epp.prefix.tokens.source import ANY_MODEL, load_tokenizers, tokenizer_files
 from epp.prefix.tokens.tokenizer import ModelTokenizer
 from epp.telemetry.metrics import Metrics
 from tooling.doctor import report
+from tooling.doctor.cluster import examine_cluster
 from tooling.doctor.engine import TRIALS, ProbedEndpoint, examine
 from tooling.doctor.finding import Finding
 from tooling.doctor.fleet import against_files, compare
@@ -68,8 +69,9 @@ class DoctorOptions:
 async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
     """Names of all that was examined, and what is wrong. Raises ConfigError for options that name nothing."""
     tokenizers = load_tokenizers(tokenizer_files(options.tokenizer, options.tokenizer_args), TokenCache(1 << 20))
-    pods = [*map(_pod, options.endpoint), *await _of_pools(options)]
-    if not (pods or options.lmcache or options.coordinator):
+    of_pools, beside, findings = await _of_pools(options)
+    pods = [*map(_pod, options.endpoint), *of_pools]
+    if not (pods or beside or options.lmcache or options.coordinator):
         raise ConfigError("", "examine what? expected --endpoint, --endpoints, --pool-name, --lmcache or --coordinator")
     seed = random.SystemRandom().getrandbits(60)
     places = asyncio.Semaphore(_AT_ONCE)
@@ -81,7 +83,7 @@ async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
 
         servers = [*map(_base, options.lmcache)]
         before = [await stores_of(url, ask) for url in servers]
-        findings = list(chain.from_iterable(await asyncio.gather(*map(one, pods))))
+        findings += chain.from_iterable(await asyncio.gather(*map(one, pods)))
         shares = bool(options.lmcache or options.coordinator)
         findings += compare([pod for pod in pods if pod.reachable and pod.engine == "vllm"], shares=shares)
         for pod in pods:
@@ -90,7 +92,7 @@ async def diagnose(options: DoctorOptions) -> tuple[list[str], list[Finding]]:
             findings += await examine_server(url, ask, pods, stored)
         if options.coordinator:
             findings += await examine_coordinator(_base(options.coordinator), ask, servers, pods, options.event_timeout)
-    names = [*(pod.name for pod in pods), *servers]
+    names = [*beside, *(pod.name for pod in pods), *servers]
     return [*names, *([_base(options.coordinator)] if options.coordinator else [])], findings
 
 
@@ -138,32 +140,41 @@ def _pod(url: str) -> ProbedEndpoint:
     return ProbedEndpoint(address, base, address)
 
 
-async def _of_pools(options: DoctorOptions) -> list[ProbedEndpoint]:
+async def _of_pools(options: DoctorOptions) -> tuple[list[ProbedEndpoint], list[str], list[Finding]]:
+    """The endpoints; and of a pool in Kubernetes what else was looked at, and what is wrong there."""
+    beside: list[str] = []
+    findings: list[Finding] = []
     if options.endpoints:
         states = load(options.endpoints, options.pool_name)
         found = [endpoint for state in states for endpoint in state.endpoints]
     elif options.pool_name:
-        found = await _of_kubernetes(options, options.pool_name)
+        found, beside, findings = await _of_kubernetes(options, options.pool_name)
     else:
-        return []
+        return [], [], []
     ranks = Counter(endpoint.address for endpoint in found)
-    return [
+    pods = [
         ProbedEndpoint(each.name, f"http://{each.address}", each.address, each.rank, ranks[each.address])
         for each in found
     ]
+    return pods, beside, findings
 
 
-async def _of_kubernetes(options: DoctorOptions, name: str) -> list[Endpoint]:
+async def _of_kubernetes(options: DoctorOptions, name: str) -> tuple[list[Endpoint], list[str], list[Finding]]:
     api, metrics = ApiServer(options.kubeconfig), Metrics(time.monotonic)
     pools = KubePools(Named((name,)), options.pool_namespace, api, metrics, random.Random())
-    async with api, asyncio.TaskGroup() as group:
-        watching = group.create_task(pools.watch())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOADED):
-                while not all(pool.ready for pool in pools.pools):
-                    await asyncio.sleep(0.05)
-        watching.cancel()
-    if not all(pool.ready for pool in pools.pools):
-        where = f"{options.pool_namespace}/{name}"
-        raise ConfigError("--pool-name", f"{where} was not loaded within {_LOADED:g} s")
-    return [endpoint for pool in pools.pools for endpoint in pool.endpoints]
+    async with api:
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(pools.watch())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOADED):
+                    while not all(pool.ready for pool in pools.pools):
+                        await asyncio.sleep(0.05)
+            watching.cancel()
+        if not all(pool.ready for pool in pools.pools):
+            where = f"{options.pool_namespace}/{name}"
+            raise ConfigError("--pool-name", f"{where} was not loaded within {_LOADED:g} s")
+        try:
+            beside, findings = await examine_cluster(api, options.pool_namespace, name)
+        except ApiError as error:
+            raise ConfigError("--pool-name", f"the Kubernetes API server: {error}") from None
+    return [endpoint for pool in pools.pools for endpoint in pool.endpoints], beside, findings

@@ -27,6 +27,9 @@ _EVENTS_FLAG: Final = (
     '--kv-events-config \'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", '
     '"replay_endpoint": "tcp://*:5657", "topic": "kv@<pod ip>:<port>@<model>"}\''
 )
+_REFUSED: Final = "start it, or take it out of the pool; is its port another (the pool's target port, vLLM's --port)?"
+_DROPPED: Final = "let the picker reach it: is a NetworkPolicy or a firewall between, is the address another?"
+_OTHER_PORT: Final = "is it an OpenAI-compatible server, or another port than vLLM's --port?"
 _WILD: Final = ("*", "::")
 _WORDS: Final = 200
 """Of a probe, at least: more tokens than a chunk of LMCache's default has."""
@@ -93,8 +96,9 @@ async def examine(
         return findings
     findings += await _models(pod, ask, model)
     if not pod.reachable:
-        fix = "start it, or take it out of the pool"
-        return [problem(pod.name, "unreachable", findings[-1].found if findings else "no answer", fix)]
+        return findings[-1:]
+    if [each.check for each in findings] == ["metrics", "model"] and not pod.models:
+        return findings  # another server
     served = model if model in pod.models or not pod.models else pod.models[0]
     findings += await _tokenizes(pod, ask, served)
     findings += await _caches(pod, ask, served, seed)
@@ -152,7 +156,9 @@ async def _models(pod: ProbedEndpoint, ask: HttpClient, model: str | None) -> li
         page = await ask.json(f"{pod.url}/v1/models")
     except Trouble as trouble:
         pod.reachable = pod.reachable or trouble.status > 0
-        return [problem(pod.name, "model", f"/v1/models: {trouble}", "is it an OpenAI-compatible server?")]
+        if pod.reachable:
+            return [problem(pod.name, "model", f"/v1/models: {trouble}", _OTHER_PORT)]
+        return [problem(pod.name, "unreachable", f"/v1/models: {trouble}", _DROPPED if trouble.dropped else _REFUSED)]
     pod.reachable = True
     data = page.get("data")
     listed = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []

@@ -7,6 +7,8 @@ import msgspec
 Level = Literal["problem", "hint"]
 
 CHECKS: Final = {
+    "pods": "the pods that the pool's selector matches are ready, and there are some",
+    "route": "an HTTPRoute leads to the pool, and its gateway has taken both up",
     "unreachable": "it answers at all",
     "metrics": "its /metrics has what is read of an engine",
     "model": "it serves the model that is asked for, and all endpoints serve the same",

@@ -13,11 +13,12 @@ MOST: Final = 8 << 20
 
 
 class Trouble(Exception):
-    """No good answer. `status` is HTTP's, 0 where there was none."""
+    """No good answer. `status` is HTTP's, 0 where there was none; `dropped`: not even a refusal to connect came."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, dropped: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.dropped = dropped
 
 
 class HttpClient:
@@ -26,7 +27,8 @@ class HttpClient:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=seconds)
+        self._connect = seconds / 2
+        self._timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(timeout=self._timeout)
@@ -55,6 +57,8 @@ class HttpClient:
                         f"status {response.status}: {bytes(page[:120]).decode('utf-8', 'replace')}", response.status
                     )
                 return bytes(page)
+        except aiohttp.ConnectionTimeoutError:
+            raise Trouble(f"no connection within {self._connect:g} s", dropped=True) from None
         except TimeoutError:
             raise Trouble(f"no whole answer within {self._timeout.total:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -59,6 +59,14 @@ class Cluster:
     async def set_ready(self, name: str, ready: bool) -> None:
         await asyncio.to_thread(self._set_status, name, {"conditions": [{"type": "Ready", "status": str(ready)}]})
 
+    async def set_waiting(self, name: str, reason: str, message: str) -> None:
+        """As the kubelet says it of a container that cannot start."""
+        container: dict[str, Any] = {"name": "vllm", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
+        container["state"] = {"waiting": {"reason": reason, "message": message}}
+        conditions = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]
+        status = {"phase": "Pending", "conditions": conditions, "containerStatuses": [container]}
+        await asyncio.to_thread(self._set_status, name, status)
+
     async def annotate(self, name: str, **annotations: str | None) -> None:
         await self.patch("api/v1", "pods", name, {"metadata": {"annotations": annotations}})
 

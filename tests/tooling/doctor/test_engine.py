@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.process import web_server
+from tests.support.process.dropped import dropping
 from tooling.doctor.engine import ProbedEndpoint, examine, probe
 from tooling.doctor.finding import Finding
 from tooling.doctor.http import HttpClient
@@ -102,6 +103,30 @@ async def test_nobody_there() -> None:
     found, findings = await examined("127.0.0.1:1")
     assert not found.reachable
     assert checks(findings) == [("unreachable", "problem")]
+    assert findings[0].fix.endswith("is its port another (the pool's target port, vLLM's --port)?")
+
+
+async def test_nobody_who_answers() -> None:
+    found = ProbedEndpoint("pod-a", "", "")
+    with dropping() as port:
+        found.url = f"http://127.0.0.1:{port}"
+        async with HttpClient(0.2) as ask:
+            findings = await examine(found, ask, model=None, seed=7, event_timeout=0.1)
+    assert checks(findings) == [("unreachable", "problem")]
+    assert findings[0].fix.startswith("let the picker reach it: is a NetworkPolicy or a firewall between")
+
+
+async def test_another_server_gets_no_prompts() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        assert request.path in ("/metrics", "/v1/models")
+        return web.Response(text="python_info 1.0\n", status=200 if request.path == "/metrics" else 404)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with web_server.serving(app) as address:
+        _, findings = await examined(address)
+    assert checks(findings) == [("metrics", "problem"), ("model", "problem")]
+    assert findings[1].fix == "is it an OpenAI-compatible server, or another port than vLLM's --port?"
 
 
 async def test_another_model() -> None:

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from tests.support.process import web_server
+from tests.support.process.dropped import dropping
 from tooling.doctor.http import MOST, HttpClient, Trouble
 
 
@@ -58,3 +59,11 @@ async def test_silence_is_trouble() -> None:
         async with HttpClient(0.05) as ask:
             with pytest.raises(Trouble, match=r"within 0\.05 s"):
                 await ask.bytes(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+async def test_an_address_that_does_not_answer_is_dropped() -> None:
+    with dropping() as port:
+        async with HttpClient(0.2) as ask:
+            with pytest.raises(Trouble, match=r"^no connection within 0\.1 s$") as trouble:
+                await ask.bytes(f"http://127.0.0.1:{port}")
+    assert (trouble.value.status, trouble.value.dropped) == (0, True)
