@@ -36,10 +36,11 @@ from epp.replicas.group import ReplicaGroup, ReplicaSettings
 from epp.replicas.sockets import Sockets
 from epp.replicas.wire import LIVE as LIVE_TOPIC
 from epp.scheduling.failures import FailureShares
-from epp.telemetry.metrics import Metrics
 from epp.testing import services
+from tests.support import mistakes
 from tests.support.ext_proc.messages import HEADERS, request_body, request_headers
 from tests.support.ext_proc.server import Gateway
+from tests.support.mistakes import Said
 from tests.support.scheduling.schedulers import ask, pod, pods
 from tooling.laptop.ports import free_ports
 
@@ -100,6 +101,15 @@ def endpoints(entry: str) -> str:
     return str(error.value)
 
 
+def refused_manifests(**changes: str) -> str:
+    """What the gateway says of the demo's manifests with these words changed."""
+    text = "\n---\n".join(file.read_text() for file in sorted((ROOT / "manifests" / "laptop").glob("*.yaml")))
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    Path("manifests.yaml").write_text(text)
+    return command("up", "--once", "--manifests", "manifests.yaml")
+
+
 def taken(run: Callable[[str], str]) -> str:
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         return run(str(other.getsockname()[1]))
@@ -154,21 +164,6 @@ def without(module: str, *arguments: str) -> str:
     """What a command prints where a package is not installed."""
     program = f"import sys; sys.modules[{module!r}] = None; from epp.cli import main; main()"
     return failed("-c", program, *arguments, env={"PYTHONPATH": str(ROOT), "PATH": "", "HOME": os.environ["HOME"]})
-
-
-class Said(Metrics):
-    """Metrics that keep what is logged of degradations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
-        self.lines.append(f"degraded: {reason}: {detail}")
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
 
 def plain_where_tls_is_spoken() -> str:
@@ -258,11 +253,6 @@ def without_a_right() -> str:
     return "\n".join(asyncio.run(ask()))
 
 
-def source(*tests: str) -> str:
-    """What another test holds, as it stands there."""
-    return "\n".join((ROOT / test).read_text(encoding="utf-8") for test in tests)
-
-
 POOL_FILE = ("--endpoints", "pool.yaml")
 MADE: dict[str, Callable[[], str]] = {
     "Which pools?": served,
@@ -283,12 +273,29 @@ MADE: dict[str, Callable[[], str]] = {
     "The service account may not read": forbidden,
     "Their secrets differ": not_let_in,
     "The picker speaks TLS and the gateway does not": plain_where_tls_is_spoken,
-    "The body is too large for the gateway": lambda: source("tests/integration/test_extproc_envoy.py"),
+    "The body is too large for the gateway": mistakes.larger_than_the_gateway_holds,
     "Port 9090 answers 401, 403 or 503": without_a_right,
-    "The definition of InferencePool is missing": lambda: source("tests/epp/pool/test_kubernetes.py").replace(
-        "{POOL}", "inferencepools.inference.networking.k8s.io"
+    "The definition of InferencePool is missing": lambda: mistakes.followed_pool(defined=False),
+    "There is no pool of that name": lambda: mistakes.followed_pool(defined=True),
+    "The image is not there": mistakes.image_that_is_not_there,
+    "No pod has the pool's labels": mistakes.selector_that_matches_nothing,
+    "The path is in no route": mistakes.answered,
+    "No route leads to the pool": lambda: mistakes.routed(backend="lm"),
+    "The route names a Gateway that is not there": lambda: (
+        mistakes.routed("gg") + refused_manifests(**{"- name: warmpath": "- name: warmpth"})
     ),
-    "There is no pool of that name": lambda: source("tests/epp/pool/test_kubernetes.py"),
+    "No controller takes up the Gateway": mistakes.without_a_controller,
+    "The gateway takes no InferencePool": lambda: mistakes.routed(
+        type="ResolvedRefs", reason="InvalidKind", message=mistakes.INVALID
+    ),
+    "The route leads to a Service": lambda: refused_manifests(
+        **{"group: inference.networking.k8s.io\n          kind: InferencePool": "kind: Service"}
+    ),
+    "The gateway cannot reach the picker": mistakes.answered,
+    "Nothing listens at the target port": mistakes.answered,
+    "Another server listens at the target port": mistakes.another_server,
+    "The picker cannot reach the pods": mistakes.dropped,
+    "Prefix caching is switched off": mistakes.without_prefix_caching,
     "The gateway speaks HTTP/1.1 to the picker": lambda: spoken(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"),
     "The gateway only observes": lambda: refused(observing()),
     "There is no endpoint": lambda: empty(None),
@@ -312,6 +319,7 @@ def parts_in(message: str, text: str) -> list[str]:
     ]
 
 
+@pytest.mark.envoy
 @pytest.mark.parametrize(
     ("symptom", "message"), [each for each in QUOTED if each[0] in MADE], ids=lambda text: text[:40]
 )
@@ -339,6 +347,14 @@ LIVE = {
 def test_every_message_of_the_page_is_made() -> None:
     assert {symptom for symptom, _ in QUOTED} == MADE.keys() | LIVE
     assert len(QUOTED) == PAGE.count("\n### "), "an entry quotes no message"
+
+
+def test_the_likeliest_mistakes_lead_to_entries_that_are_made() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| \[([^]]+)\]\(#([^)]+)\) \|$", PAGE, re.MULTILINE)
+    assert len(rows) == len({mistake for mistake, _, _ in rows}) >= 20
+    made = {re.sub(r"[^\w\- ]", "", entry.lower()).replace(" ", "-"): entry for entry in MADE.keys() | LIVE}
+    wrong = [mistake for mistake, entry, anchor in rows if made.get(anchor) != entry]
+    assert wrong == [], "the text of a link is the heading of its entry"
 
 
 class Picker:

@@ -169,8 +169,8 @@ def _matches(each: Object, wanted: dict[str, str]) -> bool:
     return wanted.items() <= (each["metadata"].get("labels") or {}).items()
 
 
-def use(host: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this server the one our credentials name."""
+def kubeconfig(host: str, folder: Path) -> Path:
+    """Credentials that name this server."""
     config = {
         "clusters": [{"name": "c", "cluster": {"server": host}}],
         "users": [{"name": "u", "user": {"token": "secret"}}],
@@ -178,7 +178,12 @@ def use(host: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "current-context": "x",
     }
     (folder / "kubeconfig").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+    return folder / "kubeconfig"
+
+
+def use(host: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this server the one our credentials name."""
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig(host, folder)))
 
 
 def pod(ip: str, *, ready: bool = True, **metadata: Any) -> Object:

@@ -1,7 +1,7 @@
 """One endpoint, a simulated one, with each thing wrong that a simulator can have wrong. Real ones: tests/engine."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.support.engines.changed import changed
 from tests.support.process import web_server
 from tests.support.process.dropped import dropping
 from tooling.doctor.engine import ProbedEndpoint, examine, probe
@@ -182,34 +183,6 @@ async def test_a_pod_that_only_errs() -> None:
         ("prefix-caching", "problem"),
         ("kv-events-silent", "problem"),
     ]
-
-
-@asynccontextmanager
-async def changed(
-    simulated: SimulatedPod, path: str, change: Callable[[Any], Any], asked: Callable[[bytes], None] | None = None
-) -> AsyncIterator[str]:
-    """The pod behind a proxy that changes the JSON, or the text, of one path's answers. `asked` is shown what that path
-    is sent."""
-
-    async def forward(request: web.Request) -> web.Response:
-        url = f"{simulated.url}{request.path}"
-        sent = await request.read()
-        if asked and request.path == path:
-            asked(sent)
-        async with (
-            aiohttp.ClientSession() as client,
-            client.request(request.method, url, data=sent) as answer,
-        ):
-            body = await answer.read()
-            if request.path == path:
-                found = change(body.decode() if path == "/metrics" else json.loads(body))
-                body = found.encode() if isinstance(found, str) else json.dumps(found).encode()
-            return web.Response(status=answer.status, body=body)
-
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", forward)
-    async with web_server.serving(app) as address:
-        yield address
 
 
 async def test_answers_that_do_not_tell_cached_tokens() -> None:
