@@ -66,6 +66,8 @@ class Shape:
     """Directory of the modules that the configuration names, where they are not beside it."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """More of it, for the replicas."""
+    pools: Sequence[str] = ()
+    """Flags of `warmpath serve` that say where the replicas' pools come from; (): from the chain's files."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Chain:
 
     async def start_replica(self, replica: Replica) -> None:
         """Start one EPP; wait for it with `ready`."""
-        files = [flag for file in self.files for flag in ("--endpoints", str(file))]
+        pools = self.shape.pools or [flag for file in self.files for flag in ("--endpoints", str(file))]
         ports = [flag for port in replica.grpc_ports for flag in ("--grpc-port", str(port))]
         ports += ["--grpc-health-port", str(replica.health_port), "--metrics-port", str(replica.metrics_port)]
         if len(self.replicas) > 1:  # each names all, itself too: they know themselves
@@ -137,7 +139,7 @@ class Chain:
             ports += [flag for each in self.replicas for flag in ("--peer", f"127.0.0.1:{each.replica_port}")]
         linger = DRAIN_LINGER if len(self.replicas) > 1 else 0  # alone, there is no other replica
         ports += ["--drain-linger", f"{linger:g}"]
-        command = [sys.executable, "-m", "epp.cli", "serve", *files, *ports, "--fallbacks", "2"]
+        command = [sys.executable, "-m", "epp.cli", "serve", *pools, *ports, "--fallbacks", "2"]
         command += self.shape.engine.picker_flags
         environment = {**_environment(self.shape.plugins), **self.shape.environment}
         await self.processes.start(replica.name, [*command, *self.shape.picking], environment)

@@ -8,6 +8,7 @@ import shutil
 import ssl
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,10 +35,14 @@ class ApiFailed(Exception):
 
 
 class ControlPlane:
-    """etcd and kube-apiserver, made in a folder of its own. Programs come from KUBEBUILDER_ASSETS."""
+    """etcd and kube-apiserver, made in a folder of its own. Programs come from KUBEBUILDER_ASSETS.
 
-    def __init__(self, folder: Path) -> None:
+    `flags`: more for kube-apiserver.
+    """
+
+    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._flags = flags
         self.port, self._etcd_port, peer = free_ports(3)
         self.host = f"https://127.0.0.1:{self.port}"
         self.audit = folder / "audit.log"
@@ -79,7 +84,9 @@ class ControlPlane:
             "audit-log-path": self.audit,
             "v": 0,
         }
-        self._api = self._spawn("kube-apiserver", [f"--{key}={value}" for key, value in options.items()])
+        self._api = self._spawn(
+            "kube-apiserver", [*(f"--{key}={value}" for key, value in options.items()), *self._flags]
+        )
         self._wait_ready(self._api)
 
     def stop_api(self) -> None:
