@@ -4,7 +4,8 @@
     hack/bench faults --only killed   those whose names hold a text
 
 Simulated pods; 50 requests a second: chats, long documents, and half of them streamed. A fault begins after three
-seconds and ends five later; the last requests are waited for.
+seconds and ends five later, where its name says no other time; the last requests are waited for. Where the API server
+is at fault, the pickers follow a pool of a real one, of KUBEBUILDER_ASSETS or hack/envtest.
 """
 
 import argparse
@@ -16,21 +17,23 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import aiohttp
+import yaml
 import zmq
 import zmq.asyncio
 
 from epp.configuration.loader import strategy_text
 from hack.benches.rig.mixed_load import Kind, MixedLoad, mixed_load
 from hack.benches.rig.processes import BenchError, install
+from hack.benches.rig.real_pool import PodAt, PodsOf, RealPool, need_api_server, real_pool
 from tests.support.ext_proc import messages
 from tests.support.ext_proc.server import Gateway
-from tooling.laptop.chain import MANIFESTS, Chain, Replica, Shape, running_chain
+from tooling.laptop.chain import LABELS, MANIFESTS, Chain, Replica, Shape, running_chain
 from tooling.laptop.engines import LaptopPod, Simulated
 from tooling.laptop.ports import free_ports
 
@@ -38,6 +41,10 @@ RATE: Final = 50.0
 SHARES: Final[dict[Kind, float]] = {"chat": 0.4, "document": 0.1, "stream": 0.5}
 BEFORE, DURING, AFTER = 3.0, 5.0, 4.0
 """Seconds."""
+AWAY: Final = 300.0
+"""Seconds without the API server, or without a pod."""
+CHURNED, AT_ONCE = 1000, 25
+"""Pods that come and go, and how many of them are there at a time."""
 SLOW: Final = 2.0
 """Seconds until the first byte, beyond which a request has felt the fault."""
 POOL, EPP = "cluster.pool.default.sim", "cluster.epp.default.sim"
@@ -52,6 +59,14 @@ class Stage:
     """Of a server that a fault brings itself."""
     wall: Path
     """Says how far the pickers' wall clocks are off."""
+    pool: RealPool | None = None
+    """What the pickers follow, where that is no file."""
+
+    @property
+    def real_pool(self) -> RealPool:
+        if self.pool is None:
+            raise RuntimeError("this fault is one of pickers that follow an API server")
+        return self.pool
 
     @property
     def replica(self) -> Replica:
@@ -86,6 +101,12 @@ class Fault(NamedTuple):
     flags: tuple[str, ...] = ()
     clocks: bool = False
     """Whether the pickers' wall clocks can be set."""
+    api_server: Sequence[str] | None = None
+    """Flags of the API server whose InferencePool the pickers follow; None: they follow files."""
+    prepare: Happening | None = None
+    """Before there are requests."""
+    counted: bool = True
+    """Whether each pod can say at the end how many answers it generated."""
 
 
 class Outcome(NamedTuple):
@@ -271,7 +292,7 @@ async def rubbish(stage: Stage) -> None:
 
 
 async def coordinator_hangs(stage: Stage) -> None:
-    """LMCache's coordinator, which speaks to Redis and the servers, accepts and does not answer; then it is gone."""
+    """LMCache's coordinator, which its servers tell what they hold, accepts and does not answer; then it is gone."""
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
@@ -282,8 +303,123 @@ async def coordinator_hangs(stage: Stage) -> None:
     server.close()
 
 
+# --- the API server --------------------------------------------------------------------------------------------------
+
+
+async def pod_gone(stage: Stage) -> None:
+    """Killed soon after the start, of which the pickers are told at once; back at the end."""
+    pod, end = stage.chain.pods[0], time.monotonic() + AWAY
+    await asyncio.sleep(DURING)
+    await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
+    await told_of_the_end(stage, pod)
+    await asyncio.sleep(end - time.monotonic())
+    await pod_back(stage, pod)
+
+
+async def api_server_away(stage: Stage) -> None:
+    """Killed, with a pod killed soon after it, of which nobody can tell the pickers; both are back at the end."""
+    pool, pod, end = stage.real_pool, stage.chain.pods[0], time.monotonic() + AWAY
+    await asyncio.to_thread(pool.plane.stop_api)
+    await asyncio.sleep(DURING)
+    await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
+    await asyncio.sleep(end - time.monotonic())
+    for replica in stage.chain.replicas:
+        if "kubernetes-away" not in await degraded(stage, replica):
+            raise RuntimeError(f"{replica.name} did not miss the API server")
+    await asyncio.to_thread(pool.plane.start_api)
+    await told_of_the_end(stage, pod)
+    await pod_back(stage, pod)
+
+
+async def told_of_the_end(stage: Stage, pod: LaptopPod) -> None:
+    """As a node's kubelet tells the API server of a pod that ended."""
+    await stage.real_pool.cluster.set_ready(pod.name, False)
+    await known(stage, {each.address for each in stage.chain.pods if each is not pod})
+
+
+async def pod_back(stage: Stage, pod: LaptopPod) -> None:
+    await stage.chain.start(stage.chain.layout.programs[pod.name])
+    await stage.chain.ready(stage.chain.layout.programs[pod.name].ready, pod.name)
+    await stage.real_pool.cluster.set_ready(pod.name, True)
+    await known(stage, {each.address for each in stage.chain.pods})
+
+
+async def compacted(stage: Stage) -> None:
+    """Watches break and cannot go on where they were: etcd has forgotten what came since."""
+    pool, before = stage.real_pool, stage.real_pool.lists()
+    end = time.monotonic() + 4 * DURING
+    while time.monotonic() < end:
+        await asyncio.to_thread(pool.plane.compact)
+        pool.connections.cut()
+        await asyncio.sleep(0.25)
+    lists = pool.lists() - before
+    print(f"Pods listed anew {lists} times by {len(stage.chain.replicas)} pickers", file=sys.stderr)
+    if lists < 2 * len(stage.chain.replicas):
+        raise RuntimeError(f"the pickers were to list Pods anew and again, and did so {lists} times")
+    await known(stage, {each.address for each in stage.chain.pods})
+
+
+def to_churn(stage: Stage) -> list[PodAt]:
+    """Each is served by one of the three pods' processes, at an address of its own."""
+    ports = [pod.port for pod in stage.chain.pods]
+    return [
+        PodAt(f"churned-{number}", f"127.2.{number // 250}.{number % 250 + 1}", ports[number % len(ports)])
+        for number in range(CHURNED)
+    ]
+
+
+async def tell_envoy(stage: Stage) -> None:
+    """Of those that will come, so that it sends to them as soon as a picker names them."""
+    file = stage.chain.endpoints_file
+    content = yaml.safe_load(file.read_text())
+    for pod in to_churn(stage):
+        content["endpoints"].append({"name": pod.name, "address": pod.ip, "port": pod.port, "labels": LABELS})
+    file.write_text(yaml.safe_dump(content))
+    await stage.chain.reload()
+
+
+async def churned(stage: Stage) -> None:
+    """Some come and as many of those before them go, over and over."""
+    pods = to_churn(stage)
+    stay = {pod.address for pod in stage.chain.pods}
+    before: list[PodAt] = []
+    for first in range(0, len(pods) + AT_ONCE, AT_ONCE):
+        some = pods[first : first + AT_ONCE]
+        await stage.real_pool.create(some)
+        await stage.real_pool.cluster.delete_pods([pod.name for pod in before])
+        await known(stage, stay | {f"{pod.ip}:{pod.port}" for pod in some})
+        before = some
+
+
+async def known(stage: Stage, addresses: set[str]) -> None:
+    """Return when all pickers know these endpoints and no others. RuntimeError if they do not in 30 s."""
+    found: set[str] = set()
+    try:
+        async with asyncio.timeout(30):
+            for replica in stage.chain.replicas:
+                while (found := await endpoints(stage, replica)) != addresses:
+                    await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise RuntimeError(f"a picker was to know {len(addresses)} endpoints and knows {len(found)}") from None
+
+
+async def endpoints(stage: Stage, replica: Replica) -> set[str]:
+    """Addresses of those that a picker knows."""
+    pools = (await stage.chain.get(f"{replica.admin}/endpoints"))["pools"]
+    return {endpoint["address"] for pool in pools for endpoint in pool["endpoints"]}
+
+
+async def degraded(stage: Stage, replica: Replica) -> str:
+    """What works less well than it should at a picker, line by line."""
+    async with stage.chain.http.get(f"{replica.admin}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return "\n".join(each for each in lines if each.startswith("warmpath_degraded_now{") and not each.endswith(" 0"))
+
+
 EVENTS: Final = "kvEventsConfig: {zmqEndpoint: 'tcp://127.0.0.1:PORT'}"
 TIERS: Final = "lmcache: {coordinator: 'http://127.0.0.1:PORT', hashAlgorithm: sha256_cbor}"
+FASTER: Final = ("--time-scale", "5")
+"""Of the simulated pods."""
 FAULTS: Final = (
     Fault("none", nothing),
     Fault("one of two pickers killed (-9)", killed),
@@ -298,7 +434,7 @@ FAULTS: Final = (
     Fault("the disk of the audit log is full", nothing, flags=("--audit-log", "/dev/full")),
     Fault("the pickers' clock an hour ahead, and right again", clock_set(3600), clocks=True),
     Fault("the pickers' clock an hour behind, and right again", clock_set(-3600), clocks=True),
-    Fault("one of three pods killed (-9)", pod_killed),
+    Fault("one of three pods killed (-9)", pod_killed, counted=False),
     Fault("one of three pods hangs, for 20 s", one_pod(4, hang=True, metrics="hang")),
     Fault("one of three pods hangs, for 20 s; its metrics are read", one_pod(4, hang=True)),
     Fault("one of three pods is 50 times slower", one_pod(slow=50)),
@@ -312,6 +448,10 @@ FAULTS: Final = (
     Fault("KV events with gaps", all_pods(mute=True), strategy="kv-aware"),
     Fault("KV events: rubbish, out of order, a flood", rubbish, strategy="kv-aware", config=EVENTS),
     Fault("LMCache's coordinator away, then hangs", coordinator_hangs, strategy="kv-aware", config=TIERS),
+    Fault("one of three pods killed (-9), gone for five minutes", pod_gone, api_server=(), counted=False),
+    Fault("the API server away for five minutes, a pod killed (-9)", api_server_away, api_server=(), counted=False),
+    Fault("etcd compacted again and again for 20 s: watches get 410", compacted, api_server=("--watch-cache=false",)),
+    Fault("1,000 pods created and deleted", churned, api_server=(), prepare=tell_envoy),
 )
 
 
@@ -330,22 +470,31 @@ async def staged(fault: Fault, folder: Path) -> AsyncIterator[Stage]:
         text = file.read_text()
         mode = "  endpointPickerRef:\n    failureMode: FailOpen\n"
         (manifests / file.name).write_text(text.replace("  endpointPickerRef:\n", mode) if fault.fail_open else text)
-    shape = Shape(
-        pods=3,
-        replicas=fault.replicas,
-        port=0,
-        picking=("--config", str(config), *fault.flags),
-        manifests=manifests,
-        environment=fake_clock(folder / "clock") if fault.clocks else {},
-        engine=Simulated(flags=("--time-scale", "5")),
-    )
-    async with running_chain(shape, folder) as chain:
+    async with AsyncExitStack() as stack:
+        pool, engine = None, Simulated(flags=FASTER)
+        if fault.api_server is not None:
+            pool = await stack.enter_async_context(real_pool(folder / "kubernetes", fault.api_server))
+            engine = PodsOf(flags=(*FASTER, "--host", "0.0.0.0"), pool=pool)
+        shape = Shape(
+            pods=3,
+            replicas=fault.replicas,
+            port=0,
+            picking=("--config", str(config), *fault.flags),
+            manifests=manifests,
+            environment=fake_clock(folder / "clock") if fault.clocks else {},
+            engine=engine,
+            pools=pool.picker_flags if pool is not None else (),
+        )
+        chain = await stack.enter_async_context(running_chain(shape, folder))
         async with asyncio.timeout(30):
             while (await chain.envoy.stats(f"^{EPP}.membership_healthy$"))[
                 f"{EPP}.membership_healthy"
             ] != fault.replicas:
                 await asyncio.sleep(0.05)
-        yield Stage(chain, port, folder / "clock")
+        stage = Stage(chain, port, folder / "clock", pool)
+        if fault.prepare is not None:
+            await fault.prepare(stage)
+        yield stage
 
 
 async def generated(chain: Chain) -> int | None:
@@ -371,7 +520,7 @@ async def run(fault: Fault, folder: Path) -> Outcome:
             at = time.monotonic()
             await fault.happens(stage)
             await asyncio.sleep(AFTER)
-        made = None if fault.happens is pod_killed else await generated(stage.chain)
+        made = await generated(stage.chain) if fault.counted else None
         names = [f"{POOL}.upstream_rq_retry", f"{EPP}.upstream_rq_retry"]
         stats = await stage.chain.envoy.stats("|".join(f"^{name}$" for name in names))
     count = load.count()
@@ -412,11 +561,13 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="those whose names hold one of these")
     options = parser.parse_args()
     faults = [each for each in FAULTS if any(text in each.name for text in options.only)]
-    if any(each.clocks for each in faults) and next(libfaketime(), None) is None:
-        try:
+    try:
+        if any(each.clocks for each in faults) and next(libfaketime(), None) is None:
             install("faketime")
-        except BenchError as error:
-            parser.exit(3, f"hack/bench faults: {error}\n")
+        if any(each.api_server is not None for each in faults):
+            need_api_server()
+    except BenchError as error:
+        parser.exit(3, f"hack/bench faults: {error}\n")
     outcomes = []
     for fault in faults:
         with tempfile.TemporaryDirectory(prefix="warmpath-faults-") as folder:
