@@ -446,6 +446,8 @@ class Cost(Scorer):
 
     terms: ClassVar[tuple[str, ...]]
     """Names of a bill's terms, in order."""
+    meanings: ClassVar[Mapping[str, str]] = {}
+    """What each term is, in some words: the pages show it, and explanations of requests have it."""
 
     @abstractmethod
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:

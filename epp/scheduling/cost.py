@@ -500,27 +500,26 @@ class _Costs:
 
 @dataclass(eq=False)
 class ExpectedTtft(Cost, Detector, Admitter):
-    """Seconds of waiting that a pick causes, to this request and to others; the lowest bill wins.
-
-    Terms of the bill, which sum to the cost:
-      pending   prefill sent there before, still without a first token
-      own       this request's own prefill, of what is not cached there; or loading it from lower tiers, if that is less
-      shared    the same work again (g - 1 times, and more the busier it was), for those who come after and wait for it;
-                a load twice and more, for those whose prefixes it displaces, but no more than computing it instead
-      stall     what the requests in flight there lose by this prompt's prefill, and those who come in the meantime
-      crowd     what those answers take from every step, so from all of the above
-      foreign   all that grows by traffic which is not ours, as far as the engine's metrics show it
-      memory    waiting until running requests have freed enough KV memory
-      adapter   loading the LoRA adapter that is asked for, for all who wait for that; and waiting for a slot for it
-      failing   what its recent failures are likely to cost
-      slo       of a request with an SLO: `slo_seconds` for each SLO that it is expected to miss there, its own and
-                those of requests in flight; and for the room that it leaves, see `slo_packing`
-    """
+    """Seconds of waiting that a pick causes, to this request and to others; the lowest bill wins."""
 
     needs: ClassVar[tuple[type, ...]] = (PrefixMatch, CacheRoom, FailureShare)
-    terms: ClassVar[tuple[str, ...]] = (
-        "pending", "own", "shared", "stall", "crowd", "foreign", "memory", "adapter", "failing", "slo",
-    )  # fmt: skip
+    meanings: ClassVar[Mapping[str, str]] = {
+        "pending": "prefill of requests sent there before that have no first token yet",
+        "own": "prefill of what of this prompt is not cached there, or loading it from lower tiers where that is less",
+        "shared": "the same work again, for requests that come after and wait for it; of a load twice and more, for "
+        "those whose prefixes it displaces, but no more than computing it instead",
+        "stall": "what requests in flight there, and those that come meanwhile, lose by this prompt's prefill",
+        "crowd": "what the decodes there take from each engine step, so from all of the above",
+        "foreign": "what all of this grows by traffic that other pickers or clients send there, as the engine's "
+        "metrics show it",
+        "memory": "waiting until running requests have freed enough KV memory",
+        "adapter": "loading the LoRA adapter that is asked for, for all requests that wait for that, and waiting for a "
+        "slot for it",
+        "failing": "what its recent failures are likely to cost",
+        "slo": "SLOs that are expected to be missed there, this request's own and those of requests in flight, and the "
+        "room that is left below them",
+    }
+    terms: ClassVar[tuple[str, ...]] = tuple(meanings)
     looks_at: ClassVar[tuple[type, ...]] = (CacheRoom,)
     shortlist_from: ClassVar[float] = _LARGE
 

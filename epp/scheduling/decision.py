@@ -35,13 +35,16 @@ from epp.plugin import (
 
 
 class Scored(msgspec.Struct, eq=False):
-    """One scorer's part in a profile. `bills` is set for costs: seconds per term, one row per endpoint."""
+    """One scorer's part in a profile. `bills` is set for costs: seconds per term, one row per endpoint; so is
+    `meanings`, as `Cost` has it.
+    """
 
     name: str
     weight: float
     scores: Sequence[float]
     terms: tuple[str, ...] = ()
     bills: Sequence[tuple[float, ...]] = ()
+    meanings: Mapping[str, str] = {}
 
 
 class ProfileRun(msgspec.Struct, eq=False):
@@ -197,14 +200,21 @@ def _run_as_dict(run: ProfileRun, predictions: Mapping[Endpoint, LatencyPredicti
         if endpoint in predictions:
             row["predicted"] = _prediction_as_dict(predictions[endpoint])
         rows.append(row)
+    meanings = meanings_of(run)
     return {
         "profile": run.profile,
         **({"stage": run.stage} if run.stage else {}),
+        **({"terms": meanings} if meanings else {}),
         "dropped": [{"filter": name, "endpoints": [e.name for e in gone]} for name, gone in run.dropped],
         "endpoints": rows,
         **({"others": run.others} if run.others else {}),
         "picks": [endpoint.name for endpoint in run.picks],
     }
+
+
+def meanings_of(run: ProfileRun) -> dict[str, str]:
+    """What each term of the run's bills is, where its cost says so."""
+    return {term: meaning for scored in run.scored for term, meaning in scored.meanings.items()}
 
 
 def row_as_dict(run: ProfileRun, i: int) -> dict[str, Any]:
@@ -384,7 +394,7 @@ def _lone_cost(filters: Sequence[_Filtering], scorers: Sequence[tuple[Scorer, fl
 class _Weighed:
     """A scorer in a profile."""
 
-    __slots__ = ("_cost", "_lengths", "_name", "_scorer", "_terms", "_weight")
+    __slots__ = ("_cost", "_lengths", "_meanings", "_name", "_scorer", "_terms", "_weight")
 
     def __init__(self, name: str, scorer: Scorer, weight: float) -> None:
         self._name = name
@@ -392,6 +402,7 @@ class _Weighed:
         self._weight = weight
         self._cost = scorer if isinstance(scorer, Cost) else None
         self._terms = scorer.terms if isinstance(scorer, Cost) else ()
+        self._meanings = scorer.meanings if isinstance(scorer, Cost) else {}
         self._lengths = {len(self._terms)}
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
@@ -418,4 +429,4 @@ class _Weighed:
                 else f"a bill must have {len(self._terms)} terms: {', '.join(self._terms)}"
             )
             raise failed(self._name, wrong, on_error) from wrong
-        return Scored(self._name, self._weight, scores, self._terms, bills)
+        return Scored(self._name, self._weight, scores, self._terms, bills, self._meanings)

@@ -225,6 +225,9 @@ def _plugin(type_: str, cls: type[Any]) -> Iterator[str]:
     also = [name.lower() for name, kind in KINDS.items() if issubclass(cls, kind) and not issubclass(_first(cls), kind)]
     if also:
         yield f"Stands among {' and '.join(also)} too."
+    if issubclass(cls, plugin.Cost) and cls.meanings:
+        yield "Terms of the bill, which sum to the cost:"
+        yield _table(("term", "is"), [(f"`{term}`", meaning) for term, meaning in cls.meanings.items()])
     table, _ = _parameters(cls)
     if parameters_of(cls):
         yield table

@@ -1,5 +1,6 @@
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from epp.plugin import Cost, Endpoint, Filter, LatencyPrediction, PrefixMatch, Request
 from epp.scheduling.decision import summary
@@ -11,6 +12,7 @@ from tests.support.scheduling.schedulers import Held, ask, pod, pods, scheduler
 
 class Bill(Cost):
     terms = ("work", "queue")
+    meanings: ClassVar[Mapping[str, str]] = {"queue": "what waits there"}
 
     def bill(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[tuple[float, ...]]:
         return [(0.25, 0.0015 * i) for i in range(len(endpoints))]
@@ -45,6 +47,7 @@ def test_the_explanation_is_json_and_holds_no_prompt() -> None:
         "profiles": [
             {
                 "profile": "default",
+                "terms": {"queue": "what waits there"},
                 "dropped": [{"filter": "NotLast", "endpoints": ["c"]}],
                 "endpoints": [
                     {
