@@ -11,16 +11,19 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 from epp.admin.history import EVERY
 from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import AdminServer, AdminSettings
 from epp.plugin import Endpoint, Load, Response
 from epp.pool.store import Pool
+from epp.scheduling.cost import ExpectedTtft
+from epp.scheduling.decision import Scored
 from epp.telemetry.metrics import Metrics
 from tests.support.scheduling.decisions import decision
 
+expect.set_options(timeout=30_000)  # a machine with much else to do needs more than the five seconds of the default
 HERE = Path(__file__).parent
 ENDPOINTS = 300
 
@@ -61,12 +64,21 @@ class Shown:
         self.recorder.decided(made, 0.0)
         self.recorder.finished(made, Response(status=200))
 
+    def billed(self, name: str) -> None:
+        """A request with all terms of `expected-ttft` in its bills."""
+        made = decision(name, self.pool.endpoints[:6], cached=50)
+        costs = [tuple(0.001 * (at + n) for n in range(1, 11)) for at in range(6)]
+        scores = made.runs[0].scored[0].scores
+        made.runs[0].scored = [Scored("expected-ttft", 1.0, scores, ExpectedTtft.terms, costs, ExpectedTtft.meanings)]
+        self.recorder.decided(made, 0.0)
+        self.recorder.finished(made, Response(status=200))
+
     def look(self) -> None:
         """A step more in the histories of endpoints."""
         for _ in range(EVERY):
             self.server._history.look()
 
-    def load(self, number: int, **figures: float) -> None:
+    def load(self, number: int, **figures: float | None) -> None:
         endpoint = self.pool.endpoints[number]
         endpoint.load = replace(endpoint.load, **figures)
 
@@ -74,6 +86,7 @@ class Shown:
 @pytest_asyncio.fixture(loop_scope="session")
 async def shown() -> AsyncIterator[Shown]:
     found = Shown()
+    found.look()  # the scale of its charts is that of its loads from now on: a page is loaded anew where it changes
     async with found.server:
         yield found
 

@@ -28,12 +28,15 @@ async function refresh() {
   }
 }
 
-// What is drawn anew would take the focus and the selection with it.
+// What is drawn anew would take the focus and the selection with it; what was opened stays open.
 function draw(element, html) {
-  if (!element || element.contains(document.activeElement)) return;
+  if (!element || element.drawn === html || element.contains(document.activeElement)) return;
   const selection = document.getSelection();
   if (selection.type === "Range" && element.contains(selection.anchorNode)) return;
+  const open = element.querySelector("details")?.open;
   element.innerHTML = html;
+  element.drawn = html;
+  if (open) element.querySelector("details")?.setAttribute("open", "");
 }
 
 // Other endpoints, or another picker: the server draws them. What was typed is kept.
@@ -62,8 +65,10 @@ function fill(table, rows, said) {
       if (cell.childNodes.length > 1) cell.firstChild.firstChild.setAttribute("width", value || 0);
     });
   });
-  if (!table.matches(":hover") && !table.contains(document.activeElement)) arrange(table);
-  else count(table);
+  columns(table);
+  if (!table.tBodies[0].matches(":hover")) return arrange(table);
+  for (const line of table.tBodies[0].rows) if (line.members) title(table, line);
+  count(table);
 }
 
 // One point more at the right end; the drawing is the server's.
@@ -107,7 +112,19 @@ function arrange(table) {
 
 function count(table, shown = table.lines.filter(line => !line.hidden).length) {
   const all = table.lines.length;
-  table.count.textContent = shown === all ? `${all} endpoints` : `${shown} of ${all} endpoints`;
+  const text = shown === all ? endpoints(all) : `${shown} of ${endpoints(all)}`;
+  if (table.count.textContent !== text) table.count.textContent = text; // it is read aloud where it changes
+}
+
+const endpoints = number => `${number} endpoint${number === 1 ? "" : "s"}`;
+
+// Those of which nothing is known anywhere take no room.
+function columns(table) {
+  table.heads.forEach((head, at) => {
+    if (!at || head.dataset.chart !== undefined || !table.lines.length) return;
+    const hidden = table.lines.every(line => line.cells[at].dataset.v === "");
+    if (hidden !== head.hidden) for (const line of [head.parentElement, ...table.lines]) line.cells[at].hidden = hidden;
+  });
 }
 
 const key = (line, column) => (column === 0 ? line.cells[0].firstChild.data : line.cells[column].dataset.v);
@@ -150,9 +167,11 @@ function heading(table, by, name) {
 function title(table, line) {
   const members = line.members.filter(each => !each.hidden);
   line.hidden = members.length === 0;
-  const sum = head => members.reduce((total, each) => total + Number(key(each, table.named[head])), 0);
-  const kv = members.length ? Math.round(sum("KV use") / members.length) : 0;
-  const text = `${line.label}: ${members.length} endpoints, ${sum("ours")} in flight, ${sum("queue")} queued, KV use ${kv} %`;
+  const known = head => members.map(each => key(each, table.named[head])).filter(value => value !== "").map(Number);
+  const sum = head => known(head).reduce((total, value) => total + value, 0);
+  const all = known("KV use").length;
+  const kv = all ? `${Math.round(sum("KV use") / all)} %` : "–";
+  const text = `${line.label}: ${endpoints(members.length)}, ${sum("ours")} in flight, ${sum("queue")} queued, KV use ${kv}`;
   if (line.firstChild.textContent !== text) line.firstChild.textContent = text;
 }
 
@@ -188,10 +207,7 @@ function prepare(table, number) {
   filter.addEventListener("input", () => { table.tools.filter = filter.value; arrange(table); });
   group.addEventListener("change", () => { table.tools.group = group.value; arrange(table); });
   table.heads.forEach((head, at) => head.querySelector("button")?.addEventListener("click", () => sort(table, at)));
-  table.heads.forEach((head, at) => { // columns of which nothing is known anywhere take no room
-    if (at && head.dataset.chart === undefined && table.lines.length && table.lines.every(line => line.cells[at].dataset.v === ""))
-      for (const line of [head.parentElement, ...table.lines]) line.cells[at].hidden = true;
-  });
+  columns(table);
   mark(table);
   arrange(table);
 }
