@@ -1,6 +1,7 @@
 """Charts as SVG inside a page: small, without script, with a text for who does not see them or points at them.
 
-Colours are the style sheet's: `a0` … `a9` fill, `line` and `area` belong to charts. Geometry is in attributes, which
+Colours are the style sheet's: `a0` … `a9` fill, `line` and `area` belong to charts, `edge` keeps what is filled apart,
+since no ten colours are far enough from each other for everybody. Geometry is in attributes, which
 the page's content security policy allows; numbers are ours, every text is escaped.
 """
 
@@ -22,10 +23,11 @@ BAR: Final = 200
 
 
 class Part(NamedTuple):
-    """Of a bar: how much of it, and the colour's number."""
+    """Of a bar: how much of it, the colour's number, and what is said where one points at it."""
 
     size: float
     colour: int = 0
+    label: str = ""
 
 
 def line(values: Sequence[float], label: str, top: float | None = None) -> Markup:
@@ -43,15 +45,17 @@ def stack(layers: Sequence[Sequence[float]], label: str, top: float = 1.0) -> Ma
     """Several values over time on top of each other, the first lowest, each in its colour."""
     steps = len(layers[0])
     low = [0.0] * steps
-    inside = ""
+    inside = edges = ""
     for colour, layer in enumerate(layers):
         high = [low[at] + (0.0 if isnan(value) else value) for at, value in enumerate(layer)]
         known = [None if isnan(value) else _height(high[at], top) for at, value in enumerate(layer)]
         for at, run in _runs(known):
             back = "L".join(f"{n},{_height(low[n], top)}" for n in reversed(range(at, at + len(run))))
             inside += f'<path class="a{colour}" d="M{_points(at, run)}L{back}Z"/>'
+            if any(low[at : at + len(run)]) and any(layer[at : at + len(run)]):
+                edges += f"M{back}"
         low = high
-    return _svg("chart", max(1, steps - 1), HEIGHT, label, inside)
+    return _svg("chart", max(1, steps - 1), HEIGHT, label, inside + _edges(edges))
 
 
 def spark(values: Sequence[int], most: int) -> str:
@@ -68,16 +72,20 @@ def _grid(width: int) -> Sequence[Sequence[str]]:
 
 def bar(parts: Iterable[Part], whole: float, label: str) -> Markup:
     """Parts side by side; `whole` is the full width."""
-    inside, at = "", 0.0
+    inside, edges, at = "", "", 0.0
     for part in parts:
         width = BAR * part.size / whole if whole > 0 else 0.0
         if not width >= 0.05 or at >= BAR:  # NaN too
             continue
-        inside += (
-            f'<rect class="a{part.colour % COLOURS}" x="{at:.1f}" width="{min(width, BAR - at):.1f}" height="10"/>'
-        )
+        place = f'class="a{part.colour % COLOURS}" x="{at:.1f}" width="{min(width, BAR - at):.1f}" height="10"'
+        inside += f"<rect {place}><title>{escape(part.label)}</title></rect>" if part.label else f"<rect {place}/>"
+        edges += f"M{at:.1f},0v10" if at else ""
         at += width
-    return _svg("bar", BAR, 10, label, inside)
+    return _svg("bar", BAR, 10, label, inside + _edges(edges))
+
+
+def _edges(path: str) -> str:
+    return f'<path class="edge" d="{path}"/>' if path else ""
 
 
 def tiles(shades: Sequence[int | None], label: str, columns: int = 40) -> Markup:

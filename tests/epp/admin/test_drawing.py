@@ -51,10 +51,11 @@ def test_what_is_above_the_top_is_drawn_at_it() -> None:
 
 def test_layers_lie_on_each_other() -> None:
     drawn = Svg(stack([[0.5, 0.5], [0.25, nan], [0.25, 0.0]], "tiers"))
-    lowest, middle, highest = drawn.all("path", "d")
+    lowest, middle, highest, edges = drawn.all("path", "d")
     assert (lowest, middle) == ("M0,12.5L1,12.5L1,24.0L0,24.0Z", "M0,6.8h0.5L0,12.5Z")
     assert highest == "M0,1.0L1,12.5L1,12.5L0,6.8Z"
-    assert drawn.all("path", "class") == ["a0", "a1", "a2"]
+    assert edges == "M0,12.5M1,12.5L0,6.8"  # below what lies on something
+    assert drawn.all("path", "class") == ["a0", "a1", "a2", "edge"]
 
 
 def test_a_bar_is_as_long_as_its_parts_are_of_the_whole() -> None:
@@ -63,6 +64,8 @@ def test_a_bar_is_as_long_as_its_parts_are_of_the_whole() -> None:
     assert drawn.all("rect", "class") == ["a3", "a5"]
     assert drawn.all("rect", "x") == ["0.0", f"{BAR / 4:.1f}"]
     assert drawn.all("rect", "width") == [f"{BAR / 4:.1f}", f"{BAR / 2:.1f}"]
+    assert drawn.all("path", "d") == [f"M{BAR / 4:.1f},0v10"]
+    assert Svg(bar([Part(25, 3)], 100, "own 25.0 ms")).all("path", "d") == []
 
 
 @pytest.mark.parametrize("size", [nan, inf, 1e300])
