@@ -6,12 +6,12 @@ a list only the best endpoints are written out at all.
 
 from collections.abc import Mapping, Sequence
 from heapq import nlargest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
 from epp.admin.drawing import COLOURS, Part, bar
-from epp.scheduling.decision import Decision, row_as_dict
+from epp.scheduling.decision import Decision, meanings_of, row_as_dict
 from epp.telemetry.text import printable
 
 MOST: Final = 100
@@ -20,6 +20,16 @@ BEST: Final = 4
 """In a list of decisions."""
 LONGEST: Final = 200
 """Characters of a name: a client chose the model's."""
+MEANING: Final = 400
+"""Of what a term is."""
+
+
+class Term(NamedTuple):
+    """Of bills: its name, the number of its colour, and what it is; "": its plugin does not say."""
+
+    name: str
+    colour: int
+    meaning: str = ""
 
 
 def name(text: object) -> str:
@@ -39,15 +49,20 @@ def profile_view(profile: Mapping[str, Any], chosen: str) -> dict[str, Any]:
     most = max((_cost(row) for row in rows), default=0.0)
     numbers = {term: number for number, term in enumerate(rows[0].get("bill_ms", ()))} if rows else {}
     terms = [term for term in numbers if any(row["bill_ms"][term] for row in rows)]
+    meanings = profile.get("terms", {})
+    every = {
+        term: Term(name(term), number % COLOURS, printable(str(meanings.get(term, "")), MEANING))
+        for term, number in numbers.items()
+    }
     scorers = [*rows[0]["scores"]] if rows else []
     if numbers and len(scorers) == 1:  # the bill says it all
         scorers = []
     return {
         "name": name(profile["profile"]),
         "stage": profile.get("stage", ""),
-        "terms": [(name(term), numbers[term] % COLOURS) for term in terms],
+        "terms": [every[term] for term in terms],
         "scorers": [*map(name, scorers)],
-        "rows": [_row(row, chosen, numbers, most, terms, scorers) for row in rows],
+        "rows": [_row(row, chosen, every, most, terms, scorers) for row in rows],
         "more": len(profile["endpoints"]) - len(rows),
         "others": profile.get("others", 0),
         "dropped": [_dropped(each) for each in profile["dropped"] if each["endpoints"]],
@@ -57,7 +72,7 @@ def profile_view(profile: Mapping[str, Any], chosen: str) -> dict[str, Any]:
 def _row(
     row: Mapping[str, Any],
     chosen: str,
-    numbers: Mapping[str, int],
+    every: Mapping[str, Term],
     most: float,
     terms: Sequence[str],
     scorers: Sequence[str],
@@ -68,7 +83,7 @@ def _row(
         "name": name(row["endpoint"]),
         "chosen": row["endpoint"] == chosen,
         "cost": None if bill is None else milliseconds(row["cost_ms"]),
-        "bar": None if bill is None else _bar(bill, numbers, most),
+        "bar": None if bill is None else _bar(bill, every, most),
         "terms": [] if bill is None else [f"{bill[term]:.1f}" if bill[term] else "0" for term in terms],
         "scores": [f"{row['scores'][each]['score']:.3f}" for each in scorers],
         "total": f"{row['total']:.3f}" if scorers or bill is None else "",
@@ -80,10 +95,14 @@ def _cost(row: Mapping[str, Any]) -> float:
     return float(row.get("cost_ms", 0.0))
 
 
-def _bar(bill: Mapping[str, float], numbers: Mapping[str, int], most: float) -> Markup:
-    label = ", ".join([f"{name(term)} {ms:.1f}" for term, ms in bill.items() if ms > 0])
-    parts = [Part(ms, numbers[term]) for term, ms in bill.items()]
+def _bar(bill: Mapping[str, float], every: Mapping[str, Term], most: float) -> Markup:
+    label = ", ".join([f"{every[term].name} {ms:.1f}" for term, ms in bill.items() if ms > 0])
+    parts = [Part(ms, every[term].colour, _said(every[term], ms)) for term, ms in bill.items()]
     return bar(parts, most, f"{label} ms" if label else "free")
+
+
+def _said(term: Term, ms: float) -> str:
+    return f"{term.name} {ms:.1f} ms" + (f": {term.meaning}" if term.meaning else "")
 
 
 def _dropped(each: Mapping[str, Any]) -> str:
@@ -105,6 +124,7 @@ def best(decision: Decision) -> dict[str, Any] | None:
     profile = {
         "profile": run.profile,
         "stage": run.stage,
+        "terms": meanings_of(run),
         "picks": [chosen.name],
         "endpoints": [row_as_dict(run, at) for at in places],
         "dropped": [],

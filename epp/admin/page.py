@@ -13,7 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from epp.admin.bills import best, milliseconds, name, profile_view
+from epp.admin.bills import Term, best, milliseconds, name, profile_view
 from epp.admin.drawing import HEIGHT
 from epp.admin.history import ENDPOINT_STEPS
 from epp.admin.overview import COLUMNS, Column, Value
@@ -41,11 +41,18 @@ class Live(NamedTuple):
 NOT_LIVE: Final = Live("")
 
 
+class Drawn(NamedTuple):
+    """Decisions: the terms of their bills with what these are, and the table."""
+
+    terms: Markup
+    table: Markup
+
+
 def overview(
     glance: Mapping[str, Any],
     tables: Sequence[Markup],
     said: Sequence[Mapping[str, Any]],
-    decisions: Markup,
+    decisions: Drawn,
     live: Live,
 ) -> str:
     """The first page. `glance`: as `Overview.glance`; `said`: of each pool what plugins and shadow profiles report."""
@@ -57,10 +64,15 @@ def overview(
     return page.render(title="Pools", here="/", live=live, state=_PARTS.state(glance), pools=pools, decisions=decisions)
 
 
-def parts(glance: Mapping[str, Any], decisions: Markup) -> dict[str, str]:
+def parts(glance: Mapping[str, Any], decisions: Drawn) -> dict[str, str]:
     """What of the first page is drawn anew each second, by its id."""
     pools = {f"part{number}": str(_PARTS.pool(pool)) for number, pool in enumerate(glance["pools"])}
-    return {"state": str(_PARTS.state(glance)), **pools, "decisions": str(decisions)}
+    return {"state": str(_PARTS.state(glance)), **pools, **decision_parts(decisions)}
+
+
+def decision_parts(decisions: Drawn) -> dict[str, str]:
+    """The same of decisions."""
+    return {"terms": str(decisions.terms), "decisions": str(decisions.table)}
 
 
 def said(statistics: Mapping[str, Mapping[str, float]], shadows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,17 +140,18 @@ class DecisionTable:
     """Rows of decisions, each drawn once while it is under way and once when it has ended."""
 
     def __init__(self) -> None:
-        self._drawn: dict[Record, tuple[bool, Markup, Sequence[tuple[str, int]]]] = {}
+        self._drawn: dict[Record, tuple[bool, Markup, Sequence[Term]]] = {}
 
-    def drawn(self, records: Iterable[Record]) -> Markup:
+    def drawn(self, records: Iterable[Record]) -> Drawn:
         shown = [(record, self._row(record)) for record in records]
-        terms = {term: colour for _, (_, _, found) in shown for term, colour in found}
+        terms = {term.name: term for _, (_, _, found) in shown for term in found}
         rows = [markup for _, (_, markup, _) in shown]
         if len(self._drawn) > HELD:
             self._drawn = dict(shown)
-        return Markup(_PARTS.decisions({"rows": rows, "terms": [*terms.items()]}))
+        in_order = sorted(terms.values(), key=lambda term: term.colour)
+        return Drawn(Markup(_PARTS.terms(in_order)), Markup(_PARTS.decisions(rows)))
 
-    def _row(self, record: Record) -> tuple[bool, Markup, Sequence[tuple[str, int]]]:
+    def _row(self, record: Record) -> tuple[bool, Markup, Sequence[Term]]:
         ended = record.response is not None
         known = self._drawn.get(record)
         if known is None or known[0] != ended:
@@ -174,9 +187,9 @@ def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
 
 
-def decisions(drawn: Markup, limit: int, kept: int, live: str) -> str:
+def decisions(drawn: Drawn, limit: int, live: str) -> str:
     page = _TEMPLATES.get_template("decisions.html")
-    return page.render(title="Decisions", here="/decisions", live=Live(live), decisions=drawn, limit=limit, kept=kept)
+    return page.render(title="Decisions", here="/decisions", live=Live(live), decisions=drawn, limit=limit)
 
 
 def decision(shown: Mapping[str, Any]) -> str:

@@ -10,7 +10,6 @@ from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
-from markupsafe import Markup
 
 from epp.admin import page, views
 from epp.admin.asked import Asked, from_pasted
@@ -84,12 +83,11 @@ class Screens:
         limit = next((size for size in LISTS if limit <= size), LISTS[-1])
 
         async def made() -> Page:
-            kept = len(self._decisions)
-            text = page.decisions(self._drawn(limit), limit, kept, f"/decisions?format=html&live&limit={limit}")
+            text = page.decisions(self._drawn(limit), limit, f"/decisions?format=html&live&limit={limit}")
             return text.encode(), HTML
 
         async def live() -> Page:
-            return msgspec.json.encode({"version": "", "parts": {"decisions": str(self._drawn(limit))}}), JSON
+            return msgspec.json.encode({"version": "", "parts": page.decision_parts(self._drawn(limit))}), JSON
 
         asked = ("decisions-live", live) if "live" in request.query else ("decisions", made)
         return _answer(await self._turns.recent(f"{asked[0]} {limit}", asked[1]))
@@ -135,7 +133,7 @@ class Screens:
             "most": LARGEST_FORM // 2,
         }
 
-    def _drawn(self, limit: int) -> Markup:
+    def _drawn(self, limit: int) -> page.Drawn:
         return self._table.drawn(self._decisions.newest(limit))
 
     async def _whole(self) -> Page:

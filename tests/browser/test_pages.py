@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page, expect
 
 from epp.parsing.request import RawRequest
 from epp.plugin import Endpoint, Load
+from epp.scheduling.cost import ExpectedTtft
 from tests.browser.conftest import ENDPOINTS, Shown
 from tests.support.scheduling.decisions import SECRET, decision
 
@@ -138,6 +139,9 @@ async def test_without_script_everything_can_be_read(shown: Shown, browser: Brow
     await context.close()
 
 
+TERMS = ExpectedTtft.meanings
+
+
 async def test_endpoints_are_grouped_by_node_by_keyboard(shown: Shown, page: Page) -> None:
     shown.pool.replace([*shown.pool.endpoints, Endpoint("default/new", "10.9.9.9:8000", {}, Load())])
     await page.goto(shown.url)
@@ -186,6 +190,28 @@ async def test_columns_appear_when_something_is_known_of_them(shown: Shown, page
     await expect(page.locator("#endpoints0 tbody tr").first.locator("td").nth(1)).to_be_visible()
     unknown = await page.locator("#endpoints0 thead th[hidden]").all_text_contents()
     assert unknown == ["hits", "share", "speed", "trust", "events"]
+
+
+async def test_terms_are_explained_to_who_points_and_to_who_has_a_keyboard(shown: Shown, page: Page) -> None:
+    shown.billed("r1")
+    await page.goto(shown.url)
+    segments = page.locator("#decisions li").first.locator("svg.bar rect title")
+    assert await segments.all_text_contents() == [f"{term} {n}.0 ms: {TERMS[term]}" for n, term in enumerate(TERMS, 1)]
+    terms = page.locator("#terms")
+    keys = terms.locator("summary span")
+    assert [await key.get_attribute("title") for key in await keys.all()] == [*TERMS.values()]
+    await expect(terms.locator("dl")).to_be_hidden()
+    await terms.locator("summary").focus()
+    await page.keyboard.press("Enter")
+    assert await terms.locator("dt").all_inner_texts() == [*TERMS]
+    assert await terms.locator("dd").all_inner_texts() == [*TERMS.values()]
+    await page.keyboard.press("Tab")
+    shown.request("r2")  # its bill has terms of another plugin
+    await expect(terms.locator("dt")).to_have_count(len(TERMS) + 2)
+    await expect(terms.locator("dl")).to_be_visible()
+    await page.goto(f"{shown.url}/decisions/r1")
+    heads = page.locator("table.profile thead th[title]")
+    assert [await head.get_attribute("title") for head in await heads.all()] == [*TERMS.values()]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,7 +1,8 @@
 from typing import Any
 
-from epp.admin.bills import BEST, MOST, best, milliseconds, name, profile_view
+from epp.admin.bills import BEST, MEANING, MOST, best, milliseconds, name, profile_view
 from epp.plugin import Endpoint
+from epp.telemetry.text import printable
 from tests.support.scheduling.decisions import decision, endpoint
 
 
@@ -28,14 +29,31 @@ def test_the_pick_comes_first_and_then_the_best() -> None:
 
 def test_a_bill_has_the_terms_that_somebody_pays_in_colours_that_stay() -> None:
     seen = profile_view(profile((0.0, 2.0), (3.0, 2.0)), "pod-0")
-    assert seen["terms"] == [("queue", 1), ("work", 2)]
+    assert seen["terms"] == [("queue", 1, ""), ("work", 2, "")]
     first, second = seen["rows"]
     assert (first["terms"], second["terms"]) == (["0", "2.0"], ["3.0", "2.0"])
-    assert "<title>work 2.0 ms</title>" in first["bar"]
-    assert "<title>queue 3.0, work 2.0 ms</title>" in second["bar"]
+    assert 'role="img"><title>work 2.0 ms</title>' in first["bar"]
+    assert 'role="img"><title>queue 3.0, work 2.0 ms</title>' in second["bar"]
     assert 'class="a1" x="0.0" width="120.0"' in second["bar"]  # of the dearest, which is as wide as there is room
     assert seen["scorers"] == []
     assert first["total"] == ""
+
+
+def test_a_segment_says_what_its_term_is_as_far_as_its_plugin_does() -> None:
+    seen = profile_view(profile((3.0, 2.0), terms={"work": "prefill " * 100, "idle": "nothing"}), "pod-0")
+    queue, work = seen["terms"]
+    assert queue == ("queue", 1, "")
+    assert work == ("work", 2, printable("prefill " * 100, MEANING))
+    assert "><title>queue 3.0 ms</title></rect>" in seen["rows"][0]["bar"]
+    assert f"><title>work 2.0 ms: {work.meaning}</title></rect>" in seen["rows"][0]["bar"]
+
+
+def test_a_list_says_what_the_terms_are_too() -> None:
+    made = decision("r", [endpoint(1)])
+    made.runs[0].scored[0].meanings = {"work": "prefill"}
+    seen = best(made)
+    assert seen is not None
+    assert seen["terms"] == [("queue", 0, ""), ("work", 1, "prefill")]
 
 
 def test_scores_are_shown_where_there_is_no_bill() -> None:

@@ -129,7 +129,7 @@ def test_what_is_drawn_grows_until_its_ten_minutes_are_full_and_no_more() -> Non
         seen.now += 5
         seen.history.look()
         if step % (STEPS // 2) == 0:
-            parts = page.parts(seen.overview.glance(), Markup())
+            parts = page.parts(seen.overview.glance(), page.Drawn(Markup(), Markup()))
             charts = [chart for pod in seen.pool.endpoints for chart in seen.overview.charts(pod, 256).values()]
             sizes[step] = sum(map(len, (*parts.values(), *charts)))
     full = sizes.pop(STEPS)

@@ -69,9 +69,11 @@ def test_whatever_a_client_or_a_file_names_is_only_text() -> None:
     found["profiles"][0]["dropped"] = [{"filter": HOSTILE, "endpoints": [HOSTILE]}]
     form = {"text": HOSTILE, "model": HOSTILE, "pool": HOSTILE, "models": [HOSTILE], "pools": [HOSTILE, "b"], "most": 9}
     answer = {"pool": HOSTILE, "waiting": 3, "decision": found}
+    hostile = record(HOSTILE)
+    hostile.decision.runs[0].scored[0].meanings = {"work": HOSTILE}
     for text in (
         whole(identity, tuple(HOSTILE for _ in COLUMNS), said),
-        page.decisions(page.DecisionTable().drawn([record(HOSTILE)]), 20, 1, "/decisions"),
+        page.decisions(page.DecisionTable().drawn([hostile]), 20, "/decisions"),
         page.decision(found),
         page.explain(form, answer),
         page.explain(form, None, HOSTILE),
@@ -114,20 +116,41 @@ def test_what_plugins_and_shadow_profiles_say_is_in_words() -> None:
     ]
 
 
-def test_what_the_colours_of_bills_mean_stands_above_them() -> None:
-    drawn = page.DecisionTable().drawn([record()])
-    assert 0 <= drawn.index('<p class="keys">') < drawn.index('<table class="decisions">')
+def test_what_the_colours_of_bills_mean_stands_above_them_in_their_order() -> None:
+    first, second = record("first"), record("second")
+    first.decision.runs[0].scored[0].bills = [(0.0, 1.0), (0.0, 2.0)]
+    second.decision.runs[0].scored[0].bills = [(1.0, 0.0), (2.0, 0.0)]
+    drawn = page.DecisionTable().drawn([first, second])
+    assert [word for word in Tags(drawn.terms).text if word] == ["Terms of a bill:", "queue", "work"]
+    text = page.decisions(drawn, 20, "/decisions")
+    assert 0 <= text.index('<p class="keys">') < text.index('<table class="decisions">')
+
+
+def test_the_colours_of_bills_open_to_what_the_terms_are() -> None:
+    one = record()
+    one.decision.runs[0].scored[0].meanings = {"work": "prefill of what is not cached"}
+    terms = page.DecisionTable().drawn([one]).terms
+    seen = Tags(terms)
+    assert [tag for tag, _ in seen.seen if tag in ("details", "summary", "dt", "dd")] == [
+        "details", "summary", "dt", "dd", "dt", "dd",
+    ]  # fmt: skip
+    assert [attributes for tag, attributes in seen.seen if tag == "span"] == [
+        {},
+        {"title": "prefill of what is not cached"},
+    ]
+    assert '<dt><i class="key k1"></i>work</dt><dd>prefill of what is not cached</dd>' in terms
+    assert "queue</dt><dd>–</dd>" in terms
 
 
 def test_a_row_of_a_decision_is_drawn_once_until_it_has_ended() -> None:
     table, one = page.DecisionTable(), record("first", None)
-    before = table.drawn([one])
+    before = table.drawn([one]).table
     assert "under way" in before
     known = table._drawn[one]
     table.drawn([one])
     assert table._drawn[one] is known
     one.response = Response(status=503)
-    after = table.drawn([one])
+    after = table.drawn([one]).table
     assert "under way" not in after
     assert "503" in after
     assert "default/pod-1" in after

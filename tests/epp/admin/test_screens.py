@@ -106,7 +106,7 @@ async def test_what_is_refreshed_fits_the_page() -> None:
         rig.request("r1")
         text, live = await rig.get("/"), await rig.live("/?live")
         assert f'data-version="{live["version"]}" data-step="{live["step"]}"' in text
-        assert [*live["parts"]] == ["state", "part0", "decisions"]
+        assert [*live["parts"]] == ["state", "part0", "terms", "decisions"]
         assert all(f'id="{part}"' in text for part in live["parts"])
         assert [len(rows) for rows in live["rows"]] == [45]
         assert text.count('<th scope="row">default/pod-') == 45
