@@ -145,6 +145,17 @@ def test_values_are_shown() -> None:
     assert by_name(rendered(yaml.safe_load(SHOWN[0])))["Deployment", "llm"]["spec"]["replicas"] == 4
 
 
+def test_alerts_lead_to_where_their_page_is() -> None:
+    base = "https://git.example/warmpath/docs/alerts.md"
+    rule = by_name(rendered({"monitoring": True, "runbookUrl": base}))["PrometheusRule", "warmpath"]
+    alerts = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert [each["annotations"]["runbook_url"] for each in alerts] == [
+        f"{base}#{each['alert'].lower()}" for each in alerts
+    ]
+    with pytest.raises(HelmFailed, match="runbookUrl"):
+        rendered({"runbookUrl": f"{base}#warmpathdown"})
+
+
 @pytest.mark.parametrize("strategy", strategies())
 def test_a_strategy_is_in_the_configuration(strategy: str) -> None:
     made = by_name(rendered({"strategy": strategy}))

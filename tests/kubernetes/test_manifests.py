@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -350,6 +351,22 @@ def test_accounts_may_do_what_they_need_and_nothing_else(plane: ControlPlane, re
     assert not any(may("warmpath", "delete", each) for each in ("pods", pools))
     assert not any(may("warmpath", "get", each) for each in ("secrets", "configmaps", "/metrics"))
     assert not any(may("warmpath-metrics-reader", "get", each) for each in ("pods", "secrets", pools))
+
+
+def test_alerts_lead_to_where_their_page_is(plane: ControlPlane, tmp_path: Path) -> None:
+    page = (MANIFESTS.parent / "docs" / "alerts.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    build(plane, tmp_path, "istio", ("monitoring",))
+    file = tmp_path / "kustomization.yaml"
+    file.write_text(file.read_text() + shown)
+    found = documents(plane.kubectl("kustomize", str(tmp_path)))
+    assert "runbooks" not in str([each["metadata"]["name"] for each in found])
+    (rule,) = (each for each in found if each["kind"] == "PrometheusRule")
+    alerts = [each for group in rule["spec"]["groups"] for each in group["rules"]]
+    assert alerts
+    assert [each["annotations"]["runbook_url"] for each in alerts] == [
+        f"https://git.example/warmpath/docs/alerts.md#{each['alert'].lower()}" for each in alerts
+    ]
 
 
 def test_every_subject_is_in_the_namespace_of_the_overlay(plane: ControlPlane, tmp_path: Path) -> None:

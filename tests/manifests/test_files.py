@@ -102,7 +102,7 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (Warmpath\w+)$", page, re.MULTILINE)
     assert sections == [rule["alert"] for rule in rules()]
-    assert [rule["annotations"]["runbook"] for rule in rules()] == [
+    assert [rule["annotations"]["runbook_url"] for rule in rules()] == [
         f"docs/alerts.md#{name.lower()}" for name in sections
     ]
     assert {rule["labels"]["severity"] for rule in rules()} == {"critical", "warning"}
