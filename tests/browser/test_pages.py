@@ -141,6 +141,15 @@ async def test_without_script_everything_can_be_read(shown: Shown, browser: Brow
     await context.close()
 
 
+async def test_a_narrow_window_scrolls_tables_and_not_the_page(shown: Shown, page: Page) -> None:
+    shown.billed("r1")
+    shown.metrics.add_flow("llama", lambda: FlowFigures([("tenant", 0, 3, 10)], 0.5))
+    await page.set_viewport_size({"width": 400, "height": 900})
+    for path in ("/", "/decisions", "/decisions/r1", "/explain"):
+        await page.goto(f"{shown.url}{path}")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 400, path
+
+
 TERMS = ExpectedTtft.meanings
 
 
