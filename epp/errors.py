@@ -127,8 +127,10 @@ class Rejected(EppError):
     status = 429
     kind = "rate_limit_error"
 
-    def __init__(self, message: str, *, reason: str = protocol.DROP_SATURATED) -> None:
-        super().__init__(message, reason=reason)
+    def __init__(
+        self, message: str, *, reason: str = protocol.DROP_SATURATED, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        super().__init__(message, reason=reason, headers=headers)
 
 
 class SloUnmet(Rejected):
@@ -149,8 +151,10 @@ class NoEndpoint(EppError):
     status = 503
     kind = "service_unavailable_error"
 
-    def __init__(self, message: str, *, reason: str = protocol.DROP_NO_ENDPOINTS) -> None:
-        super().__init__(message, reason=reason)
+    def __init__(
+        self, message: str, *, reason: str = protocol.DROP_NO_ENDPOINTS, headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        super().__init__(message, reason=reason, headers=headers)
 
 
 class DeadlineExceeded(EppError):

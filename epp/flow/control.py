@@ -13,9 +13,9 @@ Source of names, limits and outcomes: GIE v1.5 and llm-d-router v0.10, pkg/epp/f
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from math import inf
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import ceil, inf
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, get_args
 
 from epp import protocol
 from epp.documents.durations import seconds_of
@@ -25,10 +25,11 @@ from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Detector, Endpoint, 
 from epp.telemetry.series import FlowFigures
 
 Outcome = Literal[
-    "Dispatched", "RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled", "EvictedOther"
-]
-"""How a request's wait ended, in the words that dashboards of llm-d know."""
-REFUSED: Final[frozenset[Outcome]] = frozenset({"RejectedCapacity", "EvictedTTL", "EvictedNoEndpoints", "EvictedOther"})
+    "Dispatched", "RejectedCapacity", "RejectedNoEndpoints", "RejectedOther", "EvictedTTL", "EvictedNoEndpoints",
+    "EvictedContextCancelled", "EvictedOther",
+]  # fmt: skip
+"""How a request's wait ended, in the words that dashboards of llm-d know: one that is rejected did not wait."""
+REFUSED: Final = frozenset[Outcome](get_args(Outcome)) - {"Dispatched", "EvictedContextCancelled"}
 """Those where we said no."""
 DEFAULT_FLOW: Final = "default-flow"
 _LONGEST_ID: Final = 128
@@ -42,6 +43,10 @@ _TRIES: Final = 16
 when there is none for so many, the others are held too. One may find none where another does: it has more tokens."""
 _SOONEST: Final = 1e-3
 """Seconds: what is said to change sooner is waited for so long."""
+_AGAIN: Final = (1, 60)
+"""Least and most seconds of `Retry-After`; OpenAI's clients heed no more than 60."""
+_LATEST: Final = 0.1
+"""What the latest counts in the mean of the seconds between those that are let go."""
 
 
 class Timer(Protocol):
@@ -82,6 +87,30 @@ class Chooser(Protocol[D]):
         """Close the account."""
 
 
+class _Pace:
+    """How fast requests that wait are let go."""
+
+    def __init__(self) -> None:
+        self._each = 0.0
+        """Mean seconds from one to the next; 0: not known yet."""
+        self._last = 0.0
+
+    def starts(self, now: float) -> None:
+        """The first one waits."""
+        self._last = now
+
+    def goes(self, now: float) -> None:
+        """One of them is let go."""
+        took = now - self._last
+        self._each = self._each + _LATEST * (took - self._each) if self._each else took
+        self._last = now
+
+    def seconds(self, requests: int, now: float) -> int:
+        """Until so many have been let go, as `Retry-After` says it. The next takes as long as it has taken already."""
+        least, most = _AGAIN
+        return min(most, max(least, ceil(requests * max(self._each, now - self._last))))
+
+
 class FlowControl(Plugin):
     """The queues of one pool. Each request that enters ends exactly once: `choose` or `refuse` is called, or `leave`.
 
@@ -110,6 +139,7 @@ class FlowControl(Plugin):
         self._on_error = on_error
         self.clock = clock
         self._queues = Queues(settings)
+        self._pace = _Pace()
         self._of_pool = self._candidates = candidates
         self._held: Timer | None = None
         """Until it rings the pool counts as empty: `filled`."""
@@ -195,6 +225,7 @@ class FlowControl(Plugin):
         endpoints = self._candidates_of(entry)
         stages = self._say_needs(entry, endpoints)
         if not self._queues.requests:
+            self._pace.starts(now)
             self._found.clear()
             if endpoints and (self._closed or self._is_open_to(entry, now, stages)):
                 self._observe(fairness_id, request.priority, "Dispatched", 0.0)
@@ -283,7 +314,7 @@ class FlowControl(Plugin):
         self._shut = True
         for entry in self._queues:
             self._end(entry, "EvictedOther")
-            entry.refuse(NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN))
+            entry.refuse(_shut())
 
     def figures(self) -> FlowFigures:
         rows, bands, queues, settings = [], [], self._queues, self.settings
@@ -321,8 +352,8 @@ class FlowControl(Plugin):
 
     def _check_room(self, entry: Entry, fairness_id: str, now: float) -> None:
         if self._shut:
-            self._observe(fairness_id, entry.request.priority, "EvictedOther", 0.0)
-            raise NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN)
+            self._observe(fairness_id, entry.request.priority, "RejectedOther", 0.0)
+            raise _shut()
         queues, settings = self._queues, self.settings
         band = queues.band(entry.request.priority, now)
         limits = (
@@ -334,8 +365,12 @@ class FlowControl(Plugin):
         for what, would_be, whole in limits:
             limit = self._limit(whole)
             if would_be > limit:
+                waits = f"{limit:.0f} {what} wait already, which is the most"
+                if not self._has_endpoints(entry.group):
+                    self._observe(fairness_id, entry.request.priority, "RejectedNoEndpoints", 0.0)
+                    raise NoEndpoint(f"{self._why_empty(entry.group)}, and {waits}; retry later")
                 self._observe(fairness_id, entry.request.priority, "RejectedCapacity", 0.0)
-                raise Rejected(f"the pool is full and {limit:.0f} {what} wait already, which is the most; retry later")
+                raise Rejected(f"the pool is full and {waits}; retry later", headers=self._again(now))
 
     def _limit(self, whole: float) -> float:
         """This replica's part of a limit."""
@@ -523,8 +558,10 @@ class FlowControl(Plugin):
     def _let_go(self, entry: Entry) -> None:
         flow = entry.flow
         assert flow is not None
+        now = self.clock()
         self._end(entry, "Dispatched", served=True)
-        self._tell(flow.id, entry, self.clock())
+        self._pace.goes(now)
+        self._tell(flow.id, entry, now)
         self._found.clear()
         try:
             endpoints = self._candidates_of(entry)
@@ -542,10 +579,14 @@ class FlowControl(Plugin):
         if self._has_endpoints(entry.group):
             self._end(entry, "EvictedTTL")
             text = f"the pool is full; the request has waited {waited:.1f} s for its turn; retry later"
-            entry.refuse(Rejected(text, reason=protocol.DROP_TTL_EXPIRED))
+            entry.refuse(Rejected(text, reason=protocol.DROP_TTL_EXPIRED, headers=self._again(self.clock())))
             return
         self._end(entry, "EvictedNoEndpoints")
         entry.refuse(NoEndpoint(f"{self._why_empty(entry.group)}; the request has waited {waited:.1f} s for one"))
+
+    def _again(self, now: float) -> Mapping[str, str]:
+        """When who comes then would go at once, if nobody else came."""
+        return {"retry-after": str(self._pace.seconds(self._queues.requests, now))}
 
     def _end(self, entry: Entry, outcome: Outcome, *, served: bool = False) -> None:
         flow = entry.flow
@@ -584,6 +625,11 @@ class FlowControl(Plugin):
         self._timer = None
         self._found.clear()
         self._dispatch()
+
+
+def _shut() -> NoEndpoint:
+    """Another replica, or the one that takes our place, may take it at once."""
+    return NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN, headers={"retry-after": str(_AGAIN[0])})
 
 
 def _nothing_of(group: Group) -> Sequence[Endpoint]:

@@ -127,6 +127,7 @@ async def test_who_waits_too_long_or_finds_too_many_gets_429(chain: Laptop) -> N
         late = await chain.chat("no time", headers=control(ttl="300ms"))
         assert late.status == 429
         assert late.headers["x-llm-d-request-dropped-reason"] == "rejected-ttl-expired"
+        assert 1 <= int(late.headers["retry-after"]) <= 60
         assert re.search(r"has waited \d+\.\d s", (await late.json())["error"]["message"])
         batch = [asyncio.ensure_future(chain.chat("batch", headers=control("batch"))) for _ in range(2)]
         await eventually(lambda: waiting(chain, priority="-1"), lambda count: count == 2)

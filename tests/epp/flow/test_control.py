@@ -106,6 +106,8 @@ class World:
         self.replicas = 1
         self.timers: list[tuple[float, int, Timer]] = []
         self.fates: dict[str, list[str]] = {}
+        self.again: dict[str, str] = {}
+        """What `Retry-After` said."""
         self.models: dict[str, str] = {}
         self.prefills: dict[str, Endpoint] = {}
         self.order: list[str] = []
@@ -179,6 +181,8 @@ class World:
 
         def refuse(error: EppError) -> None:
             self.fates[name].append(f"{error.status} {error.reason}")
+            if "retry-after" in error.headers:
+                self.again[name] = error.headers["retry-after"]
 
         def stages(request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
             """Who asks for model `m` needs a prefiller beside the one that decodes, where there are any."""
@@ -586,6 +590,46 @@ def test_who_waits_too_long_is_refused_then_and_not_later() -> None:
     assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", *["EvictedTTL"] * 3]
 
 
+def test_who_is_refused_is_told_when_those_that_wait_will_have_gone() -> None:
+    world = World(band_requests=4)
+    for number in range(9):
+        world.ask(str(number))  # one goes, four wait
+    assert world.again["8"] == "1", "nothing is known yet"
+    for number in range(3):
+        world.pass_(3.0)
+        world.end(str(number))
+        world.pass_()
+    for number in range(9, 13):
+        world.ask(str(number))
+    assert world.again["12"] == "12", "four, one each 3 s"
+    world.pass_(10.0)
+    world.ask("later")
+    assert world.again["later"] == "40", "the next takes 10 s already"
+    world.pass_(3600.0)
+    assert {*world.again.values()} == {"1", "12", "40", "60"}, "no more than a minute"
+
+
+def test_an_idle_time_is_no_wait() -> None:
+    world = World(band_requests=1)
+    for number in range(2):
+        world.ask(str(number))
+    world.pass_(2.0)
+    world.end("0")
+    world.pass_(1000.0)
+    for number in range(2, 4):
+        world.ask(str(number))
+    assert world.again == {"3": "2"}
+
+
+def test_a_waiting_room_that_is_full_says_that_there_is_no_endpoint() -> None:
+    world = World(pods=0, band_requests=1)
+    world.ask("first")
+    world.ask("second")
+    assert world.fates["second"] == ["503 rejected-no-endpoints"]
+    assert world.outcomes == [("default-flow", 0, "RejectedNoEndpoints", 0.0)]
+    assert world.again == {}, "when one comes is not known"
+
+
 def test_a_header_makes_no_wait_longer_and_bounds_one_without_end() -> None:
     world = World(ttl=10.0, bands={1: 0.0})
     world.ask("first")
@@ -717,7 +761,8 @@ def test_at_the_end_of_the_process_what_waits_is_refused_and_what_need_not_wait_
     assert world.fates["late"] == ["503 rejected-shutting-down"]
     world.ask("free", group=b)
     assert world.fates["free"] == ["let go"]
-    assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", "EvictedOther", "EvictedOther", "Dispatched"]
+    assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", "EvictedOther", "RejectedOther", "Dispatched"]
+    assert world.again == {"waits": "1", "late": "1"}
 
 
 def test_without_flow_control_all_go() -> None:
