@@ -21,7 +21,7 @@ class EncodedEndpointHeader:
     header: str = "x-session-token"
 
 
-_SESSION_ID: Final = "SessionIDDataKey"
+SESSION_ID: Final = "SessionIDDataKey"
 """What llm-d calls the attribute of `session-id-producer`."""
 _AGENT_HEADERS: Final = ("x-claude-code-session-id", "x-session-affinity", "session-id", "session_id")
 """Claude Code, OpenCode, Codex, and Codex before 0.131. Source: llm-d-router, agent identity."""
@@ -35,6 +35,7 @@ class _Hint(msgspec.Struct):
 
 _HINT: Final = msgspec.json.Decoder(_Hint)
 PREVIOUS: Final = "previous_response_id"
+CACHE_KEY: Final = "prompt_cache_key"
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ class SessionSource:
     def __post_init__(self) -> None:
         if sum(map(bool, (self.header, self.attribute, self.field))) != 1:
             raise ValueError("sessionIdConfig.sources: expected header, attribute or field in each, one of them")
-        if self.attribute not in ("", AGENT_IDENTITY, _SESSION_ID):
-            expected = f"expected {AGENT_IDENTITY} or {_SESSION_ID}, got {self.attribute!r}"
+        if self.attribute not in ("", AGENT_IDENTITY, SESSION_ID):
+            expected = f"expected {AGENT_IDENTITY} or {SESSION_ID}, got {self.attribute!r}"
             raise ValueError(f"sessionIdConfig.sources[].attribute: {expected}")
-        if self.field not in ("", "prompt_cache_key", PREVIOUS):
-            expected = f"expected prompt_cache_key or {PREVIOUS}, got {self.field!r}"
+        if self.field not in ("", CACHE_KEY, PREVIOUS):
+            expected = f"expected {CACHE_KEY} or {PREVIOUS}, got {self.field!r}"
             raise ValueError(f"sessionIdConfig.sources[].field: {expected}")
 
     def of(self, request: Request) -> str | None:
@@ -236,7 +237,7 @@ class SessionIdProducer(Guard):
             value = request.headers.get(header, "").strip()
         else:
             value = _cookie(request.headers.get("cookie", ""), self.cookie_name.strip())
-        return annotated(request, attributes={_key(_SESSION_ID, self.name): value[:_LONGEST]}) if value else None
+        return annotated(request, attributes={_key(SESSION_ID, self.name): value[:_LONGEST]}) if value else None
 
 
 def _cookie(header: str, name: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 from epp.plugin import AGENT_IDENTITY, Endpoint, Request, Response, SessionState, Usage
 from epp.protocol import SESSION_ID
 from epp.scheduling.session_state import SessionStates
-from epp.scheduling.sessions import SessionSource
+from epp.scheduling.sessions import SessionIdProducer, SessionSource
 from tests.support.scheduling.schedulers import ask, pod, pods, scheduler
 
 
@@ -223,6 +223,21 @@ def test_a_replica_that_joins_takes_over_sessions_and_answers() -> None:
 def test_settings_that_cannot_be_are_refused(settings: Mapping[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         SessionStates(**settings)
+
+
+def test_a_session_is_known_by_its_cookie_or_by_what_openais_clients_say() -> None:
+    (a,) = pods("a")
+    producer, _ = states()
+    cookies = SessionIdProducer(cookie_name="sid")
+    cookies.name = "session-id-producer"
+    first = cookies.check(ask(headers={"cookie": "theme=dark; sid=x"}))
+    assert first is not None
+    turn(producer, first, a)
+    assert known(producer, of("x")).turns == 1, "the cookie's value is the session"
+    turn(producer, ask(body=b'{"prompt_cache_key": "k", "model": "m"}'), a)
+    again = ask(body=b'{"model": "m", "prompt_cache_key": "k"}')
+    assert known(producer, again).turns == 1
+    assert seen(producer, ask(body=b'{"model": "m"}')) is None
 
 
 def test_without_the_source_answers_are_no_sessions() -> None:
