@@ -413,8 +413,8 @@ class ServedPool:
             )
         return self._flow
 
-    def _waited(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
-        self._waits.ended(fairness_id, priority, outcome, seconds)
+    def _waited(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float, model: str) -> None:
+        self._waits.ended(fairness_id, priority, outcome, seconds, model)
         if outcome in REFUSED:
             self._shared.metrics.degraded(
                 "flow-control-refused", f"{self.pool.name}: priority {priority}, {outcome} after {seconds:.1f} s"
@@ -601,7 +601,7 @@ async def _explain(served: Sequence[ServedPool], name: str, raw: RawRequest) -> 
     flow = pool.router.policy.flow
     return {
         "pool": f"{pool.pool.namespace}/{pool.pool.name}",
-        "waiting": None if flow is None else sum(requests for _, _, requests, _ in flow.figures().waiting),
+        "waiting": None if flow is None else sum(row.requests for row in flow.figures().waiting),
         "decision": decision.as_dict(),
     }
 

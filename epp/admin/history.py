@@ -183,7 +183,7 @@ class History:
         history["speed"].add(speed_of(metrics.statistics(pool)))
         flow = metrics.flow(pool.name)
         history["saturation"].add(None if flow is None else flow.saturation)
-        history["queued"].add(None if flow is None else sum(row[2] for row in flow.waiting))
+        history["queued"].add(None if flow is None else sum(row.requests for row in flow.waiting))
 
     def _new_records(self) -> list[Record]:
         """Decisions since the last look that are still kept."""

@@ -16,7 +16,7 @@ from epp.admin.views import PoolView
 from epp.plugin import Endpoint
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.pace import Pace
-from epp.telemetry.series import EndpointSeries
+from epp.telemetry.series import EndpointSeries, Waits
 
 SLICE: Final = 100
 """Endpoints whose figures are gathered at once: some 0.4 ms."""
@@ -281,24 +281,37 @@ class Overview:
         figures = self._metrics.flow(pool.name)
         if figures is None:
             return None
-        rows = sorted((row for row in figures.waiting if row[2]), key=lambda row: -row[2])
-        most = rows[0][2] if rows else 0
-        shown = sorted(rows[:MOST_FLOWS], key=lambda row: (-row[1], -row[2]))
+        rows = sorted(_flows(figures.waiting), key=lambda row: -row.requests)
+        most = rows[0].requests if rows else 0
+        shown = sorted(rows[:MOST_FLOWS], key=lambda row: (-row.priority, -row.requests))
         return {
             "saturation": _share(figures.saturation),
-            "waiting": sum(row[2] for row in rows),
+            "waiting": sum(row.requests for row in rows),
             "rows": [
                 {
-                    "priority": priority,
-                    "flow": name(flow),
-                    "requests": requests,
-                    "kilobytes": -(-size // 1024),
-                    "bar": bar([Part(requests)], most, f"{requests} waiting"),
+                    "priority": row.priority,
+                    "flow": name(row.fairness_id),
+                    "requests": row.requests,
+                    "kilobytes": -(-row.bytes // 1024),
+                    "bar": bar([Part(row.requests)], most, f"{row.requests} waiting"),
                 }
-                for flow, priority, requests, size in shown
+                for row in shown
             ],
             "more": max(0, len(rows) - MOST_FLOWS),
         }
+
+
+def _flows(waiting: Iterable[Waits]) -> Iterable[Waits]:
+    """A row for each flow in which somebody waits, whatever the models."""
+    found: dict[tuple[str, int], Waits] = {}
+    for row in waiting:
+        if row.requests:
+            key = row.fairness_id, row.priority
+            before = found.get(key)
+            found[key] = (
+                row if before is None else Waits(*key, before.requests + row.requests, before.bytes + row.bytes)
+            )
+    return found.values()
 
 
 TIERS: Final = ("dev", "L1", "L2")

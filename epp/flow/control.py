@@ -22,7 +22,7 @@ from epp.documents.durations import seconds_of
 from epp.errors import EppError, InternalError, NoEndpoint, Queued, Rejected
 from epp.flow.queues import Band, Entry, FlowSettings, Group, Look, Need, Needs, QueuedFlow, Queues
 from epp.plugin import AGENT_IDENTITY, BandSelectionPolicy, Detector, Endpoint, Plugin, Request, Response, stages_of
-from epp.telemetry.series import FlowFigures
+from epp.telemetry.series import FlowFigures, Waits
 
 Outcome = Literal[
     "Dispatched", "RejectedCapacity", "RejectedNoEndpoints", "RejectedOther", "EvictedTTL", "EvictedNoEndpoints",
@@ -62,7 +62,7 @@ def name_of(plugin: Plugin) -> str:
 
 
 class FlowObserver(Protocol):
-    def __call__(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
+    def __call__(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float, model: str) -> None:
         """A request's wait ended; those that did not have to wait end with 0 s."""
 
 
@@ -228,11 +228,11 @@ class FlowControl(Plugin):
             self._pace.starts(now)
             self._found.clear()
             if endpoints and (self._closed or self._is_open_to(entry, now, stages)):
-                self._observe(fairness_id, request.priority, "Dispatched", 0.0)
+                self._observe(fairness_id, request.priority, "Dispatched", 0.0, request.model)
                 self._tell(fairness_id, entry, now)
                 entry.choose(endpoints)
                 return True
-        self._check_room(entry, fairness_id, now)
+        self._check_room(entry, now)
         self._time(entry, now)
         self._queues.add(entry, fairness_id, now)
         errors: list[EppError] = []
@@ -317,10 +317,12 @@ class FlowControl(Plugin):
             entry.refuse(_shut())
 
     def figures(self) -> FlowFigures:
-        rows, bands, queues, settings = [], [], self._queues, self.settings
+        rows: list[Waits] = []
+        bands, queues, settings = [], self._queues, self.settings
         for band in queues.bands(self.clock()):
             for flow in band.flows.values():
-                rows.append((flow.id, band.priority, flow.requests, flow.bytes))
+                for model, (requests, size) in flow.models.items():
+                    rows.append(Waits(flow.id, band.priority, requests, size, model))
             limits = self._limit(band.settings.max_requests), self._limit(band.settings.max_bytes)
             bands.append((band.priority, band.requests / limits[0], band.bytes / limits[1]))
         whole = (
@@ -350,9 +352,9 @@ class FlowControl(Plugin):
         entry.expires = now + (ttl or inf)
         entry.no_endpoint_expires = now + (settings.no_endpoint_ttl or inf)
 
-    def _check_room(self, entry: Entry, fairness_id: str, now: float) -> None:
+    def _check_room(self, entry: Entry, now: float) -> None:
         if self._shut:
-            self._observe(fairness_id, entry.request.priority, "RejectedOther", 0.0)
+            self._reject(entry, "RejectedOther")
             raise _shut()
         queues, settings = self._queues, self.settings
         band = queues.band(entry.request.priority, now)
@@ -367,10 +369,14 @@ class FlowControl(Plugin):
             if would_be > limit:
                 waits = f"{limit:.0f} {what} wait already, which is the most"
                 if not self._has_endpoints(entry.group):
-                    self._observe(fairness_id, entry.request.priority, "RejectedNoEndpoints", 0.0)
+                    self._reject(entry, "RejectedNoEndpoints")
                     raise NoEndpoint(f"{self._why_empty(entry.group)}, and {waits}; retry later")
-                self._observe(fairness_id, entry.request.priority, "RejectedCapacity", 0.0)
+                self._reject(entry, "RejectedCapacity")
                 raise Rejected(f"the pool is full and {waits}; retry later", headers=self._again(now))
+
+    def _reject(self, entry: Entry, outcome: Outcome) -> None:
+        request = entry.request
+        self._observe(entry.fairness_id, request.priority, outcome, 0.0, request.model)
 
     def _limit(self, whole: float) -> float:
         """This replica's part of a limit."""
@@ -592,7 +598,7 @@ class FlowControl(Plugin):
         flow = entry.flow
         assert flow is not None
         self._queues.remove(entry, served=served)
-        self._observe(flow.id, flow.band.priority, outcome, self.clock() - entry.since)
+        self._observe(flow.id, flow.band.priority, outcome, self.clock() - entry.since, entry.request.model)
 
     def _look_later(self) -> None:
         if not self._queues.requests:

@@ -156,7 +156,7 @@ class _Line:
 class QueuedFlow:
     """The requests of one fairness id in a band, in their places."""
 
-    __slots__ = ("_by_first", "_lines", "band", "bytes", "id", "requests", "turn")
+    __slots__ = ("_by_first", "_lines", "band", "bytes", "id", "models", "requests", "turn")
 
     def __init__(self, band: "Band", id: str, turn: int) -> None:
         self.band = band
@@ -164,6 +164,8 @@ class QueuedFlow:
         self.turn = turn
         self.requests = 0
         self.bytes = 0
+        self.models: dict[str, list[int]] = {}
+        """Model -> requests for it, and their bytes."""
         self._lines: dict[Needs, _Line] = {}
         self._by_first: SortedKeyList[_Line, tuple[float, int]] = SortedKeyList(key=_place)
 
@@ -198,17 +200,23 @@ class QueuedFlow:
         else:
             self._by_first.remove(line)
         line.waiting.add(entry)
-        self._count(line, 1, entry.size)
+        self._count(line, 1, entry.size, entry.request.model)
 
     def remove(self, entry: Entry) -> None:
         line = self._lines[entry.needs]
         self._by_first.remove(line)
         line.waiting.remove(entry)
-        self._count(line, -1, -entry.size)
+        self._count(line, -1, -entry.size, entry.request.model)
 
-    def _count(self, line: _Line, requests: int, size: int) -> None:
+    def _count(self, line: _Line, requests: int, size: int, model: str) -> None:
         self.requests += requests
         self.bytes += size
+        if (of_model := self.models.get(model)) is None:
+            of_model = self.models[model] = [0, 0]
+        of_model[0] += requests
+        of_model[1] += size
+        if not of_model[0]:
+            del self.models[model]
         if line.waiting:
             line.place = line.waiting[0].place
             self._by_first.add(line)

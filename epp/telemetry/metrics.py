@@ -46,6 +46,7 @@ from epp.telemetry.series import (
     PrioritySeries,
     ReplicaFigures,
     ShadowSeries,
+    Waits,
 )
 
 log = logging.getLogger("warmpath")
@@ -169,7 +170,7 @@ class Metrics:
 
     def add_flow(self, pool: str, figures: Callable[[], FlowFigures | None]) -> FlowSeries:
         """Show what this returns at scrape time (None: flow control is off), and what is counted in the result."""
-        series = FlowSeries()
+        series = FlowSeries(self._models)
         self._flows[pool] = series, figures
         return series
 
@@ -513,7 +514,7 @@ class Metrics:
 
     def _flow_ends(self) -> Rows:
         for pool, (series, _) in self._flows.items():
-            for (_, priority, outcome), histogram in series.waits.items():
+            for (_, priority, outcome, _), histogram in series.waits.items():
                 yield (outcome, priority, pool), sum(histogram.counts)
 
     def _limit_refusals(self) -> Rows:
@@ -521,10 +522,11 @@ class Metrics:
             for labels, count in series.refusals.items():
                 yield (pool, *labels), count
 
-    def _of_flows(self, of: Callable[[tuple[str, int, int, int]], int]) -> Rows:
+    def _of_flows(self, of: Callable[[Waits], int]) -> Rows:
         for pool, series, figures in self._waiting:
             for row in figures.waiting:
-                yield (pool, series.label(row[0]), str(row[1])), of(row)
+                labels = series.label(row.fairness_id), series.priority(row.priority), series.model(row.model)
+                yield (pool, *labels), of(row)
 
     def _of_bands(self, of: Callable[[tuple[int, float, float]], float]) -> Rows:
         for pool, _, figures in self._waiting:
@@ -597,8 +599,8 @@ _ROWS: dict[str, Callable[[Metrics], Rows]] = {
     "warmpath_tpot_prediction_ratio": lambda m: [((), m._tpot_ratio)],
     "warmpath_flow_wait_seconds": Metrics._flow_waits,
     "llm_d_epp_flow_control_requests_total": Metrics._flow_ends,
-    "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row[2]),
-    "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row[3]),
+    "warmpath_flow_waiting": lambda m: m._of_flows(lambda row: row.requests),
+    "warmpath_flow_waiting_bytes": lambda m: m._of_flows(lambda row: row.bytes),
     "warmpath_pool_saturation": Metrics._saturations,
     "llm_d_epp_flow_control_capacity_utilization_requests": lambda m: m._of_bands(lambda band: band[1]),
     "llm_d_epp_flow_control_capacity_utilization_bytes": lambda m: m._of_bands(lambda band: band[2]),

@@ -20,6 +20,8 @@ MAX_PRIORITIES = 100
 """Priorities with labels of their own, which InferenceObjectives have; those that come later count as `other`."""
 MAX_FLOWS = 100
 """Distinct values of the label `fairness_id`; all others count as `other`."""
+MAX_PAIRS = 200
+"""Pairs of the labels `fairness_id` and `model` in histograms; the model of all others counts as `other`."""
 
 LATENCY = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0),
@@ -85,7 +87,8 @@ def _answers(name: str, help: str, bounds: tuple[float, ...], gie: str, llmd: st
 
 
 def _of_flow(name: str, *labels: str, fixed: tuple[tuple[str, str], ...] = ()) -> tuple[Alias, ...]:
-    own = tuple(("inference_pool" if label == "pool" else label, label) for label in labels)
+    own = tuple(("inference_pool" if label == "pool" else label, label) for label in labels if label != "model")
+    own += MODEL if "model" in labels else ()
     families = ("inference_extension", "llm_d_epp")
     return tuple(Alias(f"{family}_flow_control_{name}", own, fixed=fixed) for family in families)
 
@@ -297,23 +300,23 @@ FAMILIES: tuple[Family, ...] = (
         "histogram",
         "How long requests waited in flow control until they were let go (Dispatched) or what else became of them; 0 "
         "for those that did not have to",
-        ("pool", "fairness_id", "priority", "outcome"),
+        ("pool", "fairness_id", "priority", "outcome", "model"),
         QUEUED,
-        _of_flow("request_queue_duration_seconds", "pool", "fairness_id", "priority", "outcome"),
+        _of_flow("request_queue_duration_seconds", "pool", "fairness_id", "priority", "outcome", "model"),
     ),
     Family(
         "warmpath_flow_waiting",
         "gauge",
         "Requests that wait in flow control",
-        ("pool", "fairness_id", "priority"),
-        aliases=_of_flow("queue_size", "pool", "fairness_id", "priority"),
+        ("pool", "fairness_id", "priority", "model"),
+        aliases=_of_flow("queue_size", "pool", "fairness_id", "priority", "model"),
     ),
     Family(
         "warmpath_flow_waiting_bytes",
         "gauge",
         "Bytes of their bodies",
-        ("pool", "fairness_id", "priority"),
-        aliases=_of_flow("queue_bytes", "pool", "fairness_id", "priority"),
+        ("pool", "fairness_id", "priority", "model"),
+        aliases=_of_flow("queue_bytes", "pool", "fairness_id", "priority", "model"),
     ),
     Family(
         "warmpath_pool_saturation",

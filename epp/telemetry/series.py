@@ -9,15 +9,16 @@ Names of models are a client's to choose, so only those that an endpoint answere
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import exp2
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from epp.telemetry import metrics_table as table
 from epp.telemetry.metrics_table import MAX_MODELS
 
+V = TypeVar("V")
 OTHER = "other"
 
 
@@ -74,11 +75,20 @@ class ReplicaFigures(NamedTuple):
     """Outcome -> frames."""
 
 
+class Waits(NamedTuple):
+    """Requests of one flow and model that wait."""
+
+    fairness_id: str
+    priority: int
+    requests: int
+    bytes: int
+    model: str = ""
+
+
 class FlowFigures(NamedTuple):
     """What waits in a pool's flow control, when a scrape asks."""
 
-    waiting: Sequence[tuple[str, int, int, int]]
-    """Fairness id, priority, requests, bytes."""
+    waiting: Sequence[Waits]
     saturation: float
     """Of the pool, as it was seen last; 1 is full."""
     bands: Sequence[tuple[int, float, float]] = ()
@@ -88,25 +98,52 @@ class FlowFigures(NamedTuple):
 
 
 class FlowSeries:
-    """How long requests waited in flow control: by (fairness id, priority, outcome), of at most `MAX_FLOWS` ids."""
+    """How long requests waited in flow control: by (fairness id, priority, outcome, model).
 
-    def __init__(self) -> None:
-        self.waits: dict[tuple[str, str, str], Histogram] = {}
+    `answered`: the models that have labels in metrics of requests. Of fairness ids there are at most `MAX_FLOWS`, of
+    priorities `MAX_PRIORITIES`, and of pairs of an id and a model `MAX_PAIRS`; others count as `other`.
+    """
+
+    def __init__(self, answered: Container[str]) -> None:
+        self.waits: dict[tuple[str, str, str, str], Histogram] = {}
+        self._answered = answered
         self._ids: set[str] = set()
+        self._priorities: set[int] = set()
+        self._pairs: set[tuple[str, str]] = set()
+        self._unanswered: set[str] = set()
 
-    def ended(self, fairness_id: str, priority: int, outcome: str, seconds: float) -> None:
-        key = self.label(fairness_id), str(priority), outcome
+    def ended(self, fairness_id: str, priority: int, outcome: str, seconds: float, model: str) -> None:
+        flow = self.label(fairness_id)
+        if model not in self._answered or not _has_room((flow, model), self._pairs, table.MAX_PAIRS):
+            model = OTHER
+        key = flow, self.priority(priority), outcome, model
         if (found := self.waits.get(key)) is None:
             found = self.waits[key] = Histogram(table.QUEUED)
         found.observe(seconds)
 
     def label(self, fairness_id: str) -> str:
         """The id, or `other` where too many are known."""
-        if fairness_id not in self._ids:
-            if len(self._ids) >= table.MAX_FLOWS:
-                return OTHER
-            self._ids.add(fairness_id)
-        return fairness_id
+        return fairness_id if _has_room(fairness_id, self._ids, table.MAX_FLOWS) else OTHER
+
+    def priority(self, priority: int) -> str:
+        return str(priority) if _has_room(priority, self._priorities, table.MAX_PRIORITIES) else OTHER
+
+    def model(self, model: str) -> str:
+        """The label of a model for which requests wait. Of those that were never answered the first `MAX_MODELS` have
+        one too: a pool is scaled from zero by what waits for it.
+        """
+        if model in self._answered:
+            return model
+        return model if len(model) <= LONGEST_MODEL and _has_room(model, self._unanswered, MAX_MODELS) else OTHER
+
+
+def _has_room(value: V, known: set[V], most: int) -> bool:
+    """Whether it is one of the first values, this one among them."""
+    if value not in known:
+        if len(known) >= most:
+            return False
+        known.add(value)
+    return True
 
 
 class LimitSeries:
@@ -279,7 +316,7 @@ class Models:
         if self.other.statuses:
             yield OTHER, self.other
 
-    def __contains__(self, model: str) -> bool:
+    def __contains__(self, model: object) -> bool:
         return model in self._labelled
 
     def of(self, model: str) -> ModelSeries:

@@ -69,7 +69,7 @@ def _later(seconds: float, call: object) -> asyncio.TimerHandle:
     return asyncio.get_running_loop().call_later(seconds, call)  # type: ignore[arg-type]
 
 
-def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None: ...
+def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float, model: str) -> None: ...
 
 
 def _raise(plugin: str, error: Exception) -> None:
@@ -112,7 +112,7 @@ async def measure(count: int, size: int, roles: int) -> Mapping[str, float]:
         del raw
         await asyncio.sleep(0)
     come, held = time.process_time() - began, resident() - before
-    waiting = sum(requests for _, _, requests, _ in flow.figures().waiting)
+    waiting = sum(row.requests for row in flow.figures().waiting)
     if waiting != count:
         raise SystemExit(f"{waiting} of {count} requests wait")
     began = time.process_time()

@@ -10,7 +10,7 @@ from playwright.async_api import Browser, Page, expect
 from epp.parsing.request import RawRequest
 from epp.plugin import Endpoint, Load
 from epp.scheduling.cost import ExpectedTtft
-from epp.telemetry.series import FlowFigures
+from epp.telemetry.series import FlowFigures, Waits
 from tests.browser.conftest import ENDPOINTS, Shown
 from tests.support.scheduling.decisions import SECRET, decision
 
@@ -143,7 +143,7 @@ async def test_without_script_everything_can_be_read(shown: Shown, browser: Brow
 
 async def test_a_narrow_window_scrolls_tables_and_not_the_page(shown: Shown, page: Page) -> None:
     shown.billed("r1")
-    shown.metrics.add_flow("llama", lambda: FlowFigures([("tenant", 0, 3, 10)], 0.5))
+    shown.metrics.add_flow("llama", lambda: FlowFigures([Waits("tenant", 0, 3, 10)], 0.5))
     await page.set_viewport_size({"width": 400, "height": 900})
     for path in ("/", "/decisions", "/decisions/r1", "/explain"):
         await page.goto(f"{shown.url}{path}")
@@ -239,7 +239,7 @@ async def test_text_and_graphics_stand_out_in_the_dark_and_in_the_light(
         return {"pool": "default/llama", "waiting": None, "decision": decision("", shown.pool.endpoints[:5]).as_dict()}
 
     shown.server.explain_by(explain)
-    shown.metrics.add_flow("llama", lambda: FlowFigures([("tenant", 0, 3, 10)], 0.5))
+    shown.metrics.add_flow("llama", lambda: FlowFigures([Waits("tenant", 0, 3, 10)], 0.5))
     shown.billed("r1")
     shown.look()
     context = await browser.new_context(color_scheme=scheme)

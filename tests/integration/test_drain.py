@@ -65,7 +65,8 @@ class Served:
             while True:
                 async with self.http.get(self.ready_url.replace("/ready", "/metrics")) as answer:
                     page = await answer.text()
-                if f'warmpath_flow_waiting{{fairness_id="default-flow",pool="default",priority="0"}} {count}.0' in page:
+                labels = 'fairness_id="default-flow",model="m",pool="default",priority="0"'
+                if f"warmpath_flow_waiting{{{labels}}} {count}.0" in page:
                     return
                 await asyncio.sleep(0.02)
 

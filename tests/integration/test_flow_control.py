@@ -109,7 +109,8 @@ async def test_the_highest_priority_goes_first_then_tenants_take_turns(chain: La
             tasks.append(asyncio.ensure_future(ask(name, **said)))
             await eventually(lambda: waiting(chain), lambda count: count == len(tasks))
         assert await waiting(chain, fairness_id="a", priority="0") == 2
-        assert await chain.metric("llm_d_epp_flow_control_queue_size", inference_pool="sim", fairness_id="a") == 2
+        labels = {"inference_pool": "sim", "fairness_id": "a", "target_model_name": "sim"}
+        assert await chain.metric("llm_d_epp_flow_control_queue_size", **labels) == 2
         assert await chain.metric("warmpath_pool_saturation", pool="sim") == 1
         await full.free()
         await asyncio.gather(*tasks)
@@ -184,7 +185,7 @@ async def test_a_pool_without_endpoints_is_a_waiting_room(chain: Laptop) -> None
     async def queued() -> float:
         if early.done():  # then it waits no more: why is better than how long that was looked for
             raise AssertionError(f"{(await early).status}: {await (await early).text()}")
-        return await chain.metric("warmpath_flow_waiting", pool="nobody")
+        return await chain.metric("warmpath_flow_waiting", pool="nobody", model="sim")
 
     await eventually(queued, lambda count: count == 1)
     host, _, port = chain.chain.pods[0].url.removeprefix("http://").rpartition(":")

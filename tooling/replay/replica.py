@@ -231,7 +231,7 @@ def _headers(ask: TraceRequest) -> dict[str, str]:
     return {name: value for name, value in said.items() if value}
 
 
-def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float) -> None:
+def _unwatched(fairness_id: str, priority: int, outcome: Outcome, seconds: float, model: str) -> None:
     """The replay measures waits itself."""
 
 

@@ -13,7 +13,7 @@ from epp.admin.history import ENDPOINT_STEPS, STEPS, EndpointHistory, History, S
 from epp.admin.recorder import Decisions, Record, Recorder
 from epp.plugin import Endpoint, Load, PrefixMatch, Response
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.series import FlowFigures, KvEventFigures
+from epp.telemetry.series import FlowFigures, KvEventFigures, Waits
 from tests.support.scheduling.decisions import decision, endpoint
 
 
@@ -71,7 +71,7 @@ def test_what_plugins_and_flow_control_say_is_kept_where_they_are() -> None:
     seen = Seen()
     seen.metrics.add_kv_events("p", lambda: KvEventFigures([("a", "live", 0.1, 0.75), ("b", "lost", None, 1.0)], {}))
     seen.metrics.add_source(lambda: {"expected-ttft": {"prefill_seconds_per_token": 5e-5}}, "p")
-    seen.metrics.add_flow("p", lambda: FlowFigures([("x", 0, 3, 10), ("y", 1, 4, 10)], 1.25))
+    seen.metrics.add_flow("p", lambda: FlowFigures([Waits("x", 0, 3, 10), Waits("y", 1, 4, 10)], 1.25))
     seen.look()
     assert (seen["trust"], seen["speed"], seen["saturation"], seen["queued"]) == (0.75, 20_000, 1.25, 7)
 

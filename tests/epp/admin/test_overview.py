@@ -13,7 +13,7 @@ from epp.admin.recorder import Decisions
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.pace import Pace
-from epp.telemetry.series import FlowFigures, KvEventFigures
+from epp.telemetry.series import FlowFigures, KvEventFigures, Waits
 from tests.support.scheduling.decisions import endpoint
 
 
@@ -84,7 +84,7 @@ def test_a_tile_shows_what_is_and_what_a_pool_has_not_has_none() -> None:
     for pod, use in zip(seen.pool.endpoints, (0.2, 0.9), strict=True):
         pod.load = Load(waiting=2, kv_usage=use, at=99.0)
     seen.metrics.add_source(lambda: {"expected-ttft": {"prefill_seconds_per_token": 1e-4}}, "p")
-    seen.metrics.add_flow("p", lambda: FlowFigures([("x", 0, 3, 10)], 0.931))
+    seen.metrics.add_flow("p", lambda: FlowFigures([Waits("x", 0, 3, 10)], 0.931))
     seen.history.look()
     found = seen.tiles()
     assert (found["waiting in engines"], found["KV use, most 90 %"]) == ("4", "55 %")
@@ -117,7 +117,7 @@ def test_charts_are_drawn_when_something_was_added() -> None:
 def test_what_is_drawn_grows_until_its_ten_minutes_are_full_and_no_more() -> None:
     """Each step adds to every chart of the pool, no two alike."""
     seen, chance = Seen(), Random(1)
-    seen.metrics.add_flow("p", lambda: FlowFigures([("x", 0, chance.randrange(100), 10)], chance.random()))
+    seen.metrics.add_flow("p", lambda: FlowFigures([Waits("x", 0, chance.randrange(100), 10)], chance.random()))
     sizes: dict[int, int] = {}
     for step in range(1, 4 * STEPS + 1):
         for pod in seen.pool.endpoints:
@@ -150,13 +150,17 @@ def test_roles_are_added_up() -> None:
 def test_what_waits_is_ordered_by_priority_and_has_a_bound() -> None:
     seen = Seen()
     assert seen.pool_now()["flow"] is None
-    many = [(f"flow-{n}", n % 2, n, n * 1000) for n in range(MOST_FLOWS + 5)]
+    many = [
+        Waits(f"flow-{n}", n % 2, *part, model)
+        for n in range(MOST_FLOWS + 5)
+        for model, part in (("m", (n // 2, n * 400)), ("adapter", (n - n // 2, n * 600)))
+    ]
     seen.metrics.add_flow("p", lambda: FlowFigures(many, 0.5))
     flow = seen.pool_now()["flow"]
     assert (flow["waiting"], flow["saturation"]) == (sum(range(MOST_FLOWS + 5)), "50 %")
     assert (len(flow["rows"]), flow["more"]) == (MOST_FLOWS, 4)  # and one in which nobody waits
     assert [row["priority"] for row in flow["rows"]] == sorted([row["priority"] for row in flow["rows"]], reverse=True)
-    assert flow["rows"][0]["requests"] == MOST_FLOWS + 3
+    assert flow["rows"][0]["requests"] == MOST_FLOWS + 3, "of both models"
 
 
 def test_kv_events_are_counted_by_state() -> None:

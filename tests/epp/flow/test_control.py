@@ -113,18 +113,23 @@ class World:
         self.order: list[str] = []
         self.where: dict[str, Endpoint] = {}
         self.outcomes: list[tuple[str, int, Outcome, float]] = []
+        self.ended_models: list[str] = []
         self.failed: list[str] = []
         self.flow = control(
             make(self.slots, **settings),
             self.candidates,
             lambda group: "no endpoint is ready",
             self.later,
-            lambda *outcome: self.outcomes.append(outcome),
+            self.ended,
             lambda plugin, error: self.failed.append(f"{plugin}: {error}"),
             clock=lambda: self.now,
             trusted=trusted,
             replicas=lambda: self.replicas,
         )
+
+    def ended(self, fairness_id: str, priority: int, outcome: Outcome, seconds: float, model: str) -> None:
+        self.outcomes.append((fairness_id, priority, outcome, seconds))
+        self.ended_models.append(model)
 
     def candidates(self, group: Group) -> Sequence[Endpoint]:
         return self.pods if group is None else tuple(pod for pod in self.pods if pod.address in group)
@@ -282,7 +287,7 @@ def test_where_clients_are_not_trusted_all_are_one_flow_and_ask_for_nothing() ->
     world = World(trusted=False)
     for name in ("a1", "a2", "b1"):
         world.ask(name, flow=name[0], x_llm_d_inference_ttl="1s")
-    assert world.flow.figures().waiting == [("default-flow", 0, 2, 20)]
+    assert world.flow.figures().waiting == [("default-flow", 0, 2, 20, "m")]
     world.pass_(2.0)
     world.end("a1")
     world.pass_()
@@ -356,7 +361,7 @@ def test_a_request_that_cannot_go_holds_back_none_of_its_own_tenants_that_may_go
     for name, group in (("a1", a), ("a2", a), ("b1", b), ("a3", a), ("b2", b)):
         world.ask(name, flow="x", group=group)
     assert world.order == ["a1", "b1"]
-    assert world.flow.figures().waiting == [("x", 0, 3, 30)]
+    assert world.flow.figures().waiting == [("x", 0, 3, 30, "m")]
     world.end("b1")
     world.pass_()
     assert world.order[-1] == "b2", "a2 came before it, and may not go where there is room"
@@ -588,6 +593,20 @@ def test_who_waits_too_long_is_refused_then_and_not_later() -> None:
     world.pass_(7.0)
     assert world.fates["plain"] == ["429 rejected-ttl-expired"]
     assert [outcome[2] for outcome in world.outcomes] == ["Dispatched", *["EvictedTTL"] * 3]
+
+
+def test_what_waits_is_counted_by_model() -> None:
+    world = World(band_requests=3)
+    for name, flow, model in (("a", "x", "m"), ("b", "x", "m"), ("c", "x", "o"), ("d", "y", "o"), ("e", "y", "p")):
+        world.ask(name, flow=flow, model=model)
+    assert {*world.flow.figures().waiting} == {("x", 0, 1, 10, "m"), ("x", 0, 1, 10, "o"), ("y", 0, 1, 10, "o")}
+    assert world.ended_models == ["m", "p"], "one went, one found no room"
+    world.end("a")
+    world.pass_()
+    assert {*world.flow.figures().waiting} == {("x", 0, 1, 10, "o"), ("y", 0, 1, 10, "o")}
+    world.flow.shut()
+    assert world.flow.figures().waiting == []
+    assert world.ended_models == ["m", "p", "m", "o", "o"]
 
 
 def test_who_is_refused_is_told_when_those_that_wait_will_have_gone() -> None:

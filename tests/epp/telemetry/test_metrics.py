@@ -9,7 +9,7 @@ import pytest
 from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import SLICE, Metrics
 from epp.telemetry.metrics_table import FAMILIES, MAX_MODELS
-from epp.telemetry.series import CANDIDATES, LONGEST_MODEL, FlowFigures
+from epp.telemetry.series import CANDIDATES, LONGEST_MODEL, FlowFigures, Waits
 from tests.support.scheduling.decisions import endpoint
 
 ANSWERS = ("ttft_seconds", "tpot_seconds", "ntpot_seconds", "prompt_tokens", "completion_tokens", "cached_tokens")
@@ -383,13 +383,38 @@ def test_what_waits_is_counted_once_for_a_scrape() -> None:
     def figures() -> FlowFigures:
         nonlocal looks
         looks += 1
-        return FlowFigures([("x", 0, looks, 10)], 0.5, [(0, 0.25, 0.5)], (0.5, 0.125))
+        return FlowFigures([Waits("x", 0, looks, 10, "m")], 0.5, [(0, 0.25, 0.5)], (0.5, 0.125))
 
     metrics.add_flow("p", figures)
     families = {family.name: family for family in metrics.registry.collect()}
     assert looks == 1
     assert [sample.value for sample in families["warmpath_flow_waiting"].samples] == [1]
-    assert value(metrics, "warmpath_flow_waiting", pool="p", fairness_id="x", priority="0") == 2, "the next one"
+    assert value(metrics, "warmpath_flow_waiting", pool="p", fairness_id="x", priority="0", model="m") == 2, (
+        "the next one"
+    )
+
+
+def test_what_waits_has_the_labels_of_llm_d_and_gie() -> None:
+    metrics, pod = Metrics(), Endpoint("pod", "10.0.0.1:8000")
+    rows = [Waits("x", 0, 2, 10, "new"), Waits("x", 0, 1, 5, "m"), Waits("y", 1, 4, 20, "m")]
+    series = metrics.add_flow("p", lambda: FlowFigures(rows, 0.5))
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(pod, "m", 200, 1.0)
+    series.ended("x", 0, "Dispatched", 0.2, "m")
+    series.ended("x", 0, "RejectedCapacity", 0.0, "made up")
+    flow = {"fairness_id": "x", "priority": "0", "inference_pool": "p"}
+    of_m, of_new = ({**flow, "model_name": name, "target_model_name": name} for name in ("m", "new"))
+    of_others = {**flow, "model_name": "other", "target_model_name": "other"}
+    for family in ("inference_extension", "llm_d_epp"):
+        assert value(metrics, f"{family}_flow_control_queue_size", **of_m) == 1
+        assert value(metrics, f"{family}_flow_control_queue_size", **of_new) == 2, "nothing answered for it yet"
+        assert value(metrics, f"{family}_flow_control_queue_bytes", **of_m) == 5
+        waits = f"{family}_flow_control_request_queue_duration_seconds_count"
+        assert value(metrics, waits, outcome="Dispatched", **of_m) == 1
+        assert value(metrics, waits, outcome="RejectedCapacity", **of_others) == 1, "a name that no endpoint knew"
+    assert value(metrics, "warmpath_flow_waiting", pool="p", fairness_id="y", priority="1", model="m") == 4
+    name = "llm_d_epp_flow_control_requests_total"
+    assert value(metrics, name, outcome="Dispatched", priority="0", inference_pool="p") == 1, "of all models"
 
 
 def test_ports_of_a_pod_are_added_up_under_its_name() -> None:

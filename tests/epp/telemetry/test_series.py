@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.telemetry.series import EndpointSeries, Histogram
+from epp.telemetry.metrics_table import MAX_FLOWS, MAX_MODELS, MAX_PAIRS, MAX_PRIORITIES
+from epp.telemetry.series import LONGEST_MODEL, OTHER, EndpointSeries, FlowSeries, Histogram
 
 
 def test_a_value_counts_in_every_bucket_from_its_own_up() -> None:
@@ -43,3 +44,26 @@ def test_the_hit_rate_is_unknown_before_the_first_token() -> None:
     assert series.predicted_hit_rate is None
     series.tokens, series.predicted = 200, 50
     assert series.predicted_hit_rate == 0.25
+
+
+def test_the_labels_of_flows_have_bounds() -> None:
+    answered = {f"m{number}" for number in range(5)}
+    series = FlowSeries(answered)
+    for number in range(500):
+        for model in (*answered, f"made up {number}"):
+            series.ended(f"flow {number}", number, "Dispatched", 0.1, model)
+    ids, priorities, _, models = (set(labels) for labels in zip(*series.waits, strict=True))
+    assert len(ids) == MAX_FLOWS + 1
+    assert len(priorities) == MAX_PRIORITIES + 1
+    assert models == {*answered, OTHER}
+    assert len({(flow, model) for flow, _, _, model in series.waits if model != OTHER}) == MAX_PAIRS
+    assert sum(sum(each.counts) for each in series.waits.values()) == 500 * 6, "nothing is lost"
+
+
+def test_of_models_without_an_answer_the_first_have_labels_while_they_wait() -> None:
+    series = FlowSeries({"answered"})
+    assert series.model("x" * (LONGEST_MODEL + 1)) == OTHER
+    names = [f"new {number}" for number in range(MAX_MODELS + 3)]
+    assert [series.model(name) for name in names] == [*names[:MAX_MODELS], *[OTHER] * 3]
+    assert series.model("answered") == "answered"
+    assert series.model(names[0]) == names[0]
