@@ -22,6 +22,8 @@ MAX_MODEL = 1024
 
 _MOST_TOKENS = 1_000_000_000
 _LONGEST_NUMBER = 400
+_LONGEST_KEY = 256
+"""Characters of a `prompt_cache_key` that tell it from others."""
 
 _TEXT = msgspec.json.Decoder(str)
 _HEAD = 64
@@ -41,6 +43,7 @@ class Body(msgspec.Struct):
     stream: Raw = ABSENT
     max_tokens: Raw = ABSENT
     cache_salt: Raw = ABSENT
+    prompt_cache_key: Raw = ABSENT
 
     def parts(self) -> tuple[Raw, ...]:
         """What the prompt is made of, in the order the engine reads it. BadRequest if the request has none."""
@@ -83,6 +86,15 @@ class Body(msgspec.Struct):
             return ""
         try:
             return short_salt(_TEXT.decode(self.cache_salt))
+        except ValueError:
+            return ""
+
+    def cache_key(self) -> str:
+        """`prompt_cache_key`; "" where it is none, or no string."""
+        if self.prompt_cache_key is ABSENT:
+            return ""
+        try:
+            return _TEXT.decode(self.prompt_cache_key)[:_LONGEST_KEY]
         except ValueError:
             return ""
 

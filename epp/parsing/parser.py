@@ -173,6 +173,7 @@ class Parser:
             stream=fields.streams(),
             max_tokens=fields.answer_tokens(),
             previous=fields.previous(),
+            cache_key=fields.cache_key(),
             salt=fields.salt(),
             priority=priority,
             slo=slo,

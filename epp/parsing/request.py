@@ -112,6 +112,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     previous: str = ""
     """The answer of `/v1/responses` that it goes on from (`previous_response_id`), or asks for by its path. Only the
     endpoint that gave it has it."""
+    cache_key: str = ""
+    """OpenAI's `prompt_cache_key`: by it clients say which of their requests share a prefix."""
     salt: str = ""
     """vLLM's `cache_salt`: prompts with different salts share nothing. A long one is its digest, see `short_salt`."""
     priority: int = 0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, ClassVar, Final
 
-from epp.plugin import AGENT_IDENTITY, Endpoint, Producer, Request, Response, SessionState, Slot
+from epp.plugin import Endpoint, Producer, Request, Response, SessionState, Slot
 from epp.scheduling.bindings import hashed
-from epp.scheduling.sessions import CACHE_KEY, PREVIOUS, SESSION_ID, SessionSource
+from epp.scheduling.sessions import PREVIOUS, SOURCES, SessionSource
 
 _WEIGHT: Final = 0.3
 """Of a session's latest pause in its mean."""
@@ -35,8 +35,9 @@ class SessionStates(Producer[SessionState]):
     """Turns, tokens and pauses of the session that a request belongs to, as `SessionState`: for plugins, `/decisions`.
 
     A session is known by the first of `sources` that a request has: what `agent-identity` or `session-id-producer`
-    (a cookie) found, the header `x-session-id`, `previous_response_id`, where the answer that this names belongs to a
-    session or began one, or `prompt_cache_key`. Sub-agents that send the session of their caller are part of it.
+    (a cookie) found, the headers `x-session-id` and those of coding agents, `previous_response_id`, where the answer
+    that this names belongs to a session or began one, or `prompt_cache_key`. Sub-agents that send the session of their
+    caller are part of it.
 
     llm-d has `agent-identity` as the one source, and each of its replicas counts for itself; here they share.
     `eviction_ttl_seconds`: life of an unused session; 0: without end. `max_sessions` (ours): sessions kept; beyond it
@@ -47,10 +48,7 @@ class SessionStates(Producer[SessionState]):
     produces: ClassVar[type[Any]] = SessionState
     waits: ClassVar[bool] = False
 
-    sources: Sequence[SessionSource] = (
-        SessionSource(attribute=AGENT_IDENTITY), SessionSource(attribute=SESSION_ID, producer="session-id-producer"),
-        SessionSource("x-session-id"), SessionSource(field=PREVIOUS), SessionSource(field=CACHE_KEY),
-    )  # fmt: skip
+    sources: Sequence[SessionSource] = SOURCES
     eviction_ttl_seconds: float = 3600.0
     eviction_sweep_seconds: float = 300.0
     max_sessions: int = 50_000

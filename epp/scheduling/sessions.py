@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import msgspec
-
 from epp.plugin import AGENT_IDENTITY, Endpoint, Guard, Plugin, Request, Slot, annotated
 from epp.scheduling.bindings import Bindings, hashed
 
@@ -27,13 +25,6 @@ _AGENT_HEADERS: Final = ("x-claude-code-session-id", "x-session-affinity", "sess
 """Claude Code, OpenCode, Codex, and Codex before 0.131. Source: llm-d-router, agent identity."""
 _LONGEST: Final = 256
 """Characters of a session's id that tell it from others."""
-
-
-class _Hint(msgspec.Struct):
-    prompt_cache_key: str | None = None
-
-
-_HINT: Final = msgspec.json.Decoder(_Hint)
 PREVIOUS: Final = "previous_response_id"
 CACHE_KEY: Final = "prompt_cache_key"
 
@@ -46,6 +37,10 @@ class SessionSource:
     `producer`, the name of the `session-id-producer`. `field` (ours): `prompt_cache_key` of the body, by
     which OpenAI's clients say which requests share a prefix; or, of `session-state-producer`, `previous_response_id`,
     which names the answer that a request to `/v1/responses` goes on from.
+
+    Without `sources` these are looked at, in this order: what `agent-identity` and a `session-id-producer` of that name
+    found, `x-session-id`, the headers of Claude Code, OpenCode and Codex, and of `session-state-producer` the two
+    fields.
     """
 
     header: str = ""
@@ -69,16 +64,25 @@ class SessionSource:
             return request.headers.get(self.header.lower())
         if self.attribute:
             return request.attributes.get(_key(self.attribute, self.producer))
-        if self.field == PREVIOUS:
-            return request.previous
-        try:
-            return _HINT.decode(request.body).prompt_cache_key
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None
+        return request.previous if self.field == PREVIOUS else request.cache_key
 
 
 def _key(attribute: str, producer: str) -> str:
     return f"{attribute}/{producer}" if producer else attribute
+
+
+SOURCES: Final = (
+    SessionSource(attribute=AGENT_IDENTITY),
+    SessionSource(attribute=SESSION_ID, producer="session-id-producer"),
+    SessionSource("x-session-id"),
+    *map(SessionSource, _AGENT_HEADERS),
+    SessionSource(field=PREVIOUS),
+    SessionSource(field=CACHE_KEY),
+)
+"""Where a session's id is looked for unless a configuration says it."""
+BINDING: Final = tuple(source for source in SOURCES if not source.field)
+"""Those of them by which a session is kept at one endpoint. `previous-response-filter` knows who has an answer; and a
+`prompt_cache_key` may be the same in all requests of an application, which one endpoint could not serve."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class SessionId:
     `eviction_sweep_seconds` is accepted for llm-d's files; expiry is exact here and needs no sweep.
     """
 
-    sources: Sequence[SessionSource] = (SessionSource("x-session-id"),)
+    sources: Sequence[SessionSource] = BINDING
     eviction_ttl_seconds: float = 300.0
     eviction_sweep_seconds: float = 10.0
 

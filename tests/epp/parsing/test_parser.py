@@ -123,6 +123,14 @@ def test_the_answer_that_a_request_names(method: str, path: str, body: dict[str,
     assert request.previous == previous
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
+@pytest.mark.parametrize(("given", "key"), [("k", "k"), ("k" * 300, "k" * 256), (None, ""), (5, "")])
+def test_the_key_by_which_requests_share_a_prefix(path: str, given: object, key: str) -> None:
+    body = {**CHAT, "input": "i", "prompt": "p"}
+    assert parse({**body, "prompt_cache_key": given}, path)[0].cache_key == key
+    assert parse(body, path)[0].cache_key == ""
+
+
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from epp.plugin import Endpoint, Guard, Request, Response
 from epp.protocol import SESSION_ID, SESSION_TOKEN
 from epp.scheduling.filters import SessionAffinityFilter
+from epp.scheduling.session_state import SessionStates
 from epp.scheduling.sessions import (
     AgentIdentity,
     EncodedEndpointHeader,
@@ -260,7 +261,7 @@ def test_a_session_id_is_in_a_header_or_a_cookie() -> None:
             SessionSource(attribute="SessionIDDataKey", producer="chats"),
             {"attributes": {"SessionIDDataKey/chats": "s"}},
         ),
-        (SessionSource(field="prompt_cache_key"), {"body": b'{"prompt_cache_key": "s", "messages": []}'}),
+        (SessionSource(field="prompt_cache_key"), {"cache_key": "s"}),
     ],
 )
 def test_a_session_is_bound_by_whatever_names_it(source: SessionSource, fields: dict[str, Any]) -> None:
@@ -275,9 +276,28 @@ def test_a_session_is_bound_by_whatever_names_it(source: SessionSource, fields: 
     assert affinity.home(ask(**fields), endpoints) is endpoints[0], "a retry, when the body is gone"
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"prompt_cache_key": 5}', b'{"prompt_cache_key": null}', b"\xff"])
-def test_a_body_without_the_field_is_no_session(body: bytes) -> None:
-    assert SessionSource(field="prompt_cache_key").of(ask(body=body)) is None
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attributes": {"agent-identity": "s"}},
+        {"attributes": {"SessionIDDataKey/session-id-producer": "s"}},
+        *({"headers": {name: "s"}} for name in ("x-session-id", "x-claude-code-session-id", "x-session-affinity")),
+        *({"headers": {name: "s"}} for name in ("session-id", "session_id")),
+    ],
+)
+def test_a_session_is_known_wherever_it_is_usually_named(fields: dict[str, Any]) -> None:
+    endpoints = pods("ab")
+    affinity, states = by_id(), SessionStates()
+    affinity.on_picked(ask(**fields), endpoints[1])
+    assert affinity.home(ask(**fields), endpoints) is endpoints[1]
+    assert endpoints[0] in states.produce(ask(**fields), endpoints), "the same for what is learned of sessions"
+
+
+def test_requests_that_share_a_prefix_alone_are_not_kept_together() -> None:
+    endpoints = pods("ab")
+    affinity = by_id()
+    affinity.on_picked(ask(cache_key="everybody"), endpoints[1])
+    assert affinity.home(ask(cache_key="everybody"), endpoints) is None
 
 
 def test_an_answer_is_no_session_to_stay_with() -> None:
