@@ -2,23 +2,24 @@
 
 A minute's requests and tokens are a bucket that empties steadily: who has used nothing for a minute may use all of it
 at once. Tokens are taken at the estimate (the prompt's, and those the answer may have) and corrected by what the
-answer reports. Replicas tell each other what they took: each counts what all did, `TELL` seconds late at most.
+answer reports; of an answer without a bound that is not shown, by how long such answers are in the mean. Replicas tell
+each other what they took: each counts what all did, `TELL` seconds late at most.
 
 Names of headers and codes of errors are those of OpenAI's API.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
 from epp import protocol
-from epp.errors import BadRequest, EppError, NotAllowed, RateLimited, UnknownModel, UnsupportedMedia
+from epp.errors import UNREADABLE, BadRequest, EppError, NotAllowed, RateLimited, UnknownModel, UnsupportedMedia
 from epp.flow.tenants import ANONYMOUS, TenantSource
-from epp.parsing.body import ABSENT
 from epp.parsing.request import NO_HEADERS
 from epp.plugin import Endpoint, Plugin, Request, Response, Slot, annotated
 
@@ -38,6 +39,10 @@ _MINUTE: Final = 60.0
 _ROWS: Final = 200
 """Tenants in one message to replicas."""
 _MOST_PEERS: Final = 256
+_MODELS: Final = 1000
+"""Models and APIs of which the length of answers is remembered; the one unused for longest makes room."""
+_LATEST: Final = 0.05
+"""What the latest answer counts in that mean; more of the first ones."""
 _NEARLY: Final = 1e-6
 """What rounding may make of a request."""
 _RATE_CODE: Final = "rate_limit_exceeded"
@@ -140,6 +145,34 @@ class _Levels(msgspec.Struct, array_like=True, tag="levels"):
     rows: list[tuple[str, float, float]]
 
 
+class _Taken(NamedTuple):
+    """What a request that passed took."""
+
+    tenant: _Tenant
+    tokens: int
+    unbounded: int
+    """Answers whose tokens are none of these, since the request names no bound of them."""
+
+
+class _Lengths:
+    """Tokens of an answer without a bound, by API and model: a mean of those that were seen."""
+
+    def __init__(self) -> None:
+        self._means: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        """How many were seen, and their mean; unused longest first."""
+
+    def seen(self, request: Request, tokens: float) -> None:
+        key = request.api, request.model
+        count, mean = self._means.pop(key, (0, 0.0))
+        self._means[key] = count + 1, mean + max(_LATEST, 1 / (count + 1)) * (tokens - mean)
+        if len(self._means) > _MODELS:
+            self._means.popitem(last=False)
+
+    def of(self, request: Request) -> float:
+        """0 where none was seen."""
+        return self._means.get((request.api, request.model), (0, 0.0))[1]
+
+
 class Limits(Plugin):
     """The counters of one pool. A request that `admit` lets pass ends with `ended`, or `given_back`.
 
@@ -175,8 +208,8 @@ class Limits(Plugin):
         """When it rings."""
         self._told = 0.0
         """When requests in flight were told last."""
-        self._taken = Slot[tuple[_Tenant, int]]()
-        """Of a request that passed, whose it is and the tokens taken for it."""
+        self._lengths = _Lengths()
+        self._taken = Slot[_Taken]()
 
     def configure(self, settings: LimitSettings) -> None:
         """Other limits; what was used stays used."""
@@ -206,36 +239,44 @@ class Limits(Plugin):
             return request  # a list of models, health: nothing an engine computes for
         tenant = self._tenant(request.tenant, now)
         self._check(request, tenant)
-        tokens = request.tokens
-        if request.max_tokens and tenant.limits.tokens_per_minute < inf:
-            tokens += request.max_tokens * answers_of(request)
+        tokens, unbounded = request.tokens, 0
+        if request.max_tokens != 0 and tenant.limits.tokens_per_minute < inf:
+            answers = answers_of(request)
+            if request.max_tokens is None:
+                unbounded = answers
+            else:
+                tokens += request.max_tokens * answers
         self._check_counts(tenant, tokens, now)
         tenant.open += 1
         self._busy[tenant] = None
         self._count(tenant, 1, tokens)
-        self._taken.set(request, (tenant, tokens))
+        self._taken.set(request, _Taken(tenant, tokens, unbounded))
         return request
 
     def ended(self, request: Request, response: Response) -> None:
         """It has left its endpoint. What it used takes the place of the estimate, where that was seen."""
         if (taken := self._taken.take(request)) is None:
             return
-        tenant, tokens = taken
-        used, usage = tokens, response.usage
+        tenant, tokens, unbounded = taken
+        usage = response.usage
         if usage is not None and (usage.prompt >= 0 or usage.completion >= 0):
             used = max(0, usage.prompt) + max(0, usage.completion)
+            if unbounded and usage.completion >= 0:
+                self._lengths.seen(request, usage.completion / unbounded)
         elif response.status >= 400:
             used = 0
+        else:
+            used = tokens + round(self._lengths.of(request) * unbounded)
         self._end(tenant, 0, used - tokens)
 
     def given_back(self, request: Request) -> None:
         """It got no endpoint: it has used nothing."""
         if (taken := self._taken.take(request)) is not None:
-            self._end(taken[0], -1, -taken[1])
+            self._end(taken.tenant, -1, -taken.tokens)
 
     def answer_headers(self, request: Request, endpoint: Endpoint) -> Mapping[str, str]:
         taken = self._taken.get(request)
-        return NO_HEADERS if taken is None else self._headers(taken[0])
+        return NO_HEADERS if taken is None else self._headers(taken.tenant)
 
     # --- checks -----------------------------------------------------------------------------------------------------
 
@@ -406,30 +447,19 @@ def _rows(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, int, int, int]]:
     return [(name, requests, tokens, open_) for name, requests, tokens, open_ in rows]
 
 
-class _Several(msgspec.Struct):
-    n: Any = None
-    best_of: Any = None
-    prompt: msgspec.Raw = ABSENT
-
-
-_several: Final = msgspec.json.Decoder(_Several)
 _prompts: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXTS: Final = re.compile(rb'\s*\[\s*["\[]')
+"""How a list of prompts begins; one of numbers is one prompt, of token ids."""
 
 
 def answers_of(request: Request) -> int:
-    """How many answers it asks for: `n` or `best_of` of each of its prompts."""
-    texts = request.api == "completions" and request.prompt.startswith(b"[")
-    if not texts and b'"n"' not in request.body and b'"best_of"' not in request.body and b"\\u" not in request.body:
-        return 1
+    """How many answers it asks for, of all its prompts."""
+    if request.api != "completions" or not _TEXTS.match(request.prompt):
+        return request.answers
     try:
-        asked = _several.decode(request.body)
-        prompts = _prompts.decode(asked.prompt) if texts else []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return 1  # no JSON, such as a call of gRPC
-    each = max(value if type(value) is int else 1 for value in (asked.n, asked.best_of, 1))
-    if prompts and not bytes(prompts[0]).startswith((b'"', b"[")):
-        return each  # one prompt, of token ids
-    return each * max(1, len(prompts))
+        return request.answers * len(_prompts.decode(request.prompt))
+    except UNREADABLE:
+        return request.answers
 
 
 def _output_field(request: Request) -> str:

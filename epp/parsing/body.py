@@ -22,6 +22,8 @@ MAX_MODEL = 1024
 
 _MOST_TOKENS = 1_000_000_000
 _LONGEST_NUMBER = 400
+_DIGITS = 9
+"""Of a count of answers; a longer one is cut, and larger than any that is served all the same."""
 _LONGEST_KEY = 256
 """Characters of a `prompt_cache_key` that tell it from others."""
 
@@ -44,6 +46,8 @@ class Body(msgspec.Struct):
     max_tokens: Raw = ABSENT
     cache_salt: Raw = ABSENT
     prompt_cache_key: Raw = ABSENT
+    n: Raw = ABSENT
+    best_of: Raw = ABSENT
 
     def parts(self) -> tuple[Raw, ...]:
         """What the prompt is made of, in the order the engine reads it. BadRequest if the request has none."""
@@ -88,6 +92,12 @@ class Body(msgspec.Struct):
             return short_salt(_TEXT.decode(self.cache_salt))
         except ValueError:
             return ""
+
+    def answers(self) -> int:
+        """How many answers are made of a prompt."""
+        if self.n is ABSENT and self.best_of is ABSENT:
+            return 1
+        return max(1, *(_count(bytes(given)) for given in (self.n, self.best_of)))
 
     def cache_key(self) -> str:
         """`prompt_cache_key`; "" where it is none, or no string."""
@@ -154,6 +164,10 @@ def _unusual_number(text: bytes) -> int | None:
     except ValueError:
         return None
     return int(min(value, _MOST_TOKENS)) if value >= 0 and (value == inf or value.is_integer()) else None
+
+
+def _count(text: bytes) -> int:
+    return int(text[:_DIGITS]) if text.isdigit() else 0
 
 
 def _fault(message: str, body: bytes) -> str:

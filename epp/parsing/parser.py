@@ -174,6 +174,7 @@ class Parser:
             max_tokens=fields.answer_tokens(),
             previous=fields.previous(),
             cache_key=fields.cache_key(),
+            answers=fields.answers(),
             salt=fields.salt(),
             priority=priority,
             slo=slo,

@@ -199,30 +199,63 @@ def test_tokens_are_taken_at_the_estimate_and_corrected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("api", "body", "answers"),
+    ("api", "prompt", "each", "answers"),
     [
-        ("chat", {"messages": []}, 1),
-        ("chat", {"messages": [], "n": 3}, 3),
-        ("chat", {"messages": [], "n": "3"}, 1),
-        ("chat", {"messages": [], "n": -3}, 1),
-        ("completions", {"prompt": "a", "n": 2, "best_of": 5}, 5),
-        ("completions", {"prompt": ["a", "b"], "n": 2}, 4),
-        ("completions", {"prompt": [[1, 2], [3]]}, 2),
-        ("completions", {"prompt": [1, 2, 3]}, 1),
-        ("completions", {"prompt": []}, 1),
+        ("chat", [], 1, 1),
+        ("chat", [], 3, 3),
+        ("completions", "a", 5, 5),
+        ("completions", ["a", "b"], 2, 4),
+        ("completions", [[1, 2], [3]], 1, 2),
+        ("completions", [1, 2, 3], 1, 1),
+        ("completions", [], 1, 1),
     ],
 )
-def test_tokens_of_all_answers_count(api: Any, body: dict[str, Any], answers: int) -> None:
-    prompt = json.dumps(body.get("prompt", body.get("messages"))).encode()
+def test_tokens_of_all_answers_count(api: Any, prompt: Any, each: int, answers: int) -> None:
     world = World(tokens_per_minute=1000)
-    world.ask(api=api, body=json.dumps(body).encode(), prompt=prompt, tokens=20, max_tokens=10)
+    world.ask(api=api, prompt=json.dumps(prompt).encode(), answers=each, tokens=20, max_tokens=10)
     with pytest.raises(RateLimited, match=f" {20 + 10 * answers} are used, 980 asked for"):
         world.ask(tokens=980)
 
 
-def test_what_is_no_json_asks_for_one_answer() -> None:
+def test_an_answer_without_a_bound_that_is_not_seen_counts_as_such_answers_do() -> None:
+    world = World(tokens_per_minute=100_000)
+    for tokens in (100, 300):
+        world.used(world.ask(tokens=10), prompt=10, completion=tokens)
+    world.used(world.ask(tokens=10, max_tokens=5), prompt=10, completion=5)  # says nothing of those without a bound
+    unseen = world.ask(tokens=10)
+    assert world.left(unseen, "tokens") == str(100_000 - 110 - 310 - 15 - 10), "its prompt alone, until it ends"
+    world.used(unseen)
+    left = 100_000 - 110 - 310 - 15 - 210
+    failed = world.ask(tokens=0)
+    assert world.left(failed, "tokens") == str(left)
+    world.used(failed, status=400)
+    world.used(world.ask(tokens=1, model="new"))
+    world.used(world.ask(tokens=1, api="embeddings"))
+    assert world.left(world.ask(tokens=0), "tokens") == str(100_000 - 110 - 310 - 15 - 210 - 2), (
+        "of these nothing is known"
+    )
+
+
+def test_of_several_answers_without_a_bound_each_counts() -> None:
+    world = World(tokens_per_minute=1000)
+    world.used(world.ask(answers=2, tokens=10), prompt=10, completion=80)
+    world.used(world.ask(answers=3, tokens=10))
+    assert world.left(world.ask(tokens=0), "tokens") == str(1000 - 90 - 10 - 3 * 40)
+
+
+def test_models_whose_answers_lengths_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MODELS", 2)
+    world = World(tokens_per_minute=10_000)
+    for model in ("a", "b", "a", "c"):
+        world.used(world.ask(model=model, tokens=0), prompt=0, completion=10)
+    for model in ("a", "b", "c"):
+        world.used(world.ask(model=model, tokens=0))
+    assert world.left(world.ask(tokens=0), "tokens") == str(10_000 - 4 * 10 - 2 * 10), "b made room"
+
+
+def test_a_list_of_prompts_that_is_broken_asks_for_one_answer() -> None:
     world = World(tokens_per_minute=100)
-    asked = world.ask(api="chat", body=b'\x0a\x80"n"', tokens=20, max_tokens=80)
+    asked = world.ask(api="completions", prompt=b'["\x80', tokens=20, max_tokens=80)
     assert world.left(asked, "tokens") == "0"
 
 

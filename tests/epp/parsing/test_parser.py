@@ -123,6 +123,24 @@ def test_the_answer_that_a_request_names(method: str, path: str, body: dict[str,
     assert request.previous == previous
 
 
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"n": 2, "best_of": 5}, 5),
+        ({"n": "3"}, 1),
+        ({"n": -3}, 1),
+        ({"n": 0}, 1),
+        ({"n": None, "best_of": 1.5}, 1),
+        ({"n": 10**400}, 10**8),
+    ],
+)
+def test_how_many_answers_are_asked_for(fields: dict[str, Any], answers: int) -> None:
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        assert parse({**CHAT, "prompt": "p", **fields}, path)[0].answers == answers
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
 @pytest.mark.parametrize(("given", "key"), [("k", "k"), ("k" * 300, "k" * 256), (None, ""), (5, "")])
 def test_the_key_by_which_requests_share_a_prefix(path: str, given: object, key: str) -> None:
