@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar, Final, Protocol
 
 from epp import protocol
 from epp.errors import EppError, InternalError, NoEndpoint, OwnAnswer, Rejected
-from epp.flow.control import FlowControl
+from epp.flow.control import FlowControl, again_in
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.parsing.grpc import GrpcUsage, usage_reader
@@ -128,14 +129,18 @@ class Admission:
         if request.priority >= 0:
             return
         try:
-            saturation = max(map(self.detector.saturation, stages_of(endpoints)))
+            found = [(self.detector.saturation(stage), stage) for stage in stages_of(endpoints)]
+            saturation = max(full for full, _ in found)
+            if not saturation >= 1.0:
+                return
+            wait = max(self.detector.falls_in(stage) for full, stage in found if full >= 1.0)
         except Exception as error:
             raise InternalError(f"plugin {self.detector.name!r} failed") from error
-        if saturation >= 1.0:
-            raise Rejected(
-                f"the pool is full (saturation {saturation:.2f}) and requests of priority {request.priority} wait "
-                "for better times; retry later"
-            )
+        raise Rejected(
+            f"the pool is full (saturation {saturation:.2f}) and requests of priority {request.priority} wait "
+            "for better times; retry later",
+            headers=again_in(wait) if wait < inf else NO_HEADERS,
+        )
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,9 @@ class _Pace:
         self._each = self._each + _LATEST * (took - self._each) if self._each else took
         self._last = now
 
-    def seconds(self, requests: int, now: float) -> int:
-        """Until so many have been let go, as `Retry-After` says it. The next takes as long as it has taken already."""
-        least, most = _AGAIN
-        return min(most, max(least, ceil(requests * max(self._each, now - self._last))))
+    def seconds(self, requests: int, now: float) -> float:
+        """Until so many have been let go. The next takes as long as it has taken already."""
+        return requests * max(self._each, now - self._last)
 
 
 class FlowControl(Plugin):
@@ -592,7 +591,7 @@ class FlowControl(Plugin):
 
     def _again(self, now: float) -> Mapping[str, str]:
         """When who comes then would go at once, if nobody else came."""
-        return {"retry-after": str(self._pace.seconds(self._queues.requests, now))}
+        return again_in(self._pace.seconds(self._queues.requests, now))
 
     def _end(self, entry: Entry, outcome: Outcome, *, served: bool = False) -> None:
         flow = entry.flow
@@ -633,9 +632,15 @@ class FlowControl(Plugin):
         self._dispatch()
 
 
+def again_in(seconds: float) -> Mapping[str, str]:
+    """Tells a client when to ask again."""
+    least, most = _AGAIN
+    return {"retry-after": str(min(most, max(least, ceil(seconds))))}
+
+
 def _shut() -> NoEndpoint:
     """Another replica, or the one that takes our place, may take it at once."""
-    return NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN, headers={"retry-after": str(_AGAIN[0])})
+    return NoEndpoint(_SHUT, reason=protocol.DROP_SHUTTING_DOWN, headers=again_in(0.0))
 
 
 def _nothing_of(group: Group) -> Sequence[Endpoint]:

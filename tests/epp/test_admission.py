@@ -1,6 +1,7 @@
 """Admission: only requests of negative priority are shed, and only while the pool is full."""
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 
@@ -13,11 +14,15 @@ ENDPOINTS = [Endpoint("a", "a:1")]
 
 
 class At(Detector):
-    """As full as it is told; counts how often it is asked."""
+    """As full as it is told, for so long; counts how often it is asked."""
 
-    def __init__(self, saturation: float) -> None:
+    def __init__(self, saturation: float, seconds: float = inf) -> None:
         self.full = saturation
+        self.seconds = seconds
         self.asked = 0
+
+    def falls_in(self, endpoints: Sequence[Endpoint]) -> float:
+        return self.seconds
 
     def saturation(self, endpoints: Sequence[Endpoint]) -> float:
         self.asked += 1
@@ -43,6 +48,13 @@ def test_sheds_negative_priority_while_full(saturation: float) -> None:
         Admission(At(saturation)).admit(request(-1), ENDPOINTS)
     assert shed.value.status == 429
     assert shed.value.reason == protocol.DROP_SATURATED
+
+
+@pytest.mark.parametrize(("seconds", "again"), [(0.0, "1"), (2.1, "3"), (900.0, "60"), (inf, None)])
+def test_it_says_when_to_ask_again_where_that_is_known(seconds: float, again: str | None) -> None:
+    with pytest.raises(Rejected) as shed:
+        Admission(At(1.0, seconds)).admit(request(-1), ENDPOINTS)
+    assert shed.value.headers.get("retry-after") == again
 
 
 def test_nobody_is_asked_for_requests_that_cannot_be_shed() -> None:
