@@ -86,12 +86,7 @@ class Body(msgspec.Struct):
 
     def salt(self) -> str:
         """`cache_salt`, shortened if it is long; or "" where it is none the engine would take."""
-        if self.cache_salt is ABSENT:
-            return ""
-        try:
-            return short_salt(_TEXT.decode(self.cache_salt))
-        except ValueError:
-            return ""
+        return short_salt(_text(self.cache_salt))
 
     def answers(self) -> int:
         """How many answers are made of a prompt."""
@@ -101,12 +96,7 @@ class Body(msgspec.Struct):
 
     def cache_key(self) -> str:
         """`prompt_cache_key`; "" where it is none, or no string."""
-        if self.prompt_cache_key is ABSENT:
-            return ""
-        try:
-            return _TEXT.decode(self.prompt_cache_key)[:_LONGEST_KEY]
-        except ValueError:
-            return ""
+        return _text(self.prompt_cache_key)[:_LONGEST_KEY]
 
     def streams(self) -> bool:
         return bytes(self.stream) == b"true"
@@ -164,6 +154,16 @@ def _unusual_number(text: bytes) -> int | None:
     except ValueError:
         return None
     return int(min(value, _MOST_TOKENS)) if value >= 0 and (value == inf or value.is_integer()) else None
+
+
+def _text(given: Raw) -> str:
+    """A string; "" where it is absent or is none, as null is."""
+    if given is ABSENT:
+        return ""
+    try:
+        return _TEXT.decode(given)
+    except ValueError:
+        return ""
 
 
 def _count(text: bytes) -> int:
@@ -232,10 +232,7 @@ class Responses(Body):
     previous_response_id: Raw = ABSENT
 
     def previous(self) -> str:
-        try:
-            return _TEXT.decode(self.previous_response_id) if self.previous_response_id is not ABSENT else ""
-        except ValueError:  # null among them; what is wrong with it the engine says better
-            return ""
+        return _text(self.previous_response_id)  # what is wrong with it the engine says better
 
     def parts(self) -> tuple[Raw, ...]:
         given = require(self.input, "input", b'"[', "a string or an array of items")

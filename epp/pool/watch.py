@@ -66,7 +66,9 @@ class _Object(msgspec.Struct):
     metadata: _Meta
 
 
-class _List(msgspec.Struct):
+class Listed(msgspec.Struct):
+    """A page of a list."""
+
     metadata: _Meta
     items: list[msgspec.Raw] | None = None
 
@@ -149,7 +151,7 @@ class Watch(Generic[T]):
         continuation, more = "", True
         while more:
             answer = await self._source.page(self.kind, self._namespace, self.selector, continuation)
-            page = _decoded(answer, _List)
+            page = _decoded(answer, Listed)
             for number, raw in enumerate(page.items or ()):
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)

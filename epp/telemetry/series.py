@@ -154,11 +154,8 @@ class LimitSeries:
         self._tenants: set[str] = set()
 
     def refused(self, tenant: str, limit: str) -> None:
-        if tenant not in self._tenants:
-            if len(self._tenants) < table.MAX_FLOWS:
-                self._tenants.add(tenant)
-            else:
-                tenant = OTHER
+        if not _has_room(tenant, self._tenants, table.MAX_FLOWS):
+            tenant = OTHER
         self.refusals[tenant, limit] = self.refusals.get((tenant, limit), 0) + 1
 
 

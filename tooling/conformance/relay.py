@@ -28,8 +28,8 @@ async def relay(host: str, port: int) -> AsyncIterator[int]:
             return
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, to_writer))
-                both.create_task(_copy(to_reader, writer))
+                both.create_task(copy(reader, to_writer))
+                both.create_task(copy(to_reader, writer))
         except asyncio.CancelledError:
             pass  # the loop ends; asyncio would report a cancelled connection as an error
         finally:
@@ -43,7 +43,7 @@ async def relay(host: str, port: int) -> AsyncIterator[int]:
         server.close()
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Until either side is gone; then the other is closed too."""
     with suppress(OSError):
         while piece := await reader.read(_PIECE):

@@ -15,7 +15,7 @@ from epp.documents.strict import nearest
 from epp.errors import UNREADABLE
 from epp.pool.apiserver import PODS, ApiError, Kind
 from epp.pool.kubernetes import POOLS
-from epp.pool.watch import Source
+from epp.pool.watch import Listed, Source
 from tooling.doctor.finding import Finding, hint, problem
 
 _GROUP: Final = "gateway.networking.k8s.io"
@@ -131,15 +131,6 @@ class _Pool(Open, frozen=True):
     spec: _PoolSpec
 
 
-class _Listed(Open, frozen=True):
-    more: str = field(default="", name="continue")
-
-
-class _Page(Open, frozen=True):
-    metadata: _Listed = _Listed()
-    items: tuple[msgspec.Raw, ...] = ()
-
-
 async def examine_cluster(api: Source, namespace: str, name: str) -> tuple[list[str], list[Finding]]:
     """What was looked at beside the pool's ready pods, and what is wrong with it. ApiError where it cannot be asked."""
     pools = [pool for pool in await _all(api, POOLS, namespace, _Pool) if pool.metadata.name == name]
@@ -234,13 +225,12 @@ def _backends(route: _Route) -> list[str]:
 async def _all(api: Source, kind: Kind, namespace: str, shape: type[T], selector: str = "") -> list[T]:
     """Every object of that kind there. ApiError, also for what is not read."""
     found: list[T] = []
-    more, first = "", True
-    while more or first:
-        first = False
+    continuation, more = "", True
+    while more:
         try:
-            page = msgspec.json.decode(await api.page(kind, namespace, selector, more), type=_Page)
-            found += [msgspec.json.decode(each, type=shape) for each in page.items]
+            page = msgspec.json.decode(await api.page(kind, namespace, selector, continuation), type=Listed)
+            found += [msgspec.json.decode(each, type=shape) for each in page.items or ()]
         except UNREADABLE as error:
             raise ApiError(0, f"{kind} in namespace {namespace}: {error}") from None
-        more = page.metadata.more
+        more = bool(continuation := page.metadata.continuation)
     return found

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,12 +14,12 @@ from epp import protocol
 from hack.benches.rig.processes import BenchError
 from tests.support.kubernetes.cluster import Cluster
 from tests.support.kubernetes.control_plane import ControlPlane
+from tooling.conformance.relay import copy
 from tooling.laptop.chain import LABELS
 from tooling.laptop.engines import LaptopPod, Layout, Simulated
 
 ROOT: Final = Path(__file__).parents[3]
 NAMESPACE, NAME = "default", "sim"
-_PIECE: Final = 1 << 16
 
 
 class PodAt(NamedTuple):
@@ -68,22 +68,13 @@ class Connections:
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self._target)
             both.add(to_writer)
             self._open |= both
-            await asyncio.gather(_copy(reader, to_writer), _copy(to_reader, writer))
+            await asyncio.gather(copy(reader, to_writer), copy(to_reader, writer))
         except OSError:
             pass  # nobody listens there, as while the API server is away
         finally:
             self._open -= both
             for each in both:
                 each.transport.abort()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until either side is gone; then the other is closed too."""
-    with suppress(OSError):
-        while piece := await reader.read(_PIECE):
-            writer.write(piece)
-            await writer.drain()
-    writer.transport.abort()
 
 
 @dataclass(frozen=True)
