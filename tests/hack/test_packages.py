@@ -18,10 +18,11 @@ echo "$@" >>"$FAKE/said"
 
 def start(folder: Path, *packages: str, user: int = 0) -> subprocess.Popen[str]:
     fake = folder / "bin"
-    fake.mkdir(exist_ok=True)
-    for name, text in (("apt-get", APT), ("id", f"#!/bin/sh\necho {user}\n")):
-        (fake / name).write_text(text)
-        (fake / name).chmod(0o755)
+    if not fake.exists():  # else one that was started before may be about to run them
+        fake.mkdir()
+        for name, text in (("apt-get", APT), ("id", f"#!/bin/sh\necho {user}\n")):
+            (fake / name).write_text(text)
+            (fake / name).chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{fake}:{os.environ['PATH']}",
