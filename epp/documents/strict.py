@@ -106,10 +106,11 @@ def short(value: object) -> str:
 
 # --- YAML to plain values -------------------------------------------------------------------------------------------
 
-_Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loaders: tuple[Any, ...] = (yaml.composer.Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
+"""PyYAML's packages have its C parser; one that was built without libyaml is slower and reads the same."""
 
 
-class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
+class BoundedLoader(*_Loaders):  # type: ignore[misc]
     """YAML within bounds: levels, and values with aliases spelled out, so that a few lines cannot stand for millions.
 
     What composes nodes is PyYAML's Python, below it the C parser, which keeps its own stack: C code that composes
@@ -121,7 +122,7 @@ class BoundedLoader(yaml.composer.Composer, _Parser):  # type: ignore[misc]
     """Values and keys of a file, at some 300 bytes. 1,500 Pods as `kubectl get --output yaml` prints them."""
 
     def __init__(self, stream: str | bytes) -> None:
-        _Parser.__init__(self, stream)
+        _Loaders[-1].__init__(self, stream)
         yaml.composer.Composer.__init__(self)
         self._values = 0
         self._open = 0

@@ -1,5 +1,7 @@
 """Strict YAML and strict dataclasses: what is taken, what is refused and in which words."""
 
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -93,6 +95,29 @@ MILLION = 1_000_000
 def test_no_depth_ends_the_process(text: str) -> None:
     with pytest.raises(ConfigError, match="nested too deep; expected at most 100 levels"):
         documents(text)
+
+
+def test_yaml_is_read_without_libyaml_too() -> None:
+    program = """
+import yaml
+yaml.__with_libyaml__ = False
+del yaml.CSafeLoader
+from epp.documents.strict import BoundedLoader, documents, read
+assert yaml.SafeLoader in BoundedLoader.__mro__
+assert documents("a: [1, {b: 2}]\\n---\\nc: &x [1]\\nd: *x") == [{"a": [1, {"b": 2}]}, {"c": [1], "d": [1]}]
+assert read("a: 0x1f") == {"a": 31}
+for text in ("[" * 200, "a: 1\\na: 2", "a: [", "a: *b"):
+    try:
+        documents(text)
+    except Exception as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert not done.stderr
+    deep, twice, _, unknown = done.stdout.splitlines()
+    assert "nested too deep" in deep
+    assert "'a' is here twice" in twice
+    assert "undefined alias" in unknown
 
 
 def test_values_are_bounded_before_they_are_built() -> None:
