@@ -2,8 +2,9 @@
 
 Groups of one, two and more replicas are up at once and asked by turns, each through a listener of its own. Each replica
 is meant for a core of its own, so a group serves as many requests a second as its busiest replica allows, at a full
-core; what Envoy, the load and the model servers take is not counted. All replicas share one core here, which they fill:
-so each has always something to do, as one that is full on a core of its own.
+core; what Envoy, the load and the model servers take is not counted. Where the machine has twice as many cores as the
+largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one
+core, which they fill: so each has always something to do, as one that is full on a core of its own.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from tooling.laptop.ports import free_ports
 
 PODS = 8
 CONNECTIONS = 32
+"""For each replica of a group."""
 TARGET = 10_000
 """Requests a second to be served."""
 MOST = 0.6
@@ -54,10 +56,11 @@ class Group(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """CPU seconds a request of the group: of the busiest replica, and of all together."""
+    """CPU seconds a request of the group: of the busiest replica, and of all together; and requests answered in one."""
 
     busiest: float
     all: float
+    answered: float
 
 
 @contextmanager
@@ -66,32 +69,34 @@ def groups(
 ) -> Iterator[tuple[Mapping[int, Group], Wrk, Mapping[int, Bodies]]]:
     """One group of each size, all answering and knowing each other, the load, and bodies by their kilobytes."""
     need_programs()
-    split = cores()
-    rest, alone = split if split else (None, None)
+    on = cores(max(sizes))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
         pods, free = places(PODS), iter(free_ports(1 + sum(1 + 4 * size for size in sizes)))
         streaming = next(free)
         write_files(folder, pods, streaming)
         nginx = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
-        stack.enter_context(running("nginx", nginx, folder, rest)).wait_for_port(pods[0].port)
+        stack.enter_context(running("nginx", nginx, folder, on.others)).wait_for_port(pods[0].port)
         listeners, started = {}, {}
         for size in sizes:
-            programs, ports = _replicas(stack, folder, free, size, alone)
+            programs, ports = _replicas(stack, folder, free, size, on.own)
             listeners[str(size)] = envoy.Listener(next(free), ports[0], wiring, tuple(ports[1:]))
             started[size] = programs
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
-        flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
-        proxy = stack.enter_context(running("envoy", [envoy_program(), *flags, "--log-level", "error"], folder, rest))
+        workers = "1" if on.shared else str(max(sizes))
+        flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", workers, "--disable-hot-restart"]
+        proxy = stack.enter_context(
+            running("envoy", [envoy_program(), *flags, "--log-level", "error"], folder, on.others)
+        )
         found = {}
         for size in sizes:
             found[size] = Group(started[size], Variant(str(size), listeners[str(size)].port, None))
             wait_for_answer(found[size].variant, [proxy, *started[size]])
-        yield found, Wrk(rest), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
+        yield found, Wrk(on.others), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
 
 
 def _replicas(
-    stack: ExitStack, folder: Path, free: Iterator[int], size: int, core: int | None
+    stack: ExitStack, folder: Path, free: Iterator[int], size: int, own: Sequence[str | None]
 ) -> tuple[list[Program], list[int]]:
     """So many replicas of one group, joined, and their ext_proc ports."""
     peers = [next(free) for _ in range(size)]
@@ -106,7 +111,7 @@ def _replicas(
                 str(peer),
                 *(flag for each in peers for flag in ("--peer", f"127.0.0.1:{each}")),
             ]
-        programs.append(stack.enter_context(running(f"epp-{size}-{number}", words, folder, core)))
+        programs.append(stack.enter_context(running(f"epp-{size}-{number}", words, folder, own[number])))
         grpc.append(port)
         admins.append(metrics)
     for program, port, metrics in zip(programs, grpc, admins, strict=True):
@@ -130,9 +135,9 @@ def _wait_for_peers(program: Program, metrics: int, count: int) -> None:
 
 def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
     before = [cpu_seconds(replica.pid) for replica in group.replicas]
-    seen = wrk.burst(group.variant.port, bodies, CONNECTIONS, seconds)
+    seen = wrk.burst(group.variant.port, bodies, CONNECTIONS * len(group.replicas), seconds)
     spent = [cpu_seconds(each.pid) - was for each, was in zip(group.replicas, before, strict=True)]
-    return Cost(max(spent) / seen.requests, sum(spent) / seen.requests)
+    return Cost(max(spent) / seen.requests, sum(spent) / seen.requests, seen.requests / seconds)
 
 
 def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
@@ -146,8 +151,9 @@ def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
             peers[size] = (median(cost.all for cost in costs[size]) - own) / (size - 1)
         rate, each = 1 / busiest[size], 1 / busiest[size] / size
         peer = f"{peers[size] * 1e6:9.0f} us" if size > 1 else ""
-        line = f"{kilobytes:4d} KB  {size:8d}  {rate:11,.0f}  {each:13,.0f}  {own / busiest[size]:9.2f}  {peer}"
-        shown.append(line.rstrip())
+        answered = f"{median(cost.answered for cost in costs[size]):10,.0f}"
+        line = f"{kilobytes:4d} KB  {size:8d}  {rate:11,.0f}  {each:13,.0f}  {own / busiest[size]:9.2f}  {answered}"
+        shown.append(f"{line}  {peer}".rstrip())
     if peers:
         peer_cost = peers[min(peers)]
         left = MOST - TARGET * peer_cost
@@ -178,8 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print("prompt  replicas  requests/s  of each, at a  times one  taking in a")
-    print("                   in all     full core      alone      peer's request")
+    print("prompt  replicas  requests/s  of each, at a  times one  answered    taking in a")
+    print("                   in all     full core      alone      a second  peer's request")
     for kilobytes, found in costs.items():
         print("\n".join(lines(kilobytes, found)))
     return 0

@@ -32,8 +32,8 @@ class Bodies(NamedTuple):
 class Wrk:
     """Runs wrk, each run with a number of its own, so that no request is ever repeated."""
 
-    def __init__(self, core: int | None) -> None:
-        self._core = core
+    def __init__(self, on: str | None) -> None:
+        self._on = on
         self._runs = 0
 
     def burst(self, port: int, bodies: Bodies, connections: int, seconds: float) -> Seen:
@@ -47,7 +47,7 @@ class Wrk:
             "BENCH_RUN": str(self._runs),
         }
         command = ["wrk", "-t1", f"-c{connections}", "-d300s", "--timeout", "10s", "-s", str(SCRIPT)]
-        command = pinned([*command, f"http://127.0.0.1:{port}"], self._core)
+        command = pinned([*command, f"http://127.0.0.1:{port}"], self._on)
         wrk = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert wrk.stdout is not None
         try:

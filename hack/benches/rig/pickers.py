@@ -1,6 +1,6 @@
 """Endpoint pickers behind one Envoy, all up at once: a listener for each picker and wiring, and wrk to ask them.
 
-A picker under test has a core for itself, everything else shares another.
+A picker under test has a core for itself, everything else shares the others.
 """
 
 import json
@@ -110,8 +110,7 @@ def variant(server: str, wiring: str) -> str:
 def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
     """The whole set-up while the block runs. Raises BenchError where one of the `needed` pickers does not answer."""
     need_programs()
-    split = cores()
-    rest, alone = split if split else (None, None)
+    on = cores()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
         ways = 2 + len(setup.commands) * (3 + len(setup.wirings))
@@ -120,14 +119,14 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
         streaming = next(free)
         write_files(folder, pods, streaming)
 
-        def start(name: str, command: Sequence[str], port: int, core: int | None) -> Program:
-            program = stack.enter_context(running(name, command, folder, core))
+        def start(name: str, command: Sequence[str], port: int, where: str | None) -> Program:
+            program = stack.enter_context(running(name, command, folder, where))
             program.wait_for_port(port)
             return program
 
         python = sys.executable
-        start("upstream", [python, "-m", "hack.benches.rig.upstream", "--port", str(streaming)], streaming, rest)
-        start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0].port, rest)
+        start("upstream", [python, "-m", "hack.benches.rig.upstream", "--port", str(streaming)], streaming, on.others)
+        start("nginx", ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"], pods[0].port, on.others)
         destination = f"{pods[0].host}:{pods[0].port}"
         given = {"endpoints": folder / "endpoints.yaml", "destination": destination, "python": python}
         servers, missing = {}, {}
@@ -136,7 +135,7 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
             port, health, metrics = next(free), next(free), next(free)
             words = shlex.split(command.format(grpc_port=port, health_port=health, metrics_port=metrics, **given))
             try:
-                servers[name] = start(name.replace(" ", "-"), words, port, alone)
+                servers[name] = start(name.replace(" ", "-"), words, port, on.own[0])
             except BenchError as error:
                 if name in needed:
                     raise
@@ -149,7 +148,7 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
                 listeners[variant(name, wiring)] = envoy.Listener(next(free), epp_ports[name], wiring)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", "1", "--disable-hot-restart"]
-        proxy = start("envoy", [envoy_program(), *flags, "--log-level", "error"], listeners[ALONE].port, rest)
+        proxy = start("envoy", [envoy_program(), *flags, "--log-level", "error"], listeners[ALONE].port, on.others)
 
         variants = []
         for name, listener in listeners.items():
@@ -163,7 +162,7 @@ def rig(setup: Setup, *, needed: Sequence[str]) -> Iterator[Rig]:
             else:
                 variants.append(one)
         prepared = {scenario.name: prepared_bodies(folder, scenario, setup.bodies) for scenario in setup.scenarios}
-        yield Rig(variants, servers, proxy, Wrk(rest), prepared, split is not None, missing)
+        yield Rig(variants, servers, proxy, Wrk(on.others), prepared, on.others is not None, missing)
 
 
 def prepared_bodies(folder: Path, scenario: Scenario, count: int) -> Bodies:

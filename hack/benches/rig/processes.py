@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PACKAGES = {"wrk": "wrk", "nginx": "nginx-light"}
 """Program -> Debian package."""
@@ -46,14 +46,32 @@ def cpu_seconds(pid: int) -> float:
         raise BenchError(f"process {pid} has ended") from error
 
 
-def cores() -> tuple[int, int] | None:
-    """(core for everything else, core for the EPP alone); None if there is only one."""
+class Cores(NamedTuple):
+    """As `taskset --cpu-list` has them; None: wherever the kernel puts it."""
+
+    others: str | None
+    """For all programs that are not measured."""
+    own: Sequence[str | None]
+    """For each that is: a core of its own, or the same for all where the machine has too few."""
+
+    @property
+    def shared(self) -> bool:
+        return len({*self.own}) < len(self.own)
+
+
+def cores(measured: int = 1) -> Cores:
+    """For so many programs that are measured; what they leave, at least as many, is for all others."""
     usable = sorted(os.sched_getaffinity(0))
-    return (usable[0], usable[-1]) if len(usable) > 1 and shutil.which("taskset") else None
+    if len(usable) < 2 or not shutil.which("taskset"):
+        return Cores(None, [None] * measured)
+    count = measured if len(usable) >= 2 * measured else 1
+    own = [str(core) for core in usable[-count:]]
+    return Cores(",".join(map(str, usable[:-count])), own if count == measured else own * measured)
 
 
-def pinned(command: Sequence[str], core: int | None) -> list[str]:
-    return list(command) if core is None else ["taskset", "-c", str(core), *command]
+def pinned(command: Sequence[str], on: str | None) -> list[str]:
+    """`on`: as in `Cores`."""
+    return list(command) if on is None else ["taskset", "--cpu-list", on, *command]
 
 
 class Program:
@@ -87,14 +105,14 @@ class Program:
 
 @contextmanager
 def running(
-    name: str, command: Sequence[str], folder: Path, core: int | None = None, env: Mapping[str, str] | None = None
+    name: str, command: Sequence[str], folder: Path, on: str | None = None, env: Mapping[str, str] | None = None
 ) -> Iterator[Program]:
     """Run a program while the block runs; it ends before the block is left."""
     log = folder / f"{name}.log"
     options: dict[str, Any] = {"env": {**os.environ, **(env or {})}, "stdin": subprocess.DEVNULL}
     with log.open("wb") as out:
         try:
-            process = subprocess.Popen(pinned(command, core), stdout=out, stderr=subprocess.STDOUT, **options)
+            process = subprocess.Popen(pinned(command, on), stdout=out, stderr=subprocess.STDOUT, **options)
         except OSError as error:
             raise BenchError(f"cannot start {name}: {error}") from error
     try:

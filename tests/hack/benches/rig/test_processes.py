@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hack.benches.rig.processes import BenchError, cpu_seconds, need_programs, pinned, running
+from hack.benches.rig.processes import BenchError, cores, cpu_seconds, need_programs, pinned, running
 from tooling.laptop.ports import free_ports
 
 
@@ -63,4 +63,23 @@ def test_what_is_missing_is_named_with_its_package(monkeypatch: pytest.MonkeyPat
 
 def test_pinning_is_left_out_without_a_core() -> None:
     assert pinned(["a", "b"], None) == ["a", "b"]
-    assert pinned(["a", "b"], 1) == ["taskset", "-c", "1", "a", "b"]
+    assert pinned(["a", "b"], "0,1") == ["taskset", "--cpu-list", "0,1", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("usable", "measured", "others", "own"),
+    [
+        ({0, 1}, 1, "0", ["1"]),
+        ({0, 1}, 2, "0", ["1", "1"]),
+        ({4, 5, 6, 7}, 2, "4,5", ["6", "7"]),
+        ({4, 5, 6, 7}, 3, "4,5,6", ["7", "7", "7"]),
+        ({3}, 2, None, [None, None]),
+    ],
+)
+def test_who_is_measured_has_a_core_of_its_own_where_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch, usable: set[int], measured: int, others: str | None, own: list[str | None]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: usable)
+    split = cores(measured)
+    assert (split.others, split.own) == (others, own)
+    assert split.shared == (measured > 1 and len({*own}) == 1)
