@@ -114,6 +114,8 @@ def test_a_coarse_clock_is_spread_over_its_ticks(tmp_path: Path) -> None:
         ('{"a": ' + "[" * 100_000, "trace.jsonl:2: no line of a Mooncake trace"),
         (line(ids=(1,)), "trace.jsonl:2: expected a hash id for each 512 tokens of input_length, 2 for 600, got 1"),
         (line(length=0, ids=()), "trace.jsonl:2: expected a hash id"),
+        (line(ids=(1, -1)), "trace.jsonl:2: hash_ids: expected whole numbers from 0 that fit 64 bits, got -1"),
+        (line(ids=(2**64 - 1, 1)), "trace.jsonl:2: hash_ids: expected whole numbers .*, got 18446744073709551615"),
         ('{"timestamp": 1}', "trace.jsonl:2: no line of a Mooncake trace: .*input_length"),
     ],
 )
