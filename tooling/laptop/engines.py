@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import yaml
 
@@ -28,6 +28,11 @@ ENGINE_PYTHON: Final = SOURCE / ".venv-engine" / "bin" / "python"
 """Made by `hack/install engine`."""
 L2_GIGABYTES: Final = 0.5
 """Of what each node has stored there; what was not used for longest goes first."""
+REDIS_WORKERS: Final = 8
+"""Connections of an LMCache server to Redis, each with one request at a time."""
+REDIS_SECONDS: Final = 0.5
+"""What a request to Redis may take; it finds nothing then. While Redis is away each prompt waits so long for every
+`REDIS_WORKERS` of its chunks."""
 _QUIET: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -174,11 +179,11 @@ def _with_sidecars(
 
 @dataclass(frozen=True)
 class Tiers:
-    """LMCache beside the pods: a server each, as if each pod were a node; a coordinator, and a directory for all."""
+    """LMCache beside the pods: a server each, as if each pod were a node; a coordinator, and an L2 for all."""
 
     l1_gigabytes: float = 0.5
-    l2: bool = True
-    """Whether there is a directory that the nodes share."""
+    l2: Literal["directory", "redis"] | None = "directory"
+    """What the nodes share: a directory, or a Redis, which is empty whenever it starts; None: nothing."""
     directory: Path | None = None
     """The one for L2, which then stays; None: one that is removed at the end."""
 
@@ -223,7 +228,7 @@ class Vllm:
         if self.roles:
             return self._by_role(names, model)
         count = len(names)
-        coordinator, *free = free_ports(1 + 3 * count)
+        coordinator, redis, *free = free_ports(2 + 3 * count)
         servers, http_ports = free[:count], free[count : 2 * count]
         tiers = self.tiers
         pods = [
@@ -233,12 +238,17 @@ class Vllm:
         services: list[Program] = []
         own: list[Path] = []
         if tiers is not None:
-            l2 = tiers.directory if tiers.l2 else None
-            if tiers.l2 and l2 is None:
-                own = [l2 := Path(tempfile.mkdtemp(prefix="warmpath-l2-"))]
+            adapter: Mapping[str, Any] | None = None
+            if tiers.l2 == "redis":
+                services.append(_redis(redis, count * L2_GIGABYTES))
+                adapter = _in_redis(redis)
+            elif tiers.l2 == "directory":
+                if (directory := tiers.directory) is None:
+                    own = [directory := Path(tempfile.mkdtemp(prefix="warmpath-l2-"))]
+                adapter = _in_directory(directory)
             services.append(self._coordinator(coordinator))
             for pod, server, http_port in zip(pods, servers, http_ports, strict=True):
-                services.append(self._node(pod, server, http_port, coordinator, l2, tiers))
+                services.append(self._node(pod, server, http_port, coordinator, adapter, tiers.l1_gigabytes))
         programs = {
             pod.name: self._program(pod, pod.port, model, _lmcache(server) if tiers else None)
             for pod, server in zip(pods, servers, strict=True)
@@ -309,22 +319,53 @@ class Vllm:
         return Program("coordinator", command, f"http://{_LOOPBACK}:{port}/healthz", _QUIET)
 
     def _node(
-        self, pod: LaptopPod, port: int, http_port: int, coordinator: int, l2: Path | None, tiers: Tiers
+        self,
+        pod: LaptopPod,
+        port: int,
+        http_port: int,
+        coordinator: int,
+        adapter: Mapping[str, Any] | None,
+        l1_gigabytes: float,
     ) -> Program:
         command = [
             *(str(self.python.parent / "lmcache"), "server", "--instance-id", pod.node),
             *("--host", _LOOPBACK, "--port", str(port), "--http-host", _LOOPBACK, "--http-port", str(http_port)),
             *("--chunk-size", str(self.block), "--hash-algorithm", "sha256_cbor"),
-            *("--l1-size-gb", str(tiers.l1_gigabytes), "--eviction-policy", "LRU"),
+            *("--l1-size-gb", str(l1_gigabytes), "--eviction-policy", "LRU"),
             *("--supported-transfer-mode", "auto", "--l2-prefetch-policy", "retain"),
             *("--coordinator-url", f"http://{_LOOPBACK}:{coordinator}", "--coordinator-advertise-ip", _LOOPBACK),
             "--coordinator-event-reporting",
         ]
-        if l2 is not None:
-            eviction = {"eviction_policy": "LRU"}
-            adapter = {"type": "fs_native", "base_path": str(l2), "num_workers": 2, "max_capacity_gb": L2_GIGABYTES}
-            command += ["--l2-adapter", json.dumps({**adapter, "eviction": eviction, "shared": True})]
+        if adapter is not None:
+            command += ["--l2-adapter", json.dumps({**adapter, "shared": True})]
         return Program(f"lmcache-{pod.name}", command, f"http://{_LOOPBACK}:{http_port}/healthcheck", _QUIET)
+
+
+def _in_directory(path: Path) -> Mapping[str, Any]:
+    """LMCache's adapter of an L2 in a directory."""
+    adapter = {"type": "fs_native", "base_path": str(path), "num_workers": 2, "max_capacity_gb": L2_GIGABYTES}
+    return {**adapter, "eviction": {"eviction_policy": "LRU"}}
+
+
+def _in_redis(port: int) -> Mapping[str, Any]:
+    """LMCache's adapter of an L2 in Redis; not `resp`, which does not connect again."""
+    return {
+        "type": "valkey",
+        "startup_nodes": f"{_LOOPBACK}:{port}",
+        "num_workers": REDIS_WORKERS,
+        "request_timeout": REDIS_SECONDS,
+    }
+
+
+def _redis(port: int, gigabytes: float) -> Program:
+    """A Redis that writes nothing to disk; what was not used for longest goes first. EngineError if there is none."""
+    if shutil.which("redis-server") is None:
+        raise EngineError("redis-server was not found: install it (Debian and Ubuntu: apt-get install redis-server)")
+    command = [
+        *("redis-server", "--bind", _LOOPBACK, "--port", str(port), "--save", "", "--appendonly", "no"),
+        *("--maxmemory", f"{round(1024 * gigabytes)}mb", "--maxmemory-policy", "allkeys-lru"),
+    ]
+    return Program("redis", command, f"tcp://{_LOOPBACK}:{port}")
 
 
 def _lmcache(port: int) -> Mapping[str, Any]:

@@ -151,14 +151,35 @@ def test_a_directory_for_l2_that_is_given_stays(python: Path, tmp_path: Path) ->
     assert tmp_path.is_dir()
 
 
+def test_l2_can_be_a_redis_for_all_nodes(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Vllm(python, size="tiny", tiers=Tiers(l2="redis"))
+    layout = engine.lay_out(["pod-a", "pod-b"])
+    redis, coordinator, *nodes = layout.services  # the nodes' adapter gives up where it is not there
+    assert (redis.name, coordinator.name) == ("redis", "coordinator")
+    port = redis.ready.rpartition(":")[2]
+    assert value(redis.command, "--port") == port
+    assert value(redis.command, "--save") == ""
+    assert value(redis.command, "--maxmemory") == "1024mb"
+    adapters = [json.loads(value(node.command, "--l2-adapter")) for node in nodes]
+    assert [(each["type"], each["startup_nodes"], each["shared"]) for each in adapters] == [
+        ("valkey", f"127.0.0.1:{port}", True)
+    ] * 2
+    ports = ports_in(layout)
+    assert len(set(ports)) == len(ports)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(EngineError, match="redis-server was not found: install it"):
+        engine.lay_out(["pod-a"])
+
+
 def test_everything_listens_on_loopback(python: Path) -> None:
-    layout = Vllm(python, size="tiny", tiers=Tiers()).lay_out(["pod-a"])
-    for program in (*layout.services, *layout.programs.values()):
-        words = " ".join(program.command)
-        assert "0.0.0.0" not in words
-        assert "127.0.0.1" in words
-    assert layout.programs["pod-a"].environment["VLLM_HOST_IP"] == "127.0.0.1"  # what `tcp://*:0` becomes
-    layout.tidy()
+    for tiers in (Tiers(), Tiers(l2="redis")):
+        layout = Vllm(python, size="tiny", tiers=tiers).lay_out(["pod-a"])
+        for program in (*layout.services, *layout.programs.values()):
+            words = " ".join(program.command)
+            assert "0.0.0.0" not in words
+            assert "127.0.0.1" in words
+        assert layout.programs["pod-a"].environment["VLLM_HOST_IP"] == "127.0.0.1"  # what `tcp://*:0` becomes
+        layout.tidy()
 
 
 def test_kv_aware_is_reported_where_lmcache_is(python: Path) -> None:
@@ -182,7 +203,7 @@ def test_the_picker_is_reported_where_the_tokenizer_is(python: Path) -> None:
 
 
 def test_without_l2_there_is_l1_alone(python: Path) -> None:
-    layout = Vllm(python, size="tiny", tiers=Tiers(l2=False)).lay_out(["pod-a"])
+    layout = Vllm(python, size="tiny", tiers=Tiers(l2=None)).lay_out(["pod-a"])
     assert [service.name for service in layout.services] == ["coordinator", "lmcache-pod-a"]
     assert "--l2-adapter" not in layout.services[-1].command
 
