@@ -59,7 +59,7 @@ class Talk:
             model="tiny", messages=self.messages, max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
         )
         self.messages.append({"role": "assistant", "content": reported.choices[0].message.content})
-        return Turn.of(reported, self.admin.last_decision())
+        return Turn.of(reported.choices[0].message.content or "", reported.usage, self.admin.last_decision())
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 import openai
-from openai.types.chat import ChatCompletion
+from openai.types import CompletionUsage
 
 from tests.support.gateway.chain import Laptop
 
@@ -32,17 +32,17 @@ class Turn:
     text: str
 
     @classmethod
-    def of(cls, reported: ChatCompletion, decision: Mapping[str, Any]) -> "Turn":
+    def of(cls, text: str, usage: CompletionUsage | None, decision: Mapping[str, Any]) -> "Turn":
         """From an answer and what the picker says it decided for it."""
-        assert reported.usage is not None
-        details = reported.usage.prompt_tokens_details
+        assert usage is not None
+        details = usage.prompt_tokens_details
         return cls(
             endpoint=decision["endpoint"].rpartition("/")[2],
-            prompt=reported.usage.prompt_tokens,
+            prompt=usage.prompt_tokens,
             cached=(details.cached_tokens or 0) if details else 0,
             predicted=decision["predicted_cached_tokens"],
             estimated=decision["tokens"],
-            text=reported.choices[0].message.content or "",
+            text=text,
         )
 
     @property
@@ -69,24 +69,50 @@ class Talk:
         return " ".join("".join(self._chance.choices(_SYLLABLES, k=2)) for _ in range(count))
 
     async def say(self, text: str, *, answer: int = 8, **more: Any) -> Turn:
-        """Send `text` as the user's next message; `answer` is how many tokens are generated."""
+        """Send `text` as the user's next message; `answer` is how many tokens are generated, `more` as of `ask`."""
         self.messages.append({"role": "user", "content": text})
         turn = await ask(self.fleet, self.client, self.messages, answer=answer, **more)
         self.messages.append({"role": "assistant", "content": turn.text})
         return turn
 
 
-async def ask(fleet: Laptop, client: openai.AsyncOpenAI, messages: list[Any], *, answer: int = 8, **more: Any) -> Turn:
-    """One request through the gateway, with what the picker decided for it."""
+async def ask(
+    fleet: Laptop,
+    client: openai.AsyncOpenAI,
+    messages: list[Any],
+    *,
+    answer: int = 8,
+    stream: bool = False,
+    **more: Any,
+) -> Turn:
+    """One request through the gateway, with what the picker decided for it. AssertionError if the answer ends early.
+
+    `answer` in tokens; `stream`: it comes piece by piece.
+    """
     request_id = f"talk-{next(_numbers)}"
-    reported = await client.chat.completions.create(
-        model=fleet.chain.shape.engine.model,
-        messages=messages,
-        max_tokens=answer,
-        temperature=0,
-        extra_body={"ignore_eos": True},
-        extra_headers={"x-request-id": request_id, **more.pop("headers", {})},
+    asked: dict[str, Any] = {
+        "model": fleet.chain.shape.engine.model,
+        "messages": messages,
+        "max_tokens": answer,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+        "extra_headers": {"x-request-id": request_id, **more.pop("headers", {})},
         **more,
-    )
+    }
+    text, finish, usage = "", None, None
+    if stream:
+        async for piece in await client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        ):
+            usage = piece.usage or usage
+            for choice in piece.choices:
+                text += choice.delta.content or ""
+                finish = choice.finish_reason or finish
+    else:
+        reported = await client.chat.completions.create(**asked)
+        text, finish = reported.choices[0].message.content or "", reported.choices[0].finish_reason
+        usage = reported.usage
+    assert usage is not None
+    assert (finish, usage.completion_tokens) == ("length", answer)
     decision = await fleet.chain.get(f"{fleet.chain.replicas[0].admin}/decisions/{request_id}")
-    return Turn.of(reported, decision)
+    return Turn.of(text, usage, decision)
