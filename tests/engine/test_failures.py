@@ -14,10 +14,12 @@ from tests.support.engines.real_engines import (
     kv_aware,
     loaded,
     received,
+    remembered,
     restored,
     settled,
     started,
     statistic,
+    well,
 )
 from tests.support.engines.talk import Talk
 from tests.support.gateway.chain import Laptop
@@ -32,26 +34,6 @@ def strategy(running: Laptop) -> str:
 
 async def degraded(fleet: Laptop, reason: str) -> float:
     return await fleet.metric("warmpath_degraded_total", reason=reason)
-
-
-async def remembered(fleet: Laptop, *pods: str) -> None:
-    """Return when chunks that these pods store now are known to be in their L1 again."""
-    for pod in pods:
-        async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
-
-            async def stored(direct: openai.AsyncOpenAI = direct, node: str = fleet.pod(pod).node) -> int:
-                await direct.completions.create(model="tiny", prompt=Talk(fleet, direct).words(BLOCK), max_tokens=1)
-                return await in_l1(fleet, node)
-
-            await eventually(stored, bool, every=1.0)
-
-
-async def well(fleet: Laptop, talk: Talk) -> None:
-    """The conversation goes on, and the picker knows exactly what of it is cached."""
-    await talk.say(talk.words(100))
-    await settled(fleet)
-    turn = await talk.say(talk.words(30))
-    assert turn.predicted == turn.cached > 0
 
 
 async def test_the_coordinator(fleet: Laptop, talk: Talk) -> None:

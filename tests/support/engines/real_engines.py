@@ -117,6 +117,18 @@ async def in_l1(fleet: Laptop, node: str) -> int:
     return int((await fleet.chain.get(url))["total"])
 
 
+async def remembered(fleet: Laptop, *pods: str) -> None:
+    """Return when chunks that these pods store now are known to be in their L1 again."""
+    for pod in pods:
+        async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
+
+            async def stored(direct: openai.AsyncOpenAI = direct, node: str = fleet.pod(pod).node) -> int:
+                await direct.completions.create(model="tiny", prompt=Talk(fleet, direct).words(32), max_tokens=1)
+                return await in_l1(fleet, node)
+
+            await eventually(stored, bool, every=1.0)
+
+
 async def fill(fleet: Laptop, client: openai.AsyncOpenAI, pod: str) -> None:
     """Have a pod compute so much else that its device holds nothing that it held."""
     async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
@@ -184,3 +196,11 @@ async def started(fleet: Laptop, *names: str) -> None:
     if back := [name for name in names if name in fleet.chain.gone]:
         fleet.chain.gone[:] = [name for name in fleet.chain.gone if name not in back]
         write_endpoints([pod for pod in layout.pods if pod.name not in fleet.chain.gone], fleet.chain.endpoints_file)
+
+
+async def well(fleet: Laptop, talk: Talk) -> None:
+    """The conversation goes on, and the picker knows exactly what of it is cached."""
+    await talk.say(talk.words(100))
+    await settled(fleet)
+    turn = await talk.say(talk.words(30))
+    assert turn.predicted == turn.cached > 0
