@@ -4,28 +4,39 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import isnan
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from markupsafe import Markup
 
 from epp import protocol
 from epp.admin.bills import name
-from epp.admin.drawing import Part, bar, line, spark, stack, tiles
+from epp.admin.drawing import bar, line, spark, stack, tiles
 from epp.admin.history import KV_STEPS, STEP_S, STEPS, UNKNOWN, EndpointHistory, History, PoolHistory
 from epp.admin.views import PoolView
-from epp.plugin import Endpoint
+from epp.plugin import Endpoint, Load
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.pace import Pace
 from epp.telemetry.series import EndpointSeries, Waits
 
-SLICE: Final = 100
-"""Endpoints whose figures are gathered at once: some 0.4 ms."""
+SLICE: Final = 300
+"""Endpoints whose figures are gathered at once: some 0.3 ms."""
 MOST_FLOWS: Final = 40
 """Rows of what waits in flow control, those with the most requests."""
 LONG: Final = f"last {STEP_S * STEPS / 60:.0f} minutes"
 
+T = TypeVar("T")
 Value = int | float | str | None
-Member = tuple[Endpoint, EndpointSeries, EndpointHistory]
+Member = tuple[Endpoint, EndpointSeries]
+
+
+class Members(NamedTuple):
+    """The endpoints of a pool with what is counted and was seen of them, in the same order."""
+
+    endpoints: Sequence[Endpoint]
+    series: Sequence[EndpointSeries]
+    seen: Sequence[EndpointHistory]
+    roles: Mapping[str, Sequence[Member]]
+    """By role, "": none; empty where no endpoint has one."""
 
 
 class Column(NamedTuple):
@@ -89,11 +100,10 @@ class Overview:
         self.replicas: Callable[[], dict[str, Any]] | None = None
         self._version = 0
         self._began = f"{clock():.3f}"
-        self._charts: dict[object, tuple[int, Markup]] = {}
-        self._learned: dict[int, tuple[int, dict[Endpoint, float]]] = {}
+        self._made: dict[object, tuple[int, Any]] = {}
         self._events: dict[int, tuple[float, KvEvents]] = {}
         self._scales: dict[int, tuple[int, int]] = {}
-        self._known: dict[int, tuple[Sequence[Endpoint], Sequence[Member]]] = {}
+        self._known: dict[int, Members] = {}
 
     @property
     def version(self) -> str:
@@ -113,23 +123,23 @@ class Overview:
         return {
             "reasons": [*map(name, self._ready())],
             "degraded": self._metrics.degraded_now,
-            "tiles": self._process_tiles(),
+            "tiles": self._each_step("tiles", lambda: _process_tiles(self._history)),
             "replicas": None if replicas is None else [*_replicas(replicas)],
             "pools": [
                 self._pool(pool, history) for pool, history in zip(self._pools, self._history.pools, strict=True)
             ],
         }
 
-    async def rows(self, pace: Pace) -> list[list[tuple[Value, ...]]]:
-        """Of each pool, of each endpoint a value for each of `COLUMNS`."""
+    async def columns(self, pace: Pace) -> list[list[list[Value]]]:
+        """Of each pool, of each of `COLUMNS` a value for each endpoint."""
         members = [self._members(pool) for pool in self._pools]  # some may leave between two slices
-        return [await self._rows(pool, mine, pace) for pool, mine in zip(self._pools, members, strict=True)]
+        return [await self._columns(pool, mine, pace) for pool, mine in zip(self._pools, members, strict=True)]
 
     def scale(self, pool: PoolView) -> int:
         """Requests at the upper edge of the pool's charts of them: a power of two, which seldom changes."""
         made = self._scales.get(id(pool))
         if made is None or made[0] != self.step:
-            most = max((max(seen.requests) for _, _, seen in self._members(pool)), default=0)
+            most = max((max(seen.requests) for seen in self._members(pool).seen), default=0)
             made = self._scales[id(pool)] = self.step, max(8, 1 << (most - 1).bit_length())
         return made[1]
 
@@ -148,44 +158,29 @@ class Overview:
         seen = self._history.endpoint(endpoint)
         return {"requests": spark(seen.requests, scale), "kv": _kv_spark(seen)}
 
-    async def _rows(self, pool: PoolView, members: Sequence[Member], pace: Pace) -> list[tuple[Value, ...]]:
-        now, rows = self._clock(), list[tuple[Value, ...]]()
-        all_decisions = sum([series.decisions for _, series, _ in members])
+    async def _columns(self, pool: PoolView, members: Members, pace: Pace) -> list[list[Value]]:
+        columns: list[list[Value]] = [[] for _ in COLUMNS]
+        decisions = sum([series.decisions for series in members.series])
         speeds, events = self._speeds(pool), self._kv_events(pool)
-        for number, (endpoint, series, seen) in enumerate(members, 1):  # each line counts: hundreds, each second
-            load, decisions, tokens, kv = endpoint.load, series.decisions, series.tokens, seen.kv[-1]
-            at = load.at
-            state, _, trust = events.get(endpoint.name, NOTHING) if events else NOTHING
-            rows.append(
-                (
-                    series.in_flight,
-                    None if at is None else load.waiting,
-                    None if at is None else load.running,
-                    seen.requests[-1],
-                    None if at is None else round(load.kv_usage * 100),
-                    None if kv == UNKNOWN else kv,
-                    round(series.predicted * 100 / tokens) if tokens else None,
-                    round(decisions * 100 / all_decisions) if all_decisions else None,
-                    speeds.get(endpoint),
-                    None if trust is None else round(trust * 100),
-                    state,
-                    series.failures,
-                    None if at is None else int((now - at) * 10) / 10,
-                )
-            )
-            if not number % SLICE:
-                await pace.rest()
-        return rows
+        for start in range(0, len(members.endpoints), SLICE):
+            some = slice(start, start + SLICE)
+            endpoints, series, seen = members.endpoints[some], members.series[some], members.seen[some]
+            values = _values(endpoints, series, seen, self._clock(), decisions, speeds, events)
+            for column, more in zip(columns, values, strict=True):
+                column += more
+            await pace.rest()
+        return columns
 
-    def _members(self, pool: PoolView) -> Sequence[Member]:
-        """The endpoints with what is counted of them, looked up once while they are the same."""
+    def _members(self, pool: PoolView) -> Members:
+        """Looked up once while they are the same."""
         known = self._known.get(id(pool))
-        if known is None or known[0] is not pool.endpoints:
+        if known is None or known.endpoints is not pool.endpoints:
             self._version += 1
-            counted, seen = self._metrics.endpoint, self._history.endpoint
-            members = [(endpoint, counted(endpoint), seen(endpoint)) for endpoint in pool.endpoints]
-            known = self._known[id(pool)] = pool.endpoints, members
-        return known[1]
+            endpoints = pool.endpoints
+            counted = [self._metrics.endpoint(endpoint) for endpoint in endpoints]
+            seen = [self._history.endpoint(endpoint) for endpoint in endpoints]
+            known = self._known[id(pool)] = Members(endpoints, counted, seen, _by_role(endpoints, counted))
+        return known
 
     def _kv_events(self, pool: PoolView) -> KvEvents:
         """The same for what is drawn together."""
@@ -196,86 +191,48 @@ class Overview:
 
     def _speeds(self, pool: PoolView) -> dict[Endpoint, float]:
         """What plugins have learned of each endpoint, as of the last step: it changes slowly."""
-        made = self._learned.get(id(pool))
+
+        def learned() -> dict[Endpoint, float]:
+            figures = self._metrics.endpoint_figure(pool, "speed")
+            return {endpoint: round(speed, 2) for endpoint, speed in figures.items()}
+
+        return self._each_step((id(pool), "speeds"), learned)
+
+    def _each_step(self, key: object, make: Callable[[], T]) -> T:
+        """Made when the history has grown, which is seldom."""
+        made = self._made.get(key)
         if made is None or made[0] != self._history.steps:
-            found = {
-                endpoint: round(figures["speed"], 2)
-                for endpoint, plugins in self._metrics.endpoint_statistics(pool).items()
-                for figures in plugins.values()
-                if "speed" in figures
-            }
-            made = self._learned[id(pool)] = self._history.steps, found
-        return made[1]
+            made = self._made[key] = self._history.steps, make()
+        found: T = made[1]
+        return found
 
     # --- what is drawn
 
-    def _chart(self, key: object, make: Callable[[], Markup]) -> Markup:
-        """Drawn when the history has grown, which is seldom."""
-        made = self._charts.get(key)
-        if made is None or made[0] != self._history.steps:
-            made = self._charts[key] = self._history.steps, make()
-        return made[1]
-
-    def _process_tiles(self) -> list[Tile]:
-        history = self._history
-        ttft, refused = history.ttft.last, history.refused.last
-        return [
-            Tile(
-                "TTFT, median",
-                _seconds(ttft),
-                self._chart("ttft", lambda: line(history.ttft.values, f"median time to first token, {LONG}")),
-            ),
-            Tile(
-                "refused a second",
-                _number(refused),
-                self._chart("refused", lambda: line(history.refused.values, f"requests refused a second, {LONG}", 1.0)),
-            ),
-        ]
-
     def _pool(self, pool: PoolView, history: PoolHistory) -> dict[str, Any]:
-        endpoints, members = pool.endpoints, self._members(pool)
+        members = self._members(pool)
+        loads = [endpoint.load for endpoint in members.endpoints]
         return {
             "name": f"{name(pool.namespace)}/{name(pool.name)}",
-            "endpoints": len(endpoints),
-            "tiles": [*self._tiles(pool, history)],
-            "map": _map(endpoints),
-            "roles": [*_roles(members)],
+            "endpoints": len(loads),
+            "tiles": self._tiles(pool, history, members, loads),
+            "map": _map(loads),
+            "roles": [*_roles(members.roles)],
             "states": _states(self._kv_events(pool)),
             "flow": self._flow(pool),
         }
 
-    def _tiles(self, pool: PoolView, history: PoolHistory) -> Iterator[Tile]:
-        in_flight = sum(series.in_flight for _, series, _ in self._members(pool))
-        loads = [endpoint.load for endpoint in pool.endpoints]
+    def _tiles(self, pool: PoolView, history: PoolHistory, members: Members, loads: Sequence[Load]) -> list[Tile]:
+        rate, in_flight, waiting, use, *others = self._each_step((id(pool), "tiles"), lambda: [*_pool_tiles(history)])
         usage = [load.kv_usage for load in loads if load.at is not None]
-        waiting = sum(load.waiting for load in loads)
-
-        def chart(series: str, label: str, top: float | None = None) -> Markup:
-            drawn = history[series].values
-            return self._chart((id(pool), series), lambda: line(drawn, f"{label}, {LONG}", top))
-
-        yield Tile("requests a second", _number(history["requests"].last), chart("requests", "requests a second"))
-        yield Tile("in flight", str(in_flight), chart("in_flight", "requests in flight"))
-        yield Tile(
-            "waiting in engines", str(waiting) if usage else "–", chart("waiting", "requests waiting in engines")
-        )
         mean = sum(usage) / len(usage) if usage else None
         most = f", most {_share(max(usage))}" if usage else ""
-        yield Tile(f"KV use{most}", _share(mean), chart("kv_mean", "mean KV use", 1.0))
-        held = [history[tier] for tier in ("device", "l1", "l2")]
-        now = [series.last for series in held]
-        total = sum(value or 0.0 for value in now) if any(value is not None for value in now) else None
-        tiered = any(value > 0 for series in held[1:] for value in series.values)
-        keys = [
-            (f"{tier} {_share(value).removesuffix(' %')}", at)
-            for at, (tier, value) in enumerate(zip(TIERS, now, strict=True))
+        return [
+            rate,
+            in_flight._replace(value=str(sum([series.in_flight for series in members.series]))),
+            waiting._replace(value=str(sum([load.waiting for load in loads])) if usage else "–"),
+            use._replace(label=f"KV use{most}", value=_share(mean)),
+            *others,
         ]
-        drawn = [series.values for series in held]
-        stacked = self._chart((id(pool), "hits"), lambda: stack(drawn, f"predicted hit rate by tier, {LONG}"))
-        yield Tile("predicted hit rate", _share(total), stacked, keys if tiered else ())
-        for series, label, write, top in OPTIONAL:
-            if not all(map(isnan, history[series].values)):
-                yield Tile(label, write(history[series].last), chart(series, label, top))
 
     def _flow(self, pool: PoolView) -> dict[str, Any] | None:
         figures = self._metrics.flow(pool.name)
@@ -293,12 +250,75 @@ class Overview:
                     "flow": name(row.fairness_id),
                     "requests": row.requests,
                     "kilobytes": -(-row.bytes // 1024),
-                    "bar": bar([Part(row.requests)], most, f"{row.requests} waiting"),
+                    "bar": bar(row.requests, most, f"{row.requests} waiting"),
                 }
                 for row in shown
             ],
             "more": max(0, len(rows) - MOST_FLOWS),
         }
+
+
+def _process_tiles(history: History) -> list[Tile]:
+    drawn = line(history.ttft.values, f"median time to first token, {LONG}")
+    refused = line(history.refused.values, f"requests refused a second, {LONG}", 1.0)
+    return [
+        Tile("TTFT, median", _seconds(history.ttft.last), drawn),
+        Tile("refused a second", _number(history.refused.last), refused),
+    ]
+
+
+def _pool_tiles(history: PoolHistory) -> Iterator[Tile]:
+    """As of the last step. The second to fourth are without what they show, which is of now."""
+
+    def chart(series: str, label: str, top: float | None = None) -> Markup:
+        return line(history[series].values, f"{label}, {LONG}", top)
+
+    yield Tile("requests a second", _number(history["requests"].last), chart("requests", "requests a second"))
+    yield Tile("in flight", "", chart("in_flight", "requests in flight"))
+    yield Tile("waiting in engines", "", chart("waiting", "requests waiting in engines"))
+    yield Tile("KV use", "", chart("kv_mean", "mean KV use", 1.0))
+    held = [history[tier] for tier in ("device", "l1", "l2")]
+    now = [series.last for series in held]
+    total = sum(value or 0.0 for value in now) if any(value is not None for value in now) else None
+    tiered = any(value > 0 for series in held[1:] for value in series.values)
+    named = enumerate(zip(TIERS, now, strict=True))
+    keys = [(f"{tier} {_share(value).removesuffix(' %')}", at) for at, (tier, value) in named]
+    stacked = stack([series.values for series in held], f"predicted hit rate by tier, {LONG}")
+    yield Tile("predicted hit rate", _share(total), stacked, keys if tiered else ())
+    for series, label, write, top in OPTIONAL:
+        if not all(map(isnan, history[series].values)):
+            yield Tile(label, write(history[series].last), chart(series, label, top))
+
+
+def _values(
+    endpoints: Sequence[Endpoint],
+    series: Sequence[EndpointSeries],
+    seen: Sequence[EndpointHistory],
+    now: float,
+    decisions: int,
+    speeds: Mapping[Endpoint, float],
+    events: KvEvents,
+) -> Sequence[Sequence[Value]]:
+    """By `COLUMNS`: a list for each, which is made twice as fast as a row for each endpoint. `decisions`: of the whole
+    pool.
+    """
+    loads = [endpoint.load for endpoint in endpoints]
+    states = [events.get(endpoint.name, NOTHING) for endpoint in endpoints] if events else [NOTHING] * len(loads)
+    return (
+        [each.in_flight for each in series],
+        [None if load.at is None else load.waiting for load in loads],
+        [None if load.at is None else load.running for load in loads],
+        [each.requests[-1] for each in seen],
+        [None if load.at is None else round(load.kv_usage * 100) for load in loads],
+        [None if each.kv[-1] == UNKNOWN else each.kv[-1] for each in seen],
+        [round(each.predicted * 100 / each.tokens) if each.tokens else None for each in series],
+        [round(each.decisions * 100 / decisions) if decisions else None for each in series],
+        [*map(speeds.get, endpoints)],
+        [None if trust is None else round(trust * 100) for _, _, trust in states],
+        [state for state, _, _ in states],
+        [each.failures for each in series],
+        [None if load.at is None else int((now - load.at) * 10) / 10 for load in loads],
+    )
 
 
 def _flows(waiting: Iterable[Waits]) -> Iterable[Waits]:
@@ -345,37 +365,42 @@ def _kv_spark(seen: EndpointHistory) -> str:
     return " ".join(points[-known:]) if known else ""
 
 
-def _map(endpoints: Sequence[Endpoint]) -> Markup:
+def _map(loads: Sequence[Load]) -> Markup:
     """A square for each endpoint by its KV use: where it is full is seen among hundreds."""
     shades = [
-        None if endpoint.load.at is None else min(9, int(max(0.0, endpoint.load.kv_usage) * 10))
-        for endpoint in endpoints
+        None if load.at is None else 9 if (use := load.kv_usage) >= 0.9 else int(use * 10) if use > 0 else 0
+        for load in loads
     ]
-    full = sum(shade is not None and shade >= 9 for shade in shades)
+    full = shades.count(9)
     return tiles(shades, f"KV use of {len(shades)} endpoints in their order; {full} of them are at 90 % or more")
 
 
-def _roles(members: Sequence[Member]) -> Iterator[dict[str, Any]]:
-    """Of each role; nothing where there are none."""
+def _by_role(endpoints: Sequence[Endpoint], series: Sequence[EndpointSeries]) -> dict[str, list[Member]]:
+    """As `Members.roles`."""
     roles: dict[str, list[Member]] = {}
-    for member in members:
-        roles.setdefault(member[0].labels.get(protocol.ROLE_LABEL, ""), []).append(member)
-    if not any(roles):
-        return
+    for endpoint, counted in zip(endpoints, series, strict=True):
+        roles.setdefault(endpoint.labels.get(protocol.ROLE_LABEL, ""), []).append((endpoint, counted))
+    return roles if any(roles) else {}
+
+
+def _roles(roles: Mapping[str, Sequence[Member]]) -> Iterator[dict[str, Any]]:
+    """What is shown of each."""
     for role, mine in sorted(roles.items()):
-        usage = [endpoint.load.kv_usage for endpoint, _, _ in mine if endpoint.load.at is not None]
+        usage = [endpoint.load.kv_usage for endpoint, _ in mine if endpoint.load.at is not None]
         mean = sum(usage) / len(usage) if usage else None
         yield {
             "role": name(role) or "no role",
             "endpoints": len(mine),
-            "in_flight": sum(series.in_flight for _, series, _ in mine),
+            "in_flight": sum([series.in_flight for _, series in mine]),
             "kv": _share(mean),
-            "bar": bar([Part(mean or 0.0)], 1.0, f"mean KV use {_share(mean)}"),
+            "bar": bar(mean or 0.0, 1.0, f"mean KV use {_share(mean)}"),
         }
 
 
 def _states(events: KvEvents) -> str:
     """How many endpoints' KV events are in which state; empty: nobody asks for events."""
+    if not events:
+        return ""
     counts = Counter(state for state, _, _ in events.values())
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 
@@ -391,7 +416,7 @@ def _replicas(shown: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     }
     for peer in shown["peers"]:
         share = peer["agreement"]
-        drawn = bar([Part(share or 0.0)], 1.0, f"agreement {_share(share)}")
+        drawn = bar(share or 0.0, 1.0, f"agreement {_share(share)}")
         yield {
             "address": name(peer["address"]),
             "state": name(peer["state"]),

@@ -1,20 +1,21 @@
-"""Pages for people, drawn here: HTML whose every value the templates escape, a style sheet and a script beside it.
+"""Pages for people, drawn here: HTML whose every value is escaped, a style sheet and a script beside it.
 
 They can be read without the script, which only refreshes, sorts and filters. Nothing is loaded from elsewhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import lru_cache
+from html import escape
 from importlib.resources import files
+from time import gmtime, strftime
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from epp.admin.bills import Term, best, milliseconds, name, profile_view
-from epp.admin.drawing import HEIGHT
+from epp.admin.bills import Best, best, milliseconds, name, profile_view
+from epp.admin.drawing import HEIGHT, Term
 from epp.admin.history import ENDPOINT_STEPS
 from epp.admin.overview import COLUMNS, Column, Value
 from epp.admin.recorder import Record, brief
@@ -145,38 +146,55 @@ class DecisionTable:
     def drawn(self, records: Iterable[Record]) -> Drawn:
         shown = [(record, self._row(record)) for record in records]
         terms = {term.name: term for _, (_, _, found) in shown for term in found}
-        rows = [markup for _, (_, markup, _) in shown]
         if len(self._drawn) > HELD:
             self._drawn = dict(shown)
         in_order = sorted(terms.values(), key=lambda term: term.colour)
-        return Drawn(Markup(_PARTS.terms(in_order)), Markup(_PARTS.decisions(rows)))
+        return Drawn(_legend(tuple(in_order)), Markup(_PARTS.decisions([markup for _, (_, markup, _) in shown])))
 
     def _row(self, record: Record) -> tuple[bool, Markup, Sequence[Term]]:
         ended = record.response is not None
         known = self._drawn.get(record)
         if known is None or known[0] != ended:
-            shown = _decision(record)
-            terms = shown["profile"]["terms"] if shown["profile"] else []
-            known = self._drawn[record] = ended, Markup(_PARTS.decision(shown)), terms
+            shown = best(record.decision)
+            markup = _decision(record, brief(record.decision) if shown is None else shown)
+            known = self._drawn[record] = ended, markup, shown.terms if shown is not None else ()
         return known
 
 
-def _decision(record: Record) -> dict[str, Any]:
+@lru_cache(16)
+def _legend(terms: Sequence[Term]) -> Markup:
+    """Seldom another one."""
+    return Markup(_PARTS.terms(terms))
+
+
+def _decision(record: Record, shown: Best | str) -> Markup:
+    """Without a template, as there may be new ones each second. `shown`: its best endpoints, or else a line."""
     decision, response = record.decision, record.response
-    profile = best(decision)
-    return {
-        "id": name(decision.request.id)[:40],
-        "link": _link(decision.request.id),
-        "at": _time(decision.at),
-        "pool": name(f"{record.namespace}/{record.pool}"),
-        "model": name(record.model),
-        "tokens": decision.request.tokens,
-        "status": "under way" if response is None else response.status or "no answer",
-        "ttft": None if record.ttft is None else milliseconds(record.ttft * 1000),
-        "profile": profile,
-        "why": brief(decision) if profile is None else "",
-        "stages": [f"{stage}: {', '.join(map(name, names))}" for stage, names in decision.beside.items()],
-    }
+    request = decision.request
+    status = "under way" if response is None else str(response.status or "no answer")
+    ttft = "" if record.ttft is None else milliseconds(record.ttft * 1000)
+    lines = [f"{stage}: {', '.join(map(name, names))}" for stage, names in decision.beside.items()]
+    return Markup(
+        f'<tr><td class="when">{_time(decision.at)}<br><a href="{_link(request.id)}">{escape(name(request.id)[:40])}'
+        f"</a></td><td>{escape(name(record.model))}<br>"
+        f"<small>{escape(name(f'{record.namespace}/{record.pool}'))}</small></td>"
+        f'<td class="n">{request.tokens}</td><td class="n">{status}<br><small>{ttft}</small></td>\n'
+        f"<td>{escape(shown) if isinstance(shown, str) else _bills(shown)}"
+        f"{''.join([f'<small>{escape(line)}</small> ' for line in lines])}</td></tr>\n"
+    )
+
+
+def _bills(shown: Best) -> str:
+    rows = [
+        f'{CHOSEN if row.chosen else OTHER}{escape(row.name)}</span>{row.bar}<span class="n">{row.figure}</span></li>'
+        for row in shown.rows
+    ]
+    more = f"<small>and {shown.others} more</small>" if shown.others > 0 else ""
+    return f'<ol class="bills">{"".join(rows)}</ol>{more}'
+
+
+CHOSEN: Final = '<li class="chosen"><span><span class="hidden">chosen: </span>'
+OTHER: Final = "<li><span>"
 
 
 def _link(request_id: str) -> str:
@@ -184,7 +202,7 @@ def _link(request_id: str) -> str:
 
 
 def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+    return strftime("%H:%M:%S", gmtime(at))
 
 
 def decisions(drawn: Drawn, limit: int, live: str) -> str:

@@ -142,9 +142,9 @@ class Screens:
         glance, drawn = overview.glance(), self._drawn(GLANCED)
         tables, said = [], []
         endpoints = [pool.endpoints for pool in self._pools]
-        for number, (pool, rows) in enumerate(zip(self._pools, await overview.rows(pace), strict=True)):
+        for number, (pool, columns) in enumerate(zip(self._pools, await overview.columns(pace), strict=True)):
             scale = overview.scale(pool)
-            some, parts = [*zip(endpoints[number], rows, strict=True)], []
+            some, parts = [*zip(endpoints[number], zip(*columns, strict=True), strict=True)], []
             for start in range(0, len(some), SLICE):
                 slice_ = some[start : start + SLICE]
                 parts.append(
@@ -160,12 +160,12 @@ class Screens:
     async def _live(self) -> Page:
         overview = self._overview
         version, step = overview.version, overview.step
-        rows = await overview.rows(Pace())
+        columns = await overview.columns(Pace())
         shown = {
             "version": version,
             "step": step,
             "scales": [*map(overview.scale, self._pools)],
-            "rows": rows,
+            "columns": columns,
             "parts": page.parts(overview.glance(), self._drawn(GLANCED)),
         }
         return msgspec.json.encode(shown), JSON

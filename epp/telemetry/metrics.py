@@ -367,6 +367,16 @@ class Metrics:
                     found[endpoint][plugin] = self._numbers(plugin, values)
         return found
 
+    def endpoint_figure(self, pool: _Pool, figure: str) -> dict[Any, float]:
+        """One of these by endpoint, of the last plugin that reports a number under this name."""
+        source = self._endpoint_sources.get(pool.name)
+        return {
+            endpoint: value
+            for figures in (source() if source is not None else {}).values()
+            for endpoint, values in figures.items()
+            if isinstance(value := values.get(figure), (int, float))
+        }
+
     def statistics(self, pool: _Pool) -> dict[str, dict[str, float]]:
         """What plugins report of themselves: plugin -> figure -> value."""
         return {

@@ -1,10 +1,11 @@
-"""What the page that refreshes each second costs the picker: its CPU time with a viewer, less that without one.
+"""What the page that refreshes each second costs the picker: its CPU time with a refresh, less that without one.
 
-    hack/bench page                       8 and 300 endpoints, in turns
-    hack/bench page --seconds 30 --rounds 5
+    hack/bench page                       8 and 300 endpoints, one after the other
+    hack/bench page --scrape 1 --seconds 200
 
 A `warmpath serve` of its own; endpoints whose metrics differ at each scrape; ten requests a second, so that decisions
-are drawn anew. The viewer asks for what the page's script asks for.
+are drawn anew. The viewer asks for what the page's script asks for, as often. CPU time is read before a refresh and
+soon after it, and as long after in a time without one.
 """
 
 import argparse
@@ -16,10 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 
@@ -32,6 +33,12 @@ RATE: Final = 10
 """Requests a second."""
 RARELY: Final = ("--refresh-metrics-interval", "10s", "--log-level", "error")
 """Scrapes cost more than the page, and not always the same."""
+EVERY_S: Final = 1.0
+"""Seconds from a refresh to the next, at least."""
+LATER_S: Final = 0.2
+"""At most so many seconds more, by chance: else what is done once a second would fall into the same part of each."""
+WINDOW_S: Final = 0.1
+"""Seconds of each measurement: longer than a refresh takes, and short, since what else is done in them differs."""
 LIVE: Final = re.compile(r'data-live="([^"]+)"')
 START_SECONDS: Final = 60.0
 
@@ -116,66 +123,92 @@ async def requests(port: int) -> None:
             await asyncio.sleep(1 / RATE)
 
 
-async def viewer(url: str) -> None:
-    """For ever, as the page's script."""
+@asynccontextmanager
+async def viewer(url: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """One that has opened the page; what it refreshes by, as the page's script does."""
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{url}/", headers={"accept": "text/html"}) as answer:
             found = LIVE.search(await answer.text())
         assert found is not None
         live = found[1].replace("&amp;", "&")
-        while True:
-            await asyncio.sleep(1.0)
+
+        async def refresh() -> None:
             async with http.get(f"{url}{live}", headers={"accept": "application/json"}) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
 
-
-async def share(made: Picker, seconds: float, watched: bool) -> float:
-    """CPU seconds of the picker for each second."""
-    looking = asyncio.ensure_future(viewer(made.url)) if watched else None
-    await asyncio.sleep(2.0)  # the page itself, which is asked for once
-    before, at = made.cpu, time.monotonic()
-    await asyncio.sleep(seconds)
-    used = (made.cpu - before) / (time.monotonic() - at)
-    if looking is not None:
-        if looking.done():
-            looking.result()
-        looking.cancel()
-    return used
+        yield refresh
 
 
-async def compare(count: int, seconds: float, rounds: int) -> tuple[float, float]:
-    """Medians, of the shares of a core without a viewer and of what one adds."""
+async def nothing() -> None:
+    """As a refresh, where there is none."""
+
+
+async def window(made: Picker, ask: Callable[[], Awaitable[None]], seconds: float) -> tuple[float, float]:
+    """CPU seconds of the picker in so many seconds, more if `ask` at their start takes longer; and how many it were."""
+    before, began = made.cpu, time.monotonic()
+    await ask()
+    await asyncio.sleep(began + seconds - time.monotonic())
+    return made.cpu - before, time.monotonic() - began
+
+
+async def pairs(made: Picker, seconds: float) -> list[tuple[float, float]]:
+    """Shares of a core without a viewer, and CPU seconds that a refresh adds to it; windows with and without are taken
+    in turns.
+    """
+    found = []
+    async with viewer(made.url) as refresh:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            began = time.monotonic()
+            with_one, long = await window(made, refresh, WINDOW_S)
+            await asyncio.sleep(began + EVERY_S / 2 - time.monotonic())
+            without, as_long = await window(made, nothing, long)
+            alone = without / as_long
+            found.append((alone, with_one - alone * long))
+            await asyncio.sleep(began + EVERY_S + random.uniform(0.0, LATER_S) - time.monotonic())
+    return found
+
+
+class Cost(NamedTuple):
+    """Shares of a core: of a picker without a viewer, what one adds, and the standard error of that."""
+
+    alone: float
+    added: float
+    error: float
+
+
+async def cost(count: int, seconds: float, scrape: float) -> Cost:
+    """With so many endpoints, each scraped once in `scrape` seconds."""
+    often = ("--refresh-metrics-interval", f"{scrape:g}s")
     with tempfile.TemporaryDirectory(prefix="warmpath-page-") as folder:
-        async with endpoints(count) as pool, picker(Path(folder), pool) as made:
+        async with endpoints(count) as pool, picker(Path(folder), pool, *often) as made:
             sending = asyncio.ensure_future(requests(made.grpc))
             await asyncio.sleep(5.0)
-            pairs = []
-            for _ in range(rounds):
-                without = await share(made, seconds, watched=False)
-                pairs.append((without, await share(made, seconds, watched=True) - without))
+            found = await pairs(made, seconds)
             if sending.done():
                 sending.result()
             sending.cancel()
-    alone, added = zip(*pairs, strict=True)
-    return statistics.median(alone), statistics.median(added)
+    alone, added = zip(*found, strict=True)
+    error = statistics.stdev(added) / len(added) ** 0.5
+    return Cost(statistics.mean(alone), statistics.mean(added) / EVERY_S, error / EVERY_S)
 
 
-def table(rows: Sequence[tuple[int, float, float]]) -> str:
+def table(rows: Sequence[tuple[int, Cost]]) -> str:
     """In Markdown: endpoints, and shares of a core."""
-    lines = ["| endpoints | without a viewer | what one adds |", "|---|---|---|"]
-    lines += [f"| {count} | {100 * alone:.2f} % | {100 * added:.2f} % |" for count, alone, added in rows]
+    lines = ["| endpoints | without a viewer | what one adds | standard error |", "|---|---|---|---|"]
+    for count, found in rows:
+        lines.append(f"| {count} | {100 * found.alone:.1f} % | {100 * found.added:.2f} % | {100 * found.error:.2f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="hack/bench page", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--endpoints", nargs="+", type=int, default=[8, 300], metavar="N")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=100.0, help="of the measurement with each number of them")
+    parser.add_argument("--scrape", type=float, default=10.0, metavar="SECONDS", help="from one to an endpoint's next")
     options = parser.parse_args()
-    rows = [(count, *asyncio.run(compare(count, options.seconds, options.rounds))) for count in options.endpoints]
-    print(table(rows))
+    print(table([(count, asyncio.run(cost(count, options.seconds, options.scrape))) for count in options.endpoints]))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What people do with the pages, in a real Chromium, at 300 endpoints."""
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
+from epp.admin.server import AdminServer, AdminSettings
 from epp.parsing.request import RawRequest
 from epp.plugin import Endpoint, Load
+from epp.pool.store import Pool
 from epp.scheduling.cost import ExpectedTtft
 from epp.telemetry.series import FlowFigures, Waits
 from tests.browser.conftest import ENDPOINTS, Shown
@@ -55,6 +58,59 @@ async def test_other_endpoints_are_drawn_by_the_server_and_what_was_typed_stays(
     shown.pool.replace(shown.pool.endpoints[5:])
     await expect(page.locator(ROWS)).to_have_count(5)
     assert await page.get_by_label("Filter").input_value() == "pod-00"
+
+
+async def test_figures_of_two_pools_follow_each_its_own(shown: Shown, page: Page) -> None:
+    other = Pool("other", random=random.Random(1))
+    other.replace(
+        Endpoint(f"default/other-{n}", f"10.9.0.{n + 1}:8000", {}, Load(waiting=n, kv_usage=0.5, at=0.0))
+        for n in range(3)
+    )
+    pools = [shown.pool, other]
+    async with AdminServer(shown.metrics, pools, shown.decisions, list, str, AdminSettings(port=0)) as server:
+        await page.goto(f"http://127.0.0.1:{server.port}")
+        await page.evaluate("window.kept = true")
+        first, second = page.locator("#endpoints0 tbody tr"), page.locator("#endpoints1 tbody tr")
+        await page.locator("#endpoints1 thead th", has_text="queue").locator("button").click()
+        await page.mouse.move(5, 5)
+        await expect(second.first).to_contain_text("default/other-2")
+        shown.load(0, waiting=77)
+        other.endpoints[0].load = Load(waiting=44, kv_usage=0.25, at=0.0)
+        await expect(first.first.locator("td").nth(1)).to_have_text("77")
+        await expect(second.first).to_contain_text("default/other-0")
+        await expect(second.first.locator("td").nth(1)).to_have_text("44")
+        await expect(second.first.locator("td").nth(4)).to_have_text("25 %")
+        await expect(second.nth(1).locator("td").nth(4)).to_have_text("50 %")
+        assert await page.evaluate("window.kept") is True
+        other.replace(other.endpoints[1:])
+        await expect(second).to_have_count(2)
+        assert await page.evaluate("window.kept") is None
+        await expect(page.locator("#endpoints1 thead th", has_text="queue")).to_have_attribute(
+            "aria-sort", "descending"
+        )
+        await expect(second.first).to_contain_text("default/other-2")
+
+
+async def test_the_page_goes_on_with_a_picker_that_was_started_again(shown: Shown, browser: Browser) -> None:
+    context = await browser.new_context()  # of its own: that it could not be reached stands in its console
+    page = await context.new_page()
+
+    def picker(port: int) -> AdminServer:
+        return AdminServer(shown.metrics, [shown.pool], shown.decisions, list, str, AdminSettings(port=port))
+
+    async with picker(0) as server:
+        await page.goto(f"http://127.0.0.1:{server.port}")
+        await page.get_by_label("Filter").fill("pod-00")
+        await refreshed(page)
+    await expect(page.locator("#stale")).to_contain_text("not refreshed")
+    await expect(page.locator(ROWS)).to_have_count(10)
+    async with picker(server.port):
+        shown.load(7, waiting=99)
+        await expect(page.locator("#stale")).to_be_empty()
+        await expect(page.locator(ROWS)).to_have_count(10)
+        await expect(page.locator(ROWS).nth(7).locator("td").nth(1)).to_have_text("99")
+        assert await page.get_by_label("Filter").input_value() == "pod-00"
+    await context.close()
 
 
 async def test_the_table_is_sorted_filtered_and_grouped_by_keyboard(shown: Shown, page: Page) -> None:

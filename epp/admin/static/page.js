@@ -19,7 +19,7 @@ async function refresh() {
     const said = await answer.json();
     if (document.body.dataset.version !== said.version) return again();
     for (const [id, html] of Object.entries(said.parts)) draw(document.getElementById(id), html);
-    (said.rows || []).forEach((rows, number) => fill(tables[number], rows, said));
+    (said.columns || []).forEach((columns, number) => fill(tables[number], columns, said));
     step = said.step;
     stale.textContent = "";
     document.body.dataset.refreshed = Number(document.body.dataset.refreshed || 0) + 1;
@@ -45,23 +45,21 @@ function again() {
   location.reload();
 }
 
-function fill(table, rows, said) {
+function fill(table, values, said) {
   const { heads, lines, scale } = table;
   if (said.scales[tables.indexOf(table)] !== scale) return again();
   const grown = said.step - step;
   if (grown > 1) return again(); // this page slept
-  rows.forEach((values, number) => {
-    const cells = lines[number].cells;
-    values.forEach((value, column) => {
-      const cell = cells[column + 1], head = heads[column + 1];
-      if (head.dataset.chart) {
-        if (grown) extend(cell.firstChild, value, head.dataset.chart === "kv" ? 200 : scale);
-        return;
-      }
+  values.forEach((column, at) => {
+    const { chart, unit } = heads[at + 1].dataset;
+    if (chart && !grown) return;
+    column.forEach((value, number) => {
+      const cell = lines[number].cells[at + 1];
+      if (chart) return extend(cell.firstChild, value, chart === "kv" ? 200 : scale);
       const text = value === null ? "" : String(value);
       if (cell.dataset.v === text) return;
       cell.dataset.v = text;
-      cell.lastChild.textContent = value === null ? "–" : text + head.dataset.unit;
+      cell.lastChild.textContent = value === null ? "–" : text + unit;
       if (cell.childNodes.length > 1) cell.firstChild.firstChild.setAttribute("width", value || 0);
     });
   });

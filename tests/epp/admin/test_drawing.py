@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from epp.admin.drawing import BAR, HEIGHT, Part, bar, line, spark, stack, tiles
+from epp.admin.drawing import BAR, HEIGHT, Term, bar, bill_bar, line, spark, stack, tiles
 
 
 class Svg(HTMLParser):
@@ -59,21 +59,49 @@ def test_layers_lie_on_each_other() -> None:
 
 
 def test_a_bar_is_as_long_as_its_parts_are_of_the_whole() -> None:
-    drawn = Svg(bar([Part(25, 3), Part(0, 4), Part(50, 15)], 100, "own 25.0, stall 50.0 ms"))
-    assert drawn.title == "own 25.0, stall 50.0 ms"
-    assert drawn.all("rect", "class") == ["a3", "a5"]
+    drawn = Svg(bar(25, 100, "a quarter"))
+    assert drawn.title == "a quarter"
+    assert drawn.all("rect", "class") == ["a0"]
+    assert drawn.all("rect", "width") == [f"{BAR / 4:.1f}"]
+    for size, whole in ((0.0, 1.0), (1.0, 0.0), (0.01, 100.0)):
+        assert Svg(bar(size, whole, "nothing")).all("rect", "width") == []
+
+
+def terms(*names: str) -> list[Term]:
+    return [Term.of(name, at) for at, name in enumerate(names)]
+
+
+def test_terms_of_a_bill_lie_side_by_side() -> None:
+    own, wait, stall = terms("own", "wait", "stall")
+    drawn = Svg(bill_bar([(own, 25.0), (wait, 0.0), (stall, 50.0)], 100))
+    assert drawn.title == "own 25.0, stall 50.0 ms" + "own 25.0 ms" + "stall 50.0 ms"
+    assert drawn.all("rect", "class") == ["a0", "a2"]
     assert drawn.all("rect", "x") == ["0.0", f"{BAR / 4:.1f}"]
     assert drawn.all("rect", "width") == [f"{BAR / 4:.1f}", f"{BAR / 2:.1f}"]
     assert drawn.all("path", "d") == [f"M{BAR / 4:.1f},0v10"]
-    assert Svg(bar([Part(25, 3)], 100, "own 25.0 ms")).all("path", "d") == []
+    assert Svg(bill_bar([(own, 25.0)], 100)).all("path", "d") == []
+    assert Svg(bill_bar([(own, 0.0)], 0.0)).title == "free"
+    small = Svg(bill_bar([(own, 0.01), (stall, 100.0)], 100))
+    assert small.title == "own 0.0, stall 100.0 ms" + "stall 100.0 ms"  # a term too small to be seen is still named
 
 
 @pytest.mark.parametrize("size", [nan, inf, 1e300])
 def test_a_bar_stays_in_its_place_whatever_a_plugin_says(size: float) -> None:
-    drawn = Svg(bar([Part(1), Part(size)], 2, "x"))
+    first, second, third = terms("first", "second", "third")
+    drawn = Svg(bill_bar([(first, 1.0), (second, size), (third, 1.0)], 2))
     widths = [numbers(width)[0] for width in drawn.all("rect", "width")]
     assert BAR / 2 <= sum(widths) <= BAR
-    assert Svg(bar([Part(size)], size, "x")).all("rect", "width") in ([], [f"{BAR}.0"])
+    for one in (bar(size, size, "x"), bill_bar([(first, size)], size)):
+        assert Svg(one).all("rect", "width") in ([], [f"{BAR}.0"])
+
+
+@pytest.mark.parametrize("value", [inf, 1e300, -1.0, -inf])
+def test_a_chart_stays_in_its_place_whatever_a_plugin_says(value: float) -> None:
+    for drawn in (line([0.5, value, 1.0], "x", 1.0), line([0.5, value], "x"), stack([[0.5, value, 1.0]], "x")):
+        for path in Svg(drawn).all("path", "d"):
+            assert "nan" not in str(path)
+            assert "inf" not in str(path)
+            assert all(0 <= number <= HEIGHT for number in numbers(path))
 
 
 def test_a_square_for_each_endpoint() -> None:
@@ -89,5 +117,8 @@ def test_points_of_a_cell_end_at_the_edges() -> None:
 
 
 def test_a_text_of_somebody_else_stays_a_text() -> None:
-    for drawn in (line([1.0], "<b>&"), bar([], 0, "<b>&"), tiles([1], "<b>&")):
+    for drawn in (line([1.0], "<b>&"), bar(0, 0, "<b>&"), tiles([1], "<b>&")):
         assert "<title>&lt;b&gt;&amp;</title>" in drawn
+    drawn = bill_bar([(Term.of("<b>&", 0, "<i>"), 1.0)], 1.0)
+    assert Svg(drawn).title == "<b>& 1.0 ms" + "<b>& 1.0 ms: <i>"
+    assert {tag for tag, _ in Svg(drawn).elements} == {"svg", "title", "rect"}

@@ -1,12 +1,13 @@
 import asyncio
 from dataclasses import dataclass, field
+from math import nan
 from random import Random
 from typing import Any
 
 import pytest
 from markupsafe import Markup
 
-from epp.admin import page
+from epp.admin import overview, page
 from epp.admin.history import KV_STEPS, STEPS, History
 from epp.admin.overview import COLUMNS, MOST_FLOWS, Overview, Value
 from epp.admin.recorder import Decisions
@@ -35,8 +36,8 @@ class Seen:
     def rows(self) -> list[dict[str, Value]]:
         """By the heads of columns, of charts by what they show."""
         heads = [f"chart of {column.chart}" if column.chart else column.head for column in COLUMNS]
-        [rows] = asyncio.run(self.overview.rows(Pace()))
-        return [dict(zip(heads, row, strict=True)) for row in rows]
+        [columns] = asyncio.run(self.overview.columns(Pace()))
+        return [dict(zip(heads, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def pool_now(self) -> dict[str, Any]:
         [shown] = self.overview.glance()["pools"]
@@ -70,6 +71,41 @@ def test_what_was_scraped_and_said_of_an_endpoint_is_in_its_row() -> None:
     assert {head: first[head] for head in expected} == expected
     assert (first["chart of requests"], first["chart of kv"]) == (12, round(0.416 * KV_STEPS))
     assert (second["speed"], second["events"]) == (None, None)
+
+
+def test_figures_of_many_endpoints_are_gathered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [endpoint(n) for n in range(1, 8)]
+    seen = Seen(*pods)
+    for waiting, pod in enumerate(pods):
+        pod.load = Load(waiting=waiting, at=99.0)
+        seen.metrics.request_decided(pod, "m", 0.001, 100, 25)
+    seen.metrics.add_kv_events(
+        "p", lambda: KvEventFigures([(pod.name, f"state of {pod.name}", 0, 1) for pod in pods], {})
+    )
+    whole = seen.rows()
+    assert [row["queue"] for row in whole] == [*range(7)]
+    assert [row["events"] for row in whole] == [f"state of {pod.name}" for pod in pods]
+    assert {row["share"] for row in whole} == {14}, "of all, not of a slice"
+    for slice_ in (1, 2, 3, 7):
+        monkeypatch.setattr(overview, "SLICE", slice_)
+        assert seen.rows() == whole
+
+
+def test_a_pool_without_endpoints_has_empty_columns() -> None:
+    seen = Seen()
+    seen.pool.endpoints = ()
+    assert asyncio.run(seen.overview.columns(Pace())) == [[[]] * len(COLUMNS)]
+    assert (seen.pool_now()["endpoints"], seen.pool_now()["roles"]) == (0, [])
+
+
+@pytest.mark.parametrize(("use", "shade"), [(nan, 0), (-1.0, 0), (0.0, 0), (0.099, 0), (0.5, 5), (0.95, 9), (1.5, 9)])
+def test_the_map_takes_any_kv_use(use: float, shade: int) -> None:
+    seen = Seen()
+    seen.pool.endpoints[0].load = Load(kv_usage=use, at=99.0)
+    drawn = seen.pool_now()["map"]
+    assert f'class="h{shade}" d="M0,0' in drawn
+    assert 'class="none" d="M10,0' in drawn
+    assert f"{int(shade == 9)} of them are at 90 % or more" in drawn
 
 
 def test_a_tile_shows_what_is_and_what_a_pool_has_not_has_none() -> None:

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from epp.admin import screens, turns
+from epp.admin.overview import COLUMNS
 from epp.admin.recorder import Decisions, Recorder
 from epp.admin.server import AdminServer, AdminSettings
 from epp.errors import NoEndpoint
@@ -108,14 +109,14 @@ async def test_what_is_refreshed_fits_the_page() -> None:
         assert f'data-version="{live["version"]}" data-step="{live["step"]}"' in text
         assert [*live["parts"]] == ["state", "part0", "terms", "decisions"]
         assert all(f'id="{part}"' in text for part in live["parts"])
-        assert [len(rows) for rows in live["rows"]] == [45]
+        assert [[*map(len, columns)] for columns in live["columns"]] == [[45] * len(COLUMNS)]
         assert text.count('<th scope="row">default/pod-') == 45
         assert f'data-scale="{live["scales"][0]}"' in text
         assert live["parts"]["decisions"] in text
         rig.pool.replace([*rig.pool.endpoints[:3]])
         fewer = await rig.live("/?live")
         assert fewer["version"] != live["version"]
-        assert [len(rows) for rows in fewer["rows"]] == [3]
+        assert [[*map(len, columns)] for columns in fewer["columns"]] == [[3] * len(COLUMNS)]
 
 
 async def test_endpoints_that_leave_while_a_page_is_drawn_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +129,12 @@ async def test_endpoints_that_leave_while_a_page_is_drawn_do_no_harm(monkeypatch
             await real(seconds, *result)
 
         monkeypatch.setattr("epp.telemetry.pace.asyncio.sleep", leaving)
+        monkeypatch.setattr("epp.admin.overview.SLICE", 7)
         assert 1 < (await rig.get("/")).count('<th scope="row">default/pod-') <= 60
         assert len(rig.pool.endpoints) < 60  # some did leave
-        assert [len(rows) for rows in (await rig.live("/?live"))["rows"]] < [60]
+        [columns] = (await rig.live("/?live"))["columns"]
+        [length] = {*map(len, columns)}  # of all columns the same
+        assert 0 < length < 60
 
 
 async def test_the_list_of_decisions_is_refreshed_too() -> None:
@@ -248,5 +252,5 @@ async def test_two_pools_have_a_table_each() -> None:
     async with rig.server:
         text, live = await rig.get("/"), await rig.live("/?live")
         assert text.count('<table class="endpoints"') == 2
-        assert [len(rows) for rows in live["rows"]] == [2, 1]
+        assert [[*map(len, columns)] for columns in live["columns"]] == [[2] * len(COLUMNS), [1] * len(COLUMNS)]
         assert "<option>default/q</option>" in await rig.get("/explain")

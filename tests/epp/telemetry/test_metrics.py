@@ -349,6 +349,16 @@ def test_plugins_show_what_they_know_of_the_pools_endpoints_alone() -> None:
     assert value(metrics, "warmpath_degraded_total", reason="statistic-no-number")
 
 
+def test_one_figure_of_endpoints_is_that_of_the_last_plugin_with_a_number() -> None:
+    metrics, pods, pool = Metrics(), (endpoint(1), endpoint(2), endpoint(3)), APool("a", ())
+    assert metrics.endpoint_figure(pool, "speed") == {}
+    first = {pods[0]: {"speed": 0.5}, pods[1]: {"speed": 2.0, "other": 1.0}, pods[2]: {"other": 1.0}}
+    wrong: Any = {"first": first, "second": {pods[0]: {"speed": 3}, pods[1]: {"speed": "fast"}}}
+    metrics.add_endpoint_source(lambda: wrong, "a")
+    assert metrics.endpoint_figure(pool, "speed") == {pods[0]: 3, pods[1]: 2.0}
+    assert metrics.endpoint_figure(APool("b", ()), "speed") == {}
+
+
 def test_requests_are_counted_by_the_stages_that_were_apart_for_llm_ds_dashboards() -> None:
     metrics, pod = Metrics(), endpoint(1)
     metrics.add_handler("p", lambda: ("pd", "disagg-profile-handler"))
