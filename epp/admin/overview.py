@@ -299,9 +299,7 @@ def _values(
     speeds: Mapping[Endpoint, float],
     events: KvEvents,
 ) -> Sequence[Sequence[Value]]:
-    """By `COLUMNS`: a list for each, which is made twice as fast as a row for each endpoint. `decisions`: of the whole
-    pool.
-    """
+    """By `COLUMNS`, for each endpoint. `now`: seconds, of the clock; `decisions`: of the whole pool."""
     loads = [endpoint.load for endpoint in endpoints]
     states = [events.get(endpoint.name, NOTHING) for endpoint in endpoints] if events else [NOTHING] * len(loads)
     return (
