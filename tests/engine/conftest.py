@@ -6,6 +6,7 @@ the session's loop: `pytestmark = pytest.mark.asyncio(loop_scope="session")`.
 """
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import openai
@@ -44,14 +45,19 @@ def l2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
         yield made
 
 
+@asynccontextmanager
+async def two_nodes(python: Path, tiers: Tiers, folder: Path) -> AsyncIterator[Laptop]:
+    """The chain with these tiers, while the block runs."""
+    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=tiers)
+    flags = ("--refresh-metrics-interval", "0.2")
+    async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def running(python: Path, l2: Mount, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
     """The chain: pods `pod-a` and `pod-b`, services `coordinator`, `lmcache-pod-a`, `lmcache-pod-b`."""
-    tiers = Tiers(directory=l2.path)
-    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=tiers)
-    flags = ("--refresh-metrics-interval", "0.2")
-    folder = tmp_path_factory.mktemp("fleet")
-    async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
+    async with two_nodes(python, Tiers(directory=l2.path), tmp_path_factory.mktemp("fleet")) as made:
         yield made
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.engine.conftest import BLOCK
 from tests.support.engines.mounted import Mount
 from tests.support.engines.real_engines import (
+    asked_directly,
     eventually,
     in_l1,
     killed,
@@ -86,8 +87,7 @@ async def loaded_elsewhere(fleet: Laptop, talk: Talk, endpoint: str) -> float:
     """Tokens of a conversation that the node of another pod than `endpoint` finds in L2, asked for by that pod."""
     other = next(pod for pod in fleet.chain.pods if pod.name != endpoint)
     _, before = await loaded(fleet, other.name)
-    async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
-        await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
+    await asked_directly(other, talk.messages)
     _, after = await loaded(fleet, other.name)
     return after - before
 

@@ -2,12 +2,11 @@
 
 import signal
 
-import openai
 import pytest
 
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
-from tests.support.engines.real_engines import eventually, received, started
+from tests.support.engines.real_engines import asked_directly, eventually, received, started
 from tests.support.engines.talk import Talk, ask
 from tests.support.gateway.chain import Laptop
 
@@ -32,10 +31,8 @@ async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk
     pod = fleet.pod("pod-b")
     messages = [{"role": "user", "content": talk.words(300)}]
     before = await blocks_stored(fleet)
-    async with openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none", timeout=120) as direct:
-        reported = await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)  # type: ignore[arg-type]
-    assert reported.usage is not None
-    whole = reported.usage.prompt_tokens // BLOCK
+    usage = await asked_directly(pod, messages)
+    whole = usage.prompt_tokens // BLOCK
     await eventually(lambda: blocks_stored(fleet), lambda count: count >= before + whole)
     turn = await ask(fleet, talk.client, messages)
     assert turn.endpoint == pod.name

@@ -14,8 +14,9 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
+from tests.engine.conftest import BLOCK, two_nodes
 from tests.support.engines.real_engines import (
+    asked_directly,
     eventually,
     killed,
     kv_aware,
@@ -26,9 +27,9 @@ from tests.support.engines.real_engines import (
     statistic,
     well,
 )
-from tests.support.engines.talk import Talk, Turn
-from tests.support.gateway.chain import Laptop, laptop
-from tooling.laptop.engines import Tiers, Vllm
+from tests.support.engines.talk import Talk, Turn, cached_of
+from tests.support.gateway.chain import Laptop
+from tooling.laptop.engines import Tiers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,10 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def running(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
     """A chain as the other modules', with a service `redis` in place of the volume."""
-    engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=Tiers(l2="redis"))
-    flags = ("--refresh-metrics-interval", "0.2")
-    folder = tmp_path_factory.mktemp("redis")
-    async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
+    async with two_nodes(python, Tiers(l2="redis"), tmp_path_factory.mktemp("redis")) as made:
         yield made
 
 
@@ -104,11 +102,7 @@ async def answered_without_redis(fleet: Laptop, client: openai.AsyncOpenAI) -> N
 async def cached_elsewhere(fleet: Laptop, talk: Talk, endpoint: str) -> int:
     """Tokens of a conversation that are cached for another pod than `endpoint`, asked past the picker."""
     other = next(pod for pod in fleet.chain.pods if pod.name != endpoint)
-    async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
-        reported = await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
-    assert reported.usage is not None
-    details = reported.usage.prompt_tokens_details
-    return (details.cached_tokens or 0) if details else 0
+    return cached_of(await asked_directly(other, talk.messages))
 
 
 async def shared(fleet: Laptop, client: openai.AsyncOpenAI) -> bool:

@@ -9,6 +9,7 @@ import yaml
 from epp.prefix.lmcache.coordinator import Away, Coordinator
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
 from tests.support.engines.real_engines import (
+    asked_directly,
     eventually,
     fill,
     following,
@@ -20,7 +21,7 @@ from tests.support.engines.real_engines import (
     statistic,
     swept,
 )
-from tests.support.engines.talk import Talk, Turn
+from tests.support.engines.talk import Talk, Turn, cached_of
 from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -86,12 +87,10 @@ async def test_the_coordinator_has_a_node_load_ahead_from_l2(fleet: Laptop, talk
             await coordinator.prefetched(other.node, job)
     finally:
         coordinator.close()
-    async with openai.AsyncOpenAI(base_url=f"{other.url}/v1", api_key="none", timeout=120) as direct:
-        reported = await direct.chat.completions.create(model="tiny", messages=talk.messages, max_tokens=1)
-    assert reported.usage is not None
-    assert reported.usage.prompt_tokens_details is not None
+    usage = await asked_directly(other, talk.messages)
+    assert usage.prompt_tokens_details is not None
     whole = first.prompt // BLOCK * BLOCK
-    assert (reported.usage.prompt_tokens_details.cached_tokens or 0) >= whole
+    assert cached_of(usage) >= whole
     _, l2 = await eventually(lambda: loaded(fleet, other.name), lambda now: now[0] - before[0] >= whole)
     assert l2 == before[1]
 

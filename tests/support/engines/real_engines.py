@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
+from openai.types import CompletionUsage
 
 from epp.configuration.loader import strategy_text
 from tests.support.engines.lmcache import tokens_found
@@ -16,7 +17,7 @@ from tests.support.gateway.chain import Laptop
 from tests.support.gateway.chain import eventually as eventually_within
 from tests.support.process.waiting import until
 from tooling.laptop.chain import write_endpoints
-from tooling.laptop.engines import knowing_tiers
+from tooling.laptop.engines import LaptopPod, knowing_tiers
 
 LIMIT = 180.0
 """Seconds that anything may take where a dozen processes of real engines share a machine with others."""
@@ -117,10 +118,23 @@ async def in_l1(fleet: Laptop, node: str) -> int:
     return int((await fleet.chain.get(url))["total"])
 
 
+def direct_to(pod: LaptopPod) -> openai.AsyncOpenAI:
+    """A client that goes past the picker."""
+    return openai.AsyncOpenAI(base_url=f"{pod.url}/v1", api_key="none", timeout=120)
+
+
+async def asked_directly(pod: LaptopPod, messages: list[Any]) -> CompletionUsage:
+    """What a pod reports of a request that did not come through the picker, with an answer of one token."""
+    async with direct_to(pod) as direct:
+        reported = await direct.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
+    assert reported.usage is not None
+    return reported.usage
+
+
 async def remembered(fleet: Laptop, *pods: str) -> None:
     """Return when chunks that these pods store now are known to be in their L1 again."""
     for pod in pods:
-        async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
+        async with direct_to(fleet.pod(pod)) as direct:
 
             async def stored(direct: openai.AsyncOpenAI = direct, node: str = fleet.pod(pod).node) -> int:
                 await direct.completions.create(model="tiny", prompt=Talk(fleet, direct).words(32), max_tokens=1)
@@ -131,7 +145,7 @@ async def remembered(fleet: Laptop, *pods: str) -> None:
 
 async def fill(fleet: Laptop, client: openai.AsyncOpenAI, pod: str) -> None:
     """Have a pod compute so much else that its device holds nothing that it held."""
-    async with openai.AsyncOpenAI(base_url=f"{fleet.pod(pod).url}/v1", api_key="none", timeout=120) as direct:
+    async with direct_to(fleet.pod(pod)) as direct:
         for _ in range(3):
             other = Talk(fleet, direct)
             await direct.completions.create(model="tiny", prompt=other.words(1300), max_tokens=1)

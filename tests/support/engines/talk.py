@@ -35,11 +35,10 @@ class Turn:
     def of(cls, text: str, usage: CompletionUsage | None, decision: Mapping[str, Any]) -> "Turn":
         """From an answer and what the picker says it decided for it."""
         assert usage is not None
-        details = usage.prompt_tokens_details
         return cls(
             endpoint=decision["endpoint"].rpartition("/")[2],
             prompt=usage.prompt_tokens,
-            cached=(details.cached_tokens or 0) if details else 0,
+            cached=cached_of(usage),
             predicted=decision["predicted_cached_tokens"],
             estimated=decision["tokens"],
             text=text,
@@ -50,6 +49,12 @@ class Turn:
         """Whether the picker had the prompt's ids. Where a machine has other things to do they may come too late; then
         what it predicts is a guess."""
         return self.estimated == self.prompt
+
+
+def cached_of(usage: CompletionUsage) -> int:
+    """Tokens of the prompt that were cached, as the engine tells."""
+    details = usage.prompt_tokens_details
+    return (details.cached_tokens or 0) if details else 0
 
 
 @dataclass
