@@ -80,7 +80,6 @@ class Seen:
 
     load: str
     ttft: float | None = None
-    answer: str = ""
 
 
 @dataclass
@@ -123,8 +122,8 @@ class Client:
         while True:
             await asyncio.sleep(0.5)
             async with self.http.get(url, headers={"accept": "application/json"}) as answer:
-                rows = json.loads(await answer.text())
-            for row in rows if isinstance(rows, list) else rows["decisions"]:
+                rows = json.loads(await answer.text())["decisions"]
+            for row in rows:
                 if (predicted := (row.get("predicted") or {}).get("ttft_ms")) is not None:
                     self.predicted[row["request_id"]] = predicted / 1000
 

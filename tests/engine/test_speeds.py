@@ -11,6 +11,7 @@ import aiohttp
 import openai
 import pytest
 
+from hack.benches.predictions import configuration
 from tests.support.engines.real_engines import following
 from tests.support.gateway.chain import Laptop
 from tooling.laptop.engines import LaptopPod
@@ -19,26 +20,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 LEARNING, PREDICTED = 200, 100
 """Requests from which is learned, and those after them, as many as are predicted."""
-
-
-def wrong(seconds: float) -> str:
-    """An EndpointPickerConfig that says a token's prefill takes so many seconds; a step to match."""
-    return f"""
-apiVersion: llm-d.ai/v1
-kind: EndpointPickerConfig
-plugins:
-- type: expected-ttft
-  parameters:
-    prefillSecondsPerToken: {seconds}
-    attentionSecondsPerTokenPair: {7e-5 * seconds}
-    stepSeconds: {40 * seconds}
-    stepSecondsPerDecode: {4 * seconds}
-    stepSecondsPerContextToken: {4e-3 * seconds}
-- type: max-score-picker
-schedulingProfiles:
-- name: default
-  plugins: [{{pluginRef: expected-ttft}}, {{pluginRef: max-score-picker}}]
-"""
 
 
 def text(random: Random, words: int) -> str:
@@ -77,7 +58,7 @@ async def test_the_constants_of_real_engines_are_learned(fleet: Laptop, client: 
     random = Random(1)
     configured = 10 * await measured(fleet, random)
     print(f"prefill measured {100 * configured:.3f} ms a token, configured ten times that")
-    await following(fleet, wrong(configured))
+    await following(fleet, configuration(configured))
 
     async def ask() -> None:
         prompt = text(random, random.randrange(150, 900))
