@@ -397,8 +397,6 @@ def _roles(roles: Mapping[str, Sequence[Member]]) -> Iterator[dict[str, Any]]:
 
 def _states(events: KvEvents) -> str:
     """How many endpoints' KV events are in which state; empty: nobody asks for events."""
-    if not events:
-        return ""
     counts = Counter(state for state, _, _ in events.values())
     return ", ".join(f"{count} {state}" for state, count in counts.most_common())
 

@@ -360,8 +360,7 @@ class Metrics:
     def endpoint_statistics(self, pool: _Pool) -> dict[Any, dict[str, dict[str, float]]]:
         """What plugins report of each endpoint in the pool: endpoint -> plugin -> figure -> value."""
         found: dict[Any, dict[str, dict[str, float]]] = {endpoint: {} for endpoint in pool.endpoints}
-        source = self._endpoint_sources.get(pool.name)
-        for plugin, figures in (source() if source is not None else {}).items():
+        for plugin, figures in self._reported(pool).items():
             for endpoint, values in figures.items():
                 if endpoint in found:
                     found[endpoint][plugin] = self._numbers(plugin, values)
@@ -369,13 +368,17 @@ class Metrics:
 
     def endpoint_figure(self, pool: _Pool, figure: str) -> dict[Any, float]:
         """One of these by endpoint, of the last plugin that reports a number under this name."""
-        source = self._endpoint_sources.get(pool.name)
         return {
             endpoint: value
-            for figures in (source() if source is not None else {}).values()
+            for figures in self._reported(pool).values()
             for endpoint, values in figures.items()
             if isinstance(value := values.get(figure), (int, float))
         }
+
+    def _reported(self, pool: _Pool) -> Mapping[str, Mapping[Any, Mapping[str, float]]]:
+        """Plugin -> endpoint -> figure -> value, as plugins report it."""
+        source = self._endpoint_sources.get(pool.name)
+        return source() if source is not None else {}
 
     def statistics(self, pool: _Pool) -> dict[str, dict[str, float]]:
         """What plugins report of themselves: plugin -> figure -> value."""

@@ -159,8 +159,8 @@ class Trace(NamedTuple):
 _Milliseconds = Annotated[float, Meta(gt=0)]
 
 
-MOST_HASH_ID: Final = 2**64 - 1
-"""All of 64 bits but the last: 0 stands for no piece."""
+_HASH_IDS: Final = range(2**64 - 1)
+"""Each and one more fit 64 bits: a piece's number is one more, as 0 stands for no piece."""
 
 
 class _Line(msgspec.Struct):
@@ -257,7 +257,7 @@ def _lines(file: Iterable[bytes], path: Path, limit: int | None) -> Iterator[_Li
                 f"expected a hash id for each {MOONCAKE_BLOCK} tokens of input_length, {blocks} for "
                 f"{line.input_length}, got {len(line.hash_ids)}",
             )
-        if (wrong := next((each for each in line.hash_ids if not 0 <= each < MOST_HASH_ID), None)) is not None:
+        if (wrong := next((each for each in line.hash_ids if each not in _HASH_IDS), None)) is not None:
             expected = "expected whole numbers from 0 that fit 64 bits"
             raise ConfigError(f"{path}:{number}", f"hash_ids: {expected}, got {wrong}")
         yield line
