@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -78,18 +78,19 @@ class Scraper:
                     self._stale.difference_update(readers)
                 else:
                     self._metrics.scrape_failed(self._pool.name)
-                    for rank in readers:
-                        self._report(rank, since, error)
+                    self._report(readers, since, error)
                 await self._rounds.next()
         finally:
             visit.close()
 
-    def _report(self, endpoint: Endpoint, since: float, error: str) -> None:
-        """A scrape failed; `since`: when the first was due."""
-        good = endpoint.load.at if endpoint.load.at is not None else since
-        if endpoint not in self._stale and self._clock() - good >= self._stale_after:
-            self._stale.add(endpoint)
-            self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
+    def _report(self, endpoints: Iterable[Endpoint], since: float, error: str) -> None:
+        """The scrape of a page failed that these share, so they are stale together; `since`: when the first was due."""
+        now = self._clock()
+        for endpoint in endpoints:
+            good = endpoint.load.at if endpoint.load.at is not None else since
+            if endpoint not in self._stale and now - good >= self._stale_after:
+                self._stale.add(endpoint)
+                self._metrics.degraded("metrics-stale", f"{endpoint.name} at {endpoint.address}: {error}")
 
     async def _scrape(self, visit: "Visit", readers: "Mapping[Endpoint, PageReader]") -> str:
         """One scrape of a page, for all ranks that are on it; what went wrong, or ""."""

@@ -4,7 +4,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import product
+from itertools import count, product
 from time import monotonic
 
 import pytest
@@ -128,6 +128,22 @@ async def test_ranks_behind_one_port_are_read_off_one_page() -> None:
             await asyncio.sleep(0.1)
             assert len(server.requests) <= scraped + 1
     assert server.connections == 1
+
+
+@pytest.mark.parametrize("behind", [0.0, 0.25, 0.5, 0.75])
+def test_ranks_of_one_page_are_stale_together(behind: float) -> None:
+    reading = count(1000 + behind, 0.25)  # each reading is later than the one before
+    metrics = RecordedMetrics()
+    pool = Pool("p", random=random.Random(1))
+    ranks = [Endpoint(f"e-rank-{n}", "127.0.0.1:1", {LABEL: "2"}, rank=n) for n in range(2)]
+    pool.replace(ranks)
+    scraper = Scraper(
+        pool, metrics, lambda: next(reading), random.Random(1), interval=1.0, timeout=1.0, stale_after=2.0
+    )
+    while not scraper.stale:
+        scraper._report(ranks, 1000.0, "it is away")
+    assert scraper.stale == ranks
+    assert [detail.split()[0] for _, detail in metrics.degradations] == ["e-rank-0", "e-rank-1"]
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
