@@ -42,13 +42,15 @@ class RoutedRequest:
     """A routed request. The ext_proc server reports here what is seen of the answer; leaving `route` ends it."""
 
     __slots__ = (
-        "_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "explanation", "response",
+        "_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "destination", "explanation",
+        "response",
     )  # fmt: skip
 
     def __init__(
         self, decision: Decision, body: bytes | None, scheduler: Scheduler, pool: Pool, clock: Callable[[], float]
     ) -> None:
         self.decision = decision
+        self.destination = decision.destination
         self.body = body
         """The body to forward if it differs from the one that came (model rewritten), else None."""
         self.explanation = ""
@@ -59,10 +61,6 @@ class RoutedRequest:
         self._clock = clock
         self._content_type = ""
         self._usage: UsageReader | GrpcUsage | None = None
-
-    @property
-    def destination(self) -> str:
-        return self.decision.destination
 
     @property
     def renamed(self) -> tuple[str, str] | None:

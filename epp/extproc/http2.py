@@ -237,15 +237,16 @@ class Connection:
 
     def _frames(self, data: bytes, at: int, events: list[Event]) -> int:
         """All from `at` on that are whole; returns where the next begins."""
-        size, stream_of = len(data), self._stream_of()
+        size = len(data)
         while size - at >= 9:
-            if size - at >= 14:
-                # What comes most: data that calls for no more than to be counted. `_data` knows all the rest.
+            # What comes most: data that calls for no more than to be counted. `_data` knows all the rest. While a
+            # header block is under way nothing else may come.
+            if size - at >= 14 and not self._block_stream:
                 head, flags, number, compressed, inner = _LONG_HEAD.unpack_from(data, at)
                 length = head >> 8
                 end = at + 9 + length
-                if not head & 0xFF and flags <= END_STREAM and end <= size and 0 < length <= LARGEST_FRAME:
-                    stream = stream_of(number)
+                if not head & 0xFF and flags <= END_STREAM and end <= size and length and length <= LARGEST_FRAME:
+                    stream = self._streams.get(number)
                     if stream is not None and stream.plain:
                         left, given = stream.given - length, self._given - length
                         if left >= 0 and given > self._enough:
@@ -261,12 +262,7 @@ class Connection:
             before, at = at, self._frame(data, at, events)
             if at == before:
                 break
-            stream_of = self._stream_of()
         return at
-
-    def _stream_of(self) -> Callable[[int], "_Stream | None"]:
-        """Streams by their numbers; while a header block is under way there are none that something else may be for."""
-        return self._streams.get if not self._block_stream else _nothing
 
     def _frame(self, data: bytes, at: int, events: list[Event]) -> int:
         """Whatever frame begins at `at`; returns its end, or `at` where it is not whole yet."""
@@ -730,10 +726,6 @@ _FRAMES: Final[Sequence[Callable[[Connection, int, int, bytes, list[Event]], Non
     Connection._window_update,
     Connection._continuation,
 )
-
-
-def _nothing(number: int) -> None:
-    return None
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:

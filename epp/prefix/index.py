@@ -167,6 +167,8 @@ class PrefixIndex:
     def depth(self, chain: Sequence[int], bit: int) -> int:
         """Blocks of `chain` that the owner of `bit` holds."""
         get, low, high = self._masks.get, 0, len(chain)
+        if not high or not get(chain[0], 0) & bit:  # as of most prompts that nobody sent before
+            return 0
         while low < high:
             middle = (low + high) >> 1
             if get(chain[middle], 0) & bit:

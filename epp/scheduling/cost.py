@@ -1115,10 +1115,12 @@ class ExpectedTtft(Cost, Detector, Admitter):
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
-        seen: tuple[LatencyPrediction | None, float | None] = None, None
-        if not prefills:  # how right a prediction was counts where it was made: of its own request each replica sees it
-            expected = None if request.elsewhere else self._expected(request, account, (n, work, load), need, now)
-            seen = expected, self._tpot(request)
+        expected: LatencyPrediction | None = None
+        # How right a prediction was counts where it was made: of its own request each replica sees it. An answer in one
+        # piece has no first token of its own.
+        if not prefills and not request.elsewhere and (request.stream or request.slo is not None):
+            expected = self._expected(request, account, (n, work, load), need, now)
+        seen = expected, None if prefills else self._tpot(request)
         if need.loads:
             load += self.adapter_load_seconds
             account.loading_until = now + account.speed.factor * account.ahead(now) + load

@@ -152,7 +152,7 @@ class Scheduler:
         self._call(self._on_picked, decision.request, decision.endpoint)
         for part, endpoint in decision.parts:
             self._call(self._on_picked, part, endpoint)
-        if self._predictions:
+        if self._predictions and (request.stream or request.slo is not None):
             decision.predictions = self._expected(decision.request)
         return decision
 
