@@ -83,6 +83,8 @@ class Full(Rejected):
 
 _AT_LEAST: Final = 1.0
 """Seconds after which one more answer is watched, whatever the share."""
+AT_FIRST: Final = 200
+"""Answers that are watched one after the other: until then little is known of how fast the endpoints are."""
 _IGNORED: Final = 5
 """Answers in a row that were asked for and not shown (or held back until they were whole), after which a gateway counts
 as one that does so with all."""
@@ -93,7 +95,8 @@ _SEVERAL: Final = 4096
 
 
 class Sampler:
-    """Which answers to watch where a gateway shows none by itself: this `share`, and one a second at least.
+    """Which answers to watch where a gateway shows none by itself: the first `AT_FIRST`, then this `share`, and one a
+    second at least. A share of 0: none.
 
     `ignored` is called when it turns out that the gateway shows none of them, `held_back` when it passes on none of
     those in events before it is whole, though asked to.
@@ -115,6 +118,8 @@ class Sampler:
         self._tell = ignored
         self._tell_held_back = held_back
         self._last = float("-inf")
+        self._first = AT_FIRST
+        """So many more, whatever the share."""
         self._ignored = 0
         self._whole = 0
 
@@ -124,11 +129,16 @@ class Sampler:
         """
         if not self._share:
             return False
-        now, apart = self._clock(), _AGAIN if self._ignored >= _IGNORED else _AT_LEAST
-        if now - self._last < apart and (apart == _AGAIN or not (kept or self._random.random() < self._share)):
-            return False
-        self._last = now
-        return True
+        now = self._clock()
+        if self._ignored >= _IGNORED:
+            wanted = now - self._last >= _AGAIN
+        elif wanted := self._first > 0:
+            self._first -= 1
+        else:
+            wanted = kept or now - self._last >= _AT_LEAST or self._random.random() < self._share
+        if wanted:
+            self._last = now
+        return wanted
 
     def shown(self) -> None:
         """An answer that was asked for is shown."""

@@ -10,6 +10,7 @@ from msgspec import Raw
 from epp import protocol
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError, EppError, NoEndpoint, Rejected
+from epp.extproc.stream import Sampler
 from epp.flow.control import FlowControl, Later, Outcome
 from epp.flow.queues import Entry
 from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
@@ -82,8 +83,11 @@ class Replica:
         self.endpoint_of: dict[VirtualPod, Endpoint] = {}
         self.pod_of: dict[Endpoint, VirtualPod] = {}
         self._order = list(pods)
-        self._watched = watched
-        self._random = random
+        self._sampler: Sampler | None = None
+        """None: all answers are shown."""
+        if watched < 1:
+            self._sampler = Sampler(watched, clock, random)
+            self._sampler.shown()  # the gateway shows what it is asked for
         self.services = VirtualServices(
             endpoints=lambda: self.endpoints,
             for_each_endpoint=_never,
@@ -155,7 +159,7 @@ class Replica:
             headers=_headers(ask),
             priority=ask.priority,
             slo=ask.slo,
-            sees_answer=self._watched == 1 or (self._watched > 0 and self._random.random() < self._watched),
+            sees_answer=self._sampler is None or self._sampler.wants(),
         )
         ASKED.set(request, ask)
         return at_once(self.scheduler.prepare(request))

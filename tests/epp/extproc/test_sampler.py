@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from epp.extproc.proto import ext_proc_pb2 as pb
-from epp.extproc.stream import AnswerChunk, Answered, Memory, Sampler, Stream
+from epp.extproc.stream import AT_FIRST, AnswerChunk, Answered, Memory, Sampler, Stream
 from epp.parsing.request import RawRequest
 from tests.support.ext_proc.messages import (
     ANSWER,
@@ -39,11 +39,24 @@ def wanted(sampler: Sampler, clock: Clock, requests: int, apart: float) -> int:
     return count
 
 
+def later(share: float, clock: Clock) -> Sampler:
+    """One that has watched the first."""
+    sampler = Sampler(share, clock, Random(1))
+    for _ in range(AT_FIRST):
+        assert sampler.wants()
+    return sampler
+
+
 def test_a_share_of_many_and_one_a_second_of_few() -> None:
     clock = Clock()
-    assert wanted(Sampler(0.1, clock, Random(1)), clock, 10_000, 0.001) == pytest.approx(1000, rel=0.1)
-    assert wanted(Sampler(0.02, clock, Random(1)), clock, 100, 1.0) == 100
-    assert wanted(Sampler(0.001, clock, Random(1)), clock, 1000, 0.1) == pytest.approx(100, abs=10)
+    assert wanted(later(0.1, clock), clock, 10_000, 0.001) == pytest.approx(1000, rel=0.1)
+    assert wanted(later(0.02, clock), clock, 100, 1.0) == 100
+    assert wanted(later(0.001, clock), clock, 1000, 0.1) == pytest.approx(100, abs=10)
+
+
+def test_the_first_are_watched_whatever_the_share() -> None:
+    clock = Clock()
+    assert wanted(Sampler(1e-9, clock, Random(1)), clock, AT_FIRST + 100, 0.001) == AT_FIRST
 
 
 def test_none_where_none_are_to_be_watched() -> None:
@@ -53,8 +66,8 @@ def test_none_where_none_are_to_be_watched() -> None:
 
 def test_each_that_a_later_request_may_name_and_none_more_where_none_is_shown() -> None:
     clock = Clock()
-    sampler = Sampler(0.001, clock, Random(1))
-    assert sampler.wants()
+    sampler = later(0.001, clock)
+    assert not sampler.wants()
     assert all(sampler.wants(kept=True) for _ in range(100))
     for _ in range(5):
         sampler.not_shown()
@@ -75,8 +88,7 @@ def test_each_that_a_later_request_may_name_and_none_more_where_none_is_shown() 
 )
 def test_answers_that_an_engine_keeps_are_watched(path: str, body: bytes, watched: bool) -> None:
     clock = Clock()
-    sampler = Sampler(1e-9, clock, Random(1))
-    assert sampler.wants()
+    sampler = later(1e-9, clock)
     stream = Stream(1 << 20, Memory(1 << 30), sampler)
     stream.receive(request_headers({":method": "POST", ":path": path}, config=OVERRIDDEN))
     (raw,) = stream.receive(request_body(body, end=True))
