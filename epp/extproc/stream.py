@@ -81,8 +81,9 @@ class Full(Rejected):
         self.what = what
 
 
-_AT_LEAST: Final = 1.0
-"""Seconds after which one more answer is watched, whatever the share."""
+_AT_LEAST: Final = 0.25
+"""Seconds after which one more answer is watched, whatever the share. Mean TTFT of Mooncake's conversations at 90 % of
+saturation, against that with all answers shown: 4.3 % longer with 1, 1.8 % with this, 2.1 % with 0.1."""
 AT_FIRST: Final = 200
 """Answers that are watched one after the other: until then little is known of how fast the endpoints are."""
 _IGNORED: Final = 5
@@ -95,8 +96,8 @@ _SEVERAL: Final = 4096
 
 
 class Sampler:
-    """Which answers to watch where a gateway shows none by itself: the first `AT_FIRST`, then this `share`, and one a
-    second at least. A share of 0: none.
+    """Which answers to watch where a gateway shows none by itself: the first `AT_FIRST`, then this `share`, and four
+    a second at least. A share of 0: none.
 
     `ignored` is called when it turns out that the gateway shows none of them, `held_back` when it passes on none of
     those in events before it is whole, though asked to.

@@ -74,6 +74,7 @@ from epp.plugin import (
 )
 from epp.scheduling.adapters import NOTHING as NO_NEED
 from epp.scheduling.adapters import Adapters, Need
+from epp.scheduling.constants import Ratios, Stretch
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
@@ -621,16 +622,16 @@ class ExpectedTtft(Cost, Detector, Admitter):
         """Of a large pool: its accounts, as they were in order when speeds had the version `_ordered`."""
         self._ordered = 0
         self._roles = RoleView()
-        self._ratio, self._pool = 0.0, 1.0
+        self._ratios, self._pool = Ratios(0.0, 0.0), 1.0
         self._adopt()
 
     def _adopt(self) -> None:
         """Take over what was learned of the pool."""
-        ratio, pool = self._speeds.ratio, self._speeds.pool
-        if ratio != self._ratio:  # what `factor` times these is this pool's
-            self._ratio = ratio
-            self._base, self._c = ratio * self.step_seconds, ratio * self.step_seconds_per_decode
-            self._d = ratio * self.step_seconds_per_context_token
+        ratios, pool = self._speeds.ratios, self._speeds.pool
+        if ratios is not self._ratios:  # what `factor` times these is this pool's
+            self._ratios = ratios
+            self._base, self._c = ratios.steps * self.step_seconds, ratios.decodes * self.step_seconds_per_decode
+            self._d = ratios.decodes * self.step_seconds_per_context_token
         if pool < _FASTER * self._pool:
             for account in self.accounts.values():
                 account.hasten()
@@ -943,10 +944,10 @@ class ExpectedTtft(Cost, Detector, Admitter):
             return  # restarted, or not counted there
         context = account.context / account.decodes if account.decodes else self._tokens
         prefill = computed * self._work / self._computed
-        step = self.step_seconds * steps
-        step += (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
+        decodes = (self.step_seconds_per_decode + self.step_seconds_per_context_token * context) * decoded
         prompt = self._squares / self._work if self._work else 0.0
-        self._speeds.counted(account.speed, prefill, step, load.at - before.at, now, prompt=prompt)
+        one = Stretch(prefill, self.step_seconds * steps, decodes, load.at - before.at)
+        self._speeds.counted(account.speed, one, now, prompt=prompt)
         self._adopt()
 
     def _failing(self, known: FailureShare, cost: float) -> float:
@@ -1137,7 +1138,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         sent.first_at = now
         if now > sent.sent and sent.predicted is not None:
             self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
-        before, step = account.pending, self._step(account)
+        before, decodes, context = account.pending, account.decodes, account.context
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
         if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes or sent.turns):
@@ -1145,9 +1146,12 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if not account.watched:  # what was done meanwhile is not known, what was to be done when it came is
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
-            overhead = min(elapsed, (1 + work * self._per_chunk) * step)
-            lone = account.lone is sent
-            self._speeds.observe(account.speed, work, overhead / self._ratio, elapsed, now, lone=lone)
+            step, steps = self._base + self._c * decodes + self._d * context, 1 + work * self._per_chunk
+            if steps * step > elapsed:
+                steps = elapsed / step
+            generated = self.step_seconds_per_decode * decodes + self.step_seconds_per_context_token * context
+            one = Stretch(work, steps * self.step_seconds, steps * generated, elapsed)
+            self._speeds.observe(account.speed, one, now, lone=account.lone is sent)
             self._adopt()
             if account.order is not None:
                 account.order.put(account)
@@ -1221,6 +1225,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             "tpot_error": median(self._tpot_errors) if self._tpot_errors else None,
             "prefill_error": fitted.prefill_error,
             "step_error": fitted.steps_error,
+            "decode_error": fitted.decodes_error,
         }
         return {
             "pending_seconds": sum(account.pending for account in accounts) / NS,

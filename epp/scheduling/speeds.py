@@ -18,7 +18,7 @@ from statistics import median, stdev
 from typing import Final
 
 from epp.plugin import Endpoint
-from epp.scheduling.constants import FEW, Constants, Stretch, stretch_of
+from epp.scheduling.constants import FEW, Constants, Ratios, Stretch, stretch_of
 
 _KEPT: Final = 24
 """Observations kept for an endpoint: what is older than so many is forgotten. Half of them turn the median."""
@@ -56,7 +56,7 @@ _OF_MEDIAN: Final = 1.25
 """Standard error of a median, against that of a mean."""
 _MOVED: Final = 0.02
 """Change of the constants, as a share, from which all that was seen is compared anew."""
-_NOTHING: Final = Stretch(0.0, 0.0, 0.0)
+_NOTHING: Final = Stretch(0.0, 0.0, 0.0, 0.0)
 
 
 class Speed:
@@ -101,11 +101,10 @@ class Speed:
         whole = len(self.seen) >= _LEAST and self.at - self.seen_at <= _HALF_LIFE
         return self.seen if whole or self.at - self.lone_since < _PATIENCE else self.lone_seen
 
-    def measure(self, ratio: float) -> None:
-        """Compare what was seen with the model, in which a step takes `ratio` times what is configured."""
+    def measure(self, ratios: Ratios) -> None:
+        """Compare what was seen with the model, in which a step takes `ratios` times what is configured."""
         self.logs = [
-            log(min(max(each.seconds / (each.prefill + ratio * each.steps), 1 / _MODEL_MOST), _MODEL_MOST))
-            for each in self.counts
+            log(min(max(each.seconds / each.modelled(ratios), 1 / _MODEL_MOST), _MODEL_MOST)) for each in self.counts
         ]
         self.median = median(self.logs) if self.logs else 0.0
 
@@ -121,7 +120,7 @@ class Speeds:
         self.pool = 1.0
         """The pool's factor."""
         self.constants = Constants()
-        self.ratio = 1.0
+        self.ratios = Ratios()
         """Times that a step's configured seconds are to be taken, in modelled seconds."""
         self.version = 0
         """Counts when the factors of many endpoints changed at once."""
@@ -147,23 +146,18 @@ class Speeds:
         if not speed.counts and not speed.pinned and seen:
             speed.seen.extend(map(stretch_of, seen))
             speed.at = speed.seen_at = now
-            speed.measure(self.ratio)
+            speed.measure(self.ratios)
             self._refresh(now)
 
     def close(self, endpoint: Endpoint) -> None:
         """The endpoint is gone for good."""
         self._all.pop(endpoint, None)
 
-    def observe(
-        self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, lone: bool = False
-    ) -> None:
-        """`seconds` of service, in which as much prefill and as many steps were done as take `prefill` and `steps`
-        seconds by the configuration. `lone`: of one request that had the endpoint for itself.
-        """
-        one = Stretch(prefill, steps, seconds)
-        apart = seconds > _TOGETHER * speed.factor * (prefill + self.ratio * steps)
+    def observe(self, speed: Speed, one: Stretch, now: float, *, lone: bool = False) -> None:
+        """`one` was seen. `lone`: of one request that had the endpoint for itself."""
+        apart = one.seconds > _TOGETHER * speed.factor * one.modelled(self.ratios)
         self._observe(speed, one, now, apart=apart)
-        if lone and seconds > 0:
+        if lone and one.seconds > 0:
             speed.lone = speed.lone.and_then(one)
             if speed.lone.prefill >= _LONE * self._stretch:
                 speed.lone_seen.append(speed.lone)
@@ -171,14 +165,11 @@ class Speeds:
                 speed.lone = _NOTHING
                 self._conclude(speed, now)
 
-    def counted(
-        self, speed: Speed, prefill: float, steps: float, seconds: float, now: float, *, prompt: float = 0.0
-    ) -> None:
+    def counted(self, speed: Speed, one: Stretch, now: float, *, prompt: float = 0.0) -> None:
         """The same, as an engine counted it: that divides no step, so a stretch may end before it.
 
         `prompt`: modelled seconds of a long prompt's prefill.
         """
-        one = Stretch(prefill, steps, seconds)
         self._observe(speed, one, now, apart=True, least=_PROMPTS * prompt)
         if not speed.pinned:
             apart = speed.factor / self.pool
@@ -186,7 +177,7 @@ class Speeds:
 
     def _observe(self, speed: Speed, one: Stretch, now: float, *, apart: bool, least: float = 0.0) -> None:
         before = speed.stretch
-        if apart and before.prefill + self.ratio * before.steps >= max(self._stretch, least):
+        if apart and before.modelled(self.ratios) >= max(self._stretch, least):
             speed.seen.append(before)
             speed.seen_at = now
             speed.stretch = _NOTHING
@@ -196,7 +187,7 @@ class Speeds:
     def _conclude(self, speed: Speed, now: float) -> None:
         """There is one observation more."""
         speed.at = now
-        speed.measure(self.ratio)
+        speed.measure(self.ratios)
         self.observations += 1
         if now >= self._next:
             self._refresh(now)
@@ -206,11 +197,11 @@ class Speeds:
     def _refresh(self, now: float) -> None:
         """The pool's value, which is the median of its endpoints', and everybody's."""
         self.constants.fit()
-        if abs(self.constants.ratio / self.ratio - 1) > _MOVED:
-            self.ratio = self.constants.ratio
+        if any(abs(new / old - 1) > _MOVED for new, old in zip(self.constants.ratios, self.ratios, strict=True)):
+            self.ratios = self.constants.ratios
             for speed in self._all.values():
                 if speed.logs:
-                    speed.measure(self.ratio)
+                    speed.measure(self.ratios)
         known = [speed.median for speed in self._all.values() if len(speed.logs) >= _LEAST]
         if known:
             self._next = now + (_SOON if 0 < len(self.constants.stretches) <= FEW else _REFRESH)

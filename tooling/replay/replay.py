@@ -58,7 +58,7 @@ class Conditions:
     sees_answer: bool = True
     """The gateway shows answers to the picker, so first tokens and usage are known; false is the lean wiring."""
     watched: float = 0.0
-    """Share of the answers that it shows in the lean wiring, and one a second at least, unless it is 0
+    """Share of the answers that it shows in the lean wiring, and some a second at least, unless it is 0
     (`--watch-answers` of the picker)."""
     foreign: float = 0.0
     """Share of the requests that go to the pods in turn, past the picker; figures leave them out."""

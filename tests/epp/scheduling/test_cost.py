@@ -707,8 +707,8 @@ def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
     new, _ = round_numbers()
     for name in ("a", "b"):
         seconds = 3.0 if name == "a" else 1.0
-        old._open(Endpoint(name, "10.0.0.1:1"), 100.0).speed.seen.extend([Stretch(1.0, 0.0, seconds)] * 12)
-    old._speeds.constants.stretches.append(Stretch(1.0, 2.0, 3.0))
+        old._open(Endpoint(name, "10.0.0.1:1"), 100.0).speed.seen.extend([Stretch(1.0, 0.0, 0.0, seconds)] * 12)
+    old._speeds.constants.stretches.append(Stretch(1.0, 2.0, 1.0, 3.0))
     old._residence = 7.0
     piece, *_ = old.snapshot()
     here = {name: Endpoint(name, "10.0.0.1:1") for name in ("a", "b")}
@@ -717,16 +717,20 @@ def test_what_was_learned_is_taken_over_by_a_replica_that_starts() -> None:
     speeds = new.endpoint_statistics()
     assert speeds[here["a"]]["speed"] < speeds[here["b"]]["speed"]
     assert speeds[here["a"]]["speed_observations"] == 12
-    assert next(iter(new.snapshot()))[-1] == [Stretch(1.0, 2.0, 3.0)]
+    assert next(iter(new.snapshot()))[-1] == [Stretch(1.0, 2.0, 1.0, 3.0)]
     with pytest.raises(ValueError, match="in flight"):
         new.restore((-1.0, 0, 0, 1, [], []), here)
     with pytest.raises(ValueError, match="a stretch of"):
-        round_numbers()[0].restore((7.0, 0, 0, 1, [("a", [(0.0, 0.0, 1.0)])], []), here)
+        round_numbers()[0].restore((7.0, 0, 0, 1, [("a", [(0.0, 0.0, 0.0, 1.0)])], []), here)
 
 
-@pytest.mark.parametrize(("prefill", "step"), [(3.0, 1.0), (1.0, 3.0), (0.2, 2.0)])
-def test_the_pools_own_constants_are_learned_with_their_errors(prefill: float, step: float) -> None:
-    """Of an engine that takes `prefill` and `step` times the configured seconds, in times of prompts and of answers."""
+@pytest.mark.parametrize(
+    ("prefill", "step", "decode"), [(3.0, 1.0, 1.0), (1.0, 3.0, 3.0), (0.2, 2.0, 2.0), (1.0, 0.5, 3.0), (1.0, 2.0, 0.5)]
+)
+def test_the_pools_own_constants_are_learned_with_their_errors(prefill: float, step: float, decode: float) -> None:
+    """Of an engine that takes so many times the configured seconds, in times of prompts and of answers, many at once
+    and few.
+    """
     cost, clock = round_numbers()
     (a,) = pool(1)
     totals = [0, 0, 0, 0]
@@ -734,9 +738,9 @@ def test_the_pools_own_constants_are_learned_with_their_errors(prefill: float, s
         made = request([a], 1000, seen=False)
         cost.bill(made, [a])
         cost.on_picked(made, a)
-        prompts, decoded = (3, 0) if n // 20 % 2 else (1, 30)
-        steps = prompts + decoded
-        clock.now += prefill * 1e-3 * 1000 * prompts + step * (0.1 * steps + (0.001 + 1e-5 * 1000) * decoded)
+        prompts, decoded, together = ((3, 0, 1), (1, 30, 1), (1, 300, 10))[n // 20 % 3]
+        steps = prompts + decoded // together
+        clock.now += prefill * prompts + step * 0.1 * steps + decode * (0.01 + 1e-5 * 1000) * decoded
         totals = [x + y for x, y in zip(totals, (prompts, 1000 * prompts, prompts + decoded, steps), strict=True)]
         first, computed, generated, all_steps = totals
         a.load = Load(
@@ -746,8 +750,11 @@ def test_the_pools_own_constants_are_learned_with_their_errors(prefill: float, s
     learned = cost.statistics()
     assert learned["prefill_seconds_per_token"] == pytest.approx(prefill * 1e-3, rel=0.1)
     assert learned["step_seconds"] == pytest.approx(step * 0.1, rel=0.1)
+    assert learned["step_seconds_per_decode"] == pytest.approx(decode * 0.01, rel=0.15)
+    assert learned["step_seconds_per_context_token"] == pytest.approx(decode * 1e-5, rel=0.15)
     assert 0 < learned["prefill_error"] < 0.1
     assert 0 < learned["step_error"] < 0.1
+    assert 0 < learned["decode_error"] < 0.2
 
 
 def test_what_waits_is_not_thought_to_wait_on_where_the_pool_is_faster_than_configured() -> None:

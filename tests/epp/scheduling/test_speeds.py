@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from epp.plugin import Endpoint, Load
+from epp.scheduling.constants import Stretch
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.speeds import Speed, Speeds
 from tests.support.scheduling.virtual_pool import Arrival, VirtualPool, slower
@@ -20,7 +21,7 @@ def pods(count: int) -> list[Endpoint]:
 def watch(speeds: Speeds, speed: Speed, times: float, count: int = 30, start: float = 0.0) -> float:
     """`count` observations of an endpoint `times` slower than modelled, one a second; returns when the last was."""
     for i in range(count + 1):  # one is concluded when the next begins
-        speeds.observe(speed, 1.0, 0.0, times, start + i)
+        speeds.observe(speed, Stretch(1.0, 0.0, 0.0, times), start + i)
     return start + count
 
 
@@ -84,7 +85,7 @@ def test_first_tokens_of_one_step_are_one_observation() -> None:
     (speed,) = map(speeds.open, pods(1))
     for step in range(40):  # eight prompts a step, whose tokens come together
         for observed in (8.0, 0, 0, 0, 0, 0, 0, 0):
-            speeds.observe(speed, 1.0, 0.0, observed, step)
+            speeds.observe(speed, Stretch(1.0, 0.0, 0.0, observed), step)
     assert [exp(value) for value in speed.logs] == pytest.approx([1.0] * len(speed.logs))
 
 
@@ -92,19 +93,19 @@ def test_requests_that_were_alone_count_where_there_are_no_whole_stretches() -> 
     speeds = Speeds({}, stretch=16.0)
     speed, new = map(speeds.open, pods(2))
     for n in range(8):
-        speeds.observe(speed, 0.5, 0.0, 0.05, float(n), lone=True)
+        speeds.observe(speed, Stretch(0.5, 0.0, 0.0, 0.05), float(n), lone=True)
     assert speeds.observations == 4, "a sixteenth of a stretch makes one"
     assert speed.factor == 1.0, "whole ones may come"
-    speeds.observe(speed, 1.0, 0.0, 0.1, 40.0, lone=True)
+    speeds.observe(speed, Stretch(1.0, 0.0, 0.0, 0.1), 40.0, lone=True)
     assert speed.factor == speeds.pool == pytest.approx(0.1)
     for n in range(41, 47):
-        speeds.observe(speed, 16.0, 0.0, 32.0, float(n))
+        speeds.observe(speed, Stretch(16.0, 0.0, 0.0, 32.0), float(n))
     assert speed.median == pytest.approx(log(2.0)), "what was seen under load comes first"
     ((_, told),) = speeds.learned()
     assert [each.seconds for each in told] == [32.5, *[32.0] * 4], "whole stretches; what came before is in the first"
     speeds.restore(new, told, 50.0)
     assert new.median == pytest.approx(log(2.0))
-    speeds.observe(speed, 1.0, 0.0, 0.1, 1000.0, lone=True)
+    speeds.observe(speed, Stretch(1.0, 0.0, 0.0, 0.1), 1000.0, lone=True)
     assert speed.median == pytest.approx(log(0.1)), "until it is old"
 
 
@@ -123,8 +124,8 @@ def test_what_was_seen_is_compared_anew_when_the_constants_become_known() -> Non
     for n in range(40):
         prefill, steps = (0.9, 0.1) if n % 2 else (0.1, 0.9)
         for speed, times in ((first, 1.0), (other, 2.0)):
-            speeds.counted(speed, prefill, steps, times * (prefill + 3 * steps), float(n))
-    assert speeds.ratio == pytest.approx(3.0, rel=0.05)
+            speeds.counted(speed, Stretch(prefill, steps / 2, steps / 2, times * (prefill + 3 * steps)), float(n))
+    assert speeds.ratios == pytest.approx((3.0, 3.0), rel=0.05)
     assert first.factor == pytest.approx(1.0, rel=0.1)
     assert other.factor == pytest.approx(2.0, rel=0.15)
     assert first.error is not None
