@@ -198,6 +198,9 @@ class LatencyPrediction(msgspec.Struct, frozen=True, gc=False):
     """The least TPOT SLO of those in flight there; inf: none has one."""
     requests: int = 0
     """In flight there."""
+    parts: tuple[float, float] | None = None
+    """What `ttft` is made of beside overhead: modelled seconds of computing, on an endpoint as fast as the pool; and
+    what else is known. None: what it takes says nothing of these."""
 
 
 class Level(msgspec.Struct, frozen=True, gc=False):

@@ -77,6 +77,7 @@ from epp.scheduling.adapters import Adapters, Need
 from epp.scheduling.constants import Ratios, Stretch
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
+from epp.scheduling.overhead import Overhead
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
 from epp.scheduling.slo import WINDOW, Promises, Verdict, busy_share, judge
 from epp.scheduling.speeds import Speed, Speeds
@@ -121,6 +122,8 @@ _SUPPOSED: Final = 64
 """
 _RETURNS: Final = 3
 """Times that one may turn out not to have: the count is off where a client left, and keeps nobody waiting for ever."""
+_UNDER_WAY: Final = 0.5
+"""Of a step that an engine is computing when a request comes: what is left of it in the mean. It is not interrupted."""
 _ERRORS: Final = 100
 """Predictions kept that were compared with what came."""
 _NOTHING: Final = PrefixMatch(0, 0, 0)
@@ -605,6 +608,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 raise ValueError(f"speeds: {pattern}: {speed}, expected more than 0")
         full_chunk = self.prefill_seconds_per_token * self.max_num_batched_tokens
         self._speeds = Speeds(self.speeds, full_chunk)
+        self._overhead = Overhead()
+        """Of predictions alone: bills have none."""
         self._residence = self.residence_seconds
         self._tokens = float(_MEAN_TOKENS)
         self._work = _MEAN_TOKENS * self.prefill_seconds_per_token
@@ -800,16 +805,22 @@ class ExpectedTtft(Cost, Detector, Admitter):
             over = weight * account.foreign_used
         if room is not None and room.capacity:
             over += room.pinned + n - room.shared - room.capacity
-        ttft = factor * ((ahead + work) * (1 + step * self._per_chunk) + step) + load
-        ttft += self.adapter_load_seconds * need.loads + need.turns * self._residence
-        if over > 0 and room is not None and room.capacity:
-            ttft += over / room.capacity * self._residence
         c, d, prefill = self._c, self._d, promises.prefill(now)
         left = 1 - busy_share(factor * prefill)
         before = factor * (self._base + c * requests + d * context)
         each = before + factor * (c + d * n)
+        computing = factor * (ahead + work) * (1 + step * self._per_chunk)
+        besides = factor * step + load + self.adapter_load_seconds * need.loads
+        if account.decodes or account.foreign_decodes:  # of prompts that are computed `ahead` has what is left
+            besides += _UNDER_WAY * before / left
+        ttft = self._overhead.seconds + self._overhead.share * computing + besides
+        parts: tuple[float, float] | None = (computing / self._speeds.pool, besides)
+        if need.turns:
+            ttft, parts = ttft + need.turns * self._residence, None
+        if over > 0 and room is not None and room.capacity:
+            ttft, parts = ttft + over / room.capacity * self._residence, None
         after = each / (1 - busy_share(factor * (prefill + work / WINDOW)))
-        return LatencyPrediction(ttft, each / left, before / left, after, promises.tightest, account.requests)
+        return LatencyPrediction(ttft, each / left, before / left, after, promises.tightest, account.requests, parts)
 
     def looked(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, LatencyPrediction]:
         """The same, found once for a pick."""
@@ -824,7 +835,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         """
         there = self.predict(request, (prefill,))[prefill]
         here = self.predict(request, (decode,), computed=True)[decode]
-        return replace(here, ttft=there.ttft + self._transfer(request, prefill, decode) + here.ttft)
+        return replace(here, ttft=there.ttft + self._transfer(request, prefill, decode) + here.ttft, parts=None)
 
     def _prospects(
         self, request: Request, slo: Slo, endpoints: Sequence[Endpoint]
@@ -1138,6 +1149,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         sent.first_at = now
         if now > sent.sent and sent.predicted is not None:
             self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
+            if (parts := sent.predicted.parts) is not None and sent.observed and self.learn_speeds:
+                self._overhead.observe(*parts, sent.predicted.ttft, now - sent.sent, self._speeds.pool)
         before, decodes, context = account.pending, account.decodes, account.context
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
@@ -1182,16 +1195,20 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def snapshot(self) -> Iterator[Any]:
         """What was learned: mean seconds in flight, means of tokens, of work and of the tokens it computes, [endpoint,
-        observations of speed] ..., and those of the pool's constants; then for each endpoint its name, slots for
-        adapters, and those idle in them.
+        observations of speed] ..., and those of the pool's constants; with an empty name what predictions learned; then
+        for each endpoint its name, slots for adapters, and those idle in them.
         """
         stretches = list(self._speeds.constants.stretches)
         yield self._residence, self._tokens, self._work, self._computed, self._speeds.learned(), stretches
+        if sums := self._overhead.learned():
+            yield "", sums
         yield from [*self.adapters.remembered()]
 
     def restore(self, piece: Any, endpoints: Mapping[str, Endpoint]) -> None:
         if isinstance(piece[0], str):
-            if (endpoint := endpoints.get(piece[0])) is not None:
+            if not piece[0]:
+                self._overhead.restore(piece[1], self._speeds.pool)
+            elif (endpoint := endpoints.get(piece[0])) is not None:
                 self.adapters.restore(endpoint, int(piece[1]), piece[2])
             return
         residence, tokens, work, computed, speeds, stretches = piece
@@ -1218,7 +1235,9 @@ class ExpectedTtft(Cost, Detector, Admitter):
             account.count(endpoint.load, self.clock())
 
     def statistics(self) -> Mapping[str, float]:
-        """Constants of the bill as this pool's own, and their standard errors as shares, where they were fitted."""
+        """Constants of the bill as this pool's own, and their standard errors as shares, where they were fitted; and of
+        predicted TTFT (`ttft_`).
+        """
         accounts, factor, fitted = self.accounts.values(), self._speeds.pool, self._speeds.constants
         errors = {
             "ttft_error": median(self._errors) if self._errors else None,
@@ -1236,6 +1255,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             "speed_observations": self._speeds.observations,
             "prefill_seconds_per_token": factor * self.prefill_seconds_per_token,
             "attention_seconds_per_token_pair": factor * self.attention_seconds_per_token_pair,
+            "ttft_overhead_seconds": self._overhead.seconds,
+            "ttft_seconds_per_token": self._overhead.share * factor * self.prefill_seconds_per_token,
             "step_seconds": factor * self._base,
             "step_seconds_per_decode": factor * self._c,
             "step_seconds_per_context_token": factor * self._d,

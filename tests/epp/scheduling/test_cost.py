@@ -387,6 +387,108 @@ def test_predictions_are_compared_with_first_tokens() -> None:
     assert cost.statistics()["ttft_error"] == pytest.approx(0.4), "1.2 s were predicted where 2 s were measured"
 
 
+def served(cost: ExpectedTtft, clock: Clock, made: Request, endpoint: Endpoint, seconds: float) -> None:
+    cost.bill(made, [endpoint])
+    cost.on_picked(made, endpoint)
+    clock.now += seconds
+    cost.on_first_token(made, endpoint)
+    cost.on_finished(made, endpoint, DONE)
+
+
+def test_what_first_tokens_take_beside_computing_is_learned_for_predictions_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost, clock = round_numbers()
+    monkeypatch.setattr(cost._speeds, "observe", lambda *_, **__: None)
+    (a,) = pool(1)
+    bills = [bill(cost, request([a], tokens), a) for tokens in (10, 3000)]
+    for tokens in [100, 1000, 300, 2000] * 20:
+        served(cost, clock, request([a], tokens), a, 0.5 + 0.1 + 0.8 * 1.1 * tokens * 1e-3)
+        clock.now += 600
+    assert cost.predict(request([a], 10), [a])[a].ttft == pytest.approx(0.6, rel=0.05)
+    assert cost.predict(request([a], 3000), [a])[a].ttft == pytest.approx(0.6 + 0.8 * 3.3, rel=0.05)
+    seen = cost.statistics()
+    assert seen["ttft_overhead_seconds"] == pytest.approx(0.5, rel=0.05)
+    assert seen["ttft_seconds_per_token"] == pytest.approx(0.8e-3, rel=0.05)
+    assert seen["prefill_seconds_per_token"] == 1e-3
+    clock.now += 600
+    for tokens, before in zip((10, 3000), bills, strict=True):
+        assert bill(cost, request([a], tokens), a) == pytest.approx(before, abs=1e-3), "as if nothing was learned"
+
+
+def test_a_slow_endpoint_computes_longer_and_takes_the_same_beside() -> None:
+    cost, _ = round_numbers()
+    a, b = endpoints = pool(2)
+    cost.speeds = {"pod-1": 0.5}
+    cost.__post_init__()
+    cost._overhead.seconds, cost._overhead.share = 0.3, 0.5
+    seen = cost.predict(request(endpoints, 1000), endpoints)
+    assert seen[a].ttft == pytest.approx(0.3 + 0.5 * 1.1 + 0.1)
+    assert seen[b].ttft == pytest.approx(0.3 + 2 * (0.5 * 1.1 + 0.1))
+    assert [each.parts for each in seen.values()] == [pytest.approx((1.1, 0.1)), pytest.approx((2.2, 0.2))]
+
+
+@pytest.mark.parametrize("why", ["whole answer", "not shown", "speeds are not learned", "memory", "adapter"])
+def test_what_says_nothing_of_it_teaches_predictions_nothing(why: str) -> None:
+    cost, clock = round_numbers(learn_speeds=why != "speeds are not learned")
+    (a,) = pool(1)
+    rooms = {a: CacheRoom(9500, 10_000)} if why == "memory" else {}
+    made = request([a], 1000, rooms=rooms, seen=why != "not shown")
+    if why == "whole answer":
+        made = replace(made, stream=False)
+    if why == "adapter":
+        told_of_adapters(cost, a)
+        for name in ("cook", "clerk"):  # who take both slots
+            a.load = Load(lora_max=2, lora_waiting=frozenset({name}))
+            cost.on_scraped(a)
+            cost.on_picked(replace(request([a], 1), model=name), a)
+        made = replace(made, model="poet")
+    served(cost, clock, made, a, 7.0)
+    assert cost.statistics()["ttft_overhead_seconds"] == 0.0
+    assert all(piece[0] != "" for piece in cost.snapshot())
+    served(cost, clock, request([a], 1000), a, 7.0)
+    assert (cost.statistics()["ttft_overhead_seconds"] > 0) == cost.learn_speeds
+
+
+def test_who_comes_while_a_step_is_computed_waits_for_the_rest_of_it() -> None:
+    cost, clock = round_numbers()
+    (a,) = pool(1)
+    running = request([a], 500)
+    cost.on_picked(running, a)
+    waits = cost.predict(request([a], 1000), [a])[a]
+    assert waits.parts == pytest.approx((1.5 * 1.1, 0.1)), "of a prompt that is computed the rest is ahead"
+    cost.on_first_token(running, a)
+    step, each = 0.1 + 0.01 + 1e-5 * 500, cost.predict(request([a], 1000), [a])[a]
+    assert each.tpot_before == pytest.approx(step / (1 - 0.05))
+    assert each.parts == pytest.approx((1 + step, step + 0.5 * each.tpot_before)), "half of it in the mean"
+    cost.on_finished(running, a, DONE)
+    clock.now += 100
+    assert cost.predict(request([a], 1000), [a])[a].parts == pytest.approx((1.1, 0.1)), "nothing runs"
+    a.load = replace(a.load, running=4, at=clock.now)
+    bill(cost, request([a], 10), a)
+    a.load = replace(a.load, at=clock.now + 1)
+    clock.now += 1
+    bill(cost, request([a], 10), a)
+    foreign = cost.predict(request([a], 1000), [a])[a]
+    assert foreign.parts is not None
+    assert foreign.parts[1] == pytest.approx(0.1 + 0.5 * foreign.tpot_before), "nor does it ask who sent it"
+
+
+def test_what_predictions_learned_is_taken_over_by_a_replica_that_starts() -> None:
+    old, clock = round_numbers()
+    new, _ = round_numbers()
+    (a,) = pool(1)
+    for tokens in (100, 1000, 300, 2000):
+        served(old, clock, request([a], tokens), a, 0.6 + tokens * 1e-3)
+    for piece in old.snapshot():
+        new.restore(piece, {a.name: a})
+    figure = "ttft_overhead_seconds"
+    assert new.statistics()[figure] == pytest.approx(old.statistics()[figure])
+    assert new.statistics()[figure] > 0.1
+    with pytest.raises(ValueError, match="first tokens"):
+        round_numbers()[0].restore(("", [1.0]), {})
+
+
 def test_requests_that_come_one_by_one_teach_the_speed() -> None:
     """Ten times too slow by the configuration, and each prompt a small part of what a step can take."""
     cost, clock = round_numbers()

@@ -610,6 +610,7 @@ def test_the_first_token_of_a_request_prefilled_elsewhere_is_predicted_by_all_of
     assert found is not None
     transfer = cost.transfer_seconds + request.tokens / cost.transfer_tokens_per_second
     assert found.ttft == pytest.approx(there.ttft + transfer + cost.step_seconds, rel=0.01)
+    assert found.parts is None, "what it takes says nothing of either engine"
     assert found.tpot_after < alone.tpot_after, "its prompt stalls nobody who decodes"
     again = pool.choose(prompt="other " + LONG).predicted
     assert again is not None
