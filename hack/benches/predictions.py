@@ -1,4 +1,5 @@
-"""How right predictions are for a real engine: the TTFT that the picker expects of each request against the measured.
+"""How right predictions are for a real engine: TTFT and TPOT that the picker expects of each request against the
+measured.
 
     hack/bench predictions --longest 300 --rate 2            vLLM on this machine's CPUs, from `hack/install engine`
     hack/bench predictions --engine http://127.0.0.1:8000 --model llama --tokenizer DIRECTORY
@@ -80,6 +81,14 @@ class Seen:
 
     load: str
     ttft: float | None = None
+    tpot: float | None = None
+
+
+class Expected(NamedTuple):
+    """What was predicted of a request; seconds."""
+
+    ttft: float
+    tpot: float
 
 
 @dataclass
@@ -91,8 +100,7 @@ class Client:
     model: str
     random: Random
     seen: dict[str, Seen] = field(default_factory=dict)
-    predicted: dict[str, float] = field(default_factory=dict)
-    """Seconds."""
+    predicted: dict[str, Expected] = field(default_factory=dict)
 
     def text(self, words: int) -> str:
         return " ".join(self.random.choices(WORDS, k=words))
@@ -105,12 +113,15 @@ class Client:
         name = f"{load.replace(' ', '-')}-{len(self.seen)}-{self.random.getrandbits(32):x}"
         seen = self.seen[name] = Seen(load)
         url = f"{self.chain.url}/v1/{'chat/' if chat else ''}completions"
-        began, data = time.monotonic(), b""
+        began, data, last = time.monotonic(), b"", 0.0
         async with self.http.post(url, json=body, headers={**SLO, "x-request-id": name}) as answer:
             async for part in answer.content.iter_any():
                 data += part
-                if seen.ttft is None and (b'"text"' in part or b'"content"' in part):
-                    seen.ttft = time.monotonic() - began
+                if b'"text"' in part or b'"content"' in part:
+                    last = time.monotonic() - began
+                    seen.ttft = last if seen.ttft is None else seen.ttft
+        if seen.ttft is not None and tokens > 1:
+            seen.tpot = (last - seen.ttft) / (tokens - 1)
         if answer.status != 200:
             raise BenchError(f"a request was answered {answer.status}: {data[:200].decode(errors='replace')}")
         choices = [choice for line in data.splitlines() if line.startswith(b"data: {") for choice in _choices(line)]
@@ -124,8 +135,9 @@ class Client:
             async with self.http.get(url, headers={"accept": "application/json"}) as answer:
                 rows = json.loads(await answer.text())["decisions"]
             for row in rows:
-                if (predicted := (row.get("predicted") or {}).get("ttft_ms")) is not None:
-                    self.predicted[row["request_id"]] = predicted / 1000
+                if (predicted := row.get("predicted")) is not None:
+                    expected = Expected(predicted["ttft_ms"] / 1000, predicted["tpot_ms"] / 1000)
+                    self.predicted[row["request_id"]] = expected
 
 
 def _choices(line: bytes) -> Sequence[Mapping[str, Any]]:
@@ -210,29 +222,34 @@ class Row(NamedTuple):
     errors: Sequence[float]
     milliseconds: float
     """Mean difference between predicted and measured in the second half."""
+    tpot: float
+    """The same median error of TPOT in the second half."""
 
 
-def row(load: str, pairs: Sequence[tuple[float, float]]) -> Row:
-    """`pairs`: predicted and measured seconds, in the order of the requests. Raises BenchError where too few are."""
+def row(load: str, compared: Sequence[tuple[Expected, Seen]]) -> Row:
+    """`compared`: in the order of the requests. Raises BenchError where too few are."""
+    pairs = [(expected.ttft, seen.ttft) for expected, seen in compared if seen.ttft is not None]
     if len(pairs) < 4:
         raise BenchError(f"{len(pairs)} requests of {load!r} were answered in time: expected more --seconds")
     half = len(pairs) // 2
+    tokens = [(expected.tpot, seen.tpot) for expected, seen in compared[len(compared) // 2 :] if seen.tpot]
+    tpot = median(abs(expected / seen - 1) for expected, seen in tokens) if tokens else 0.0
     errors = [median(abs(expected / seen - 1) for expected, seen in part) for part in (pairs[:half], pairs[half:])]
     apart = sum(abs(expected - seen) for expected, seen in pairs[half:]) / (len(pairs) - half)
-    return Row(load, len(pairs), median(seen for _, seen in pairs), errors, 1e3 * apart)
+    return Row(load, len(pairs), median(seen for _, seen in pairs), errors, 1e3 * apart, tpot)
 
 
 def table(rows: Sequence[Row]) -> str:
     """In Markdown."""
     head = "median error, first half"
     lines = [
-        f"| load | requests | TTFT p50 | {head} | second half | mean difference then |",
-        "|---|---|---|---|---|---|",
+        f"| load | requests | TTFT p50 | {head} | second half | mean difference then | TPOT, median error then |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in rows:
         first, second = one.errors
         figures = f"{one.requests} | {1e3 * one.ttft:.0f} ms | {first:.0%} | {second:.0%} | {one.milliseconds:.0f} ms"
-        lines.append(f"| {one.load} | {figures} |".replace("%", " %"))
+        lines.append(f"| {one.load} | {figures} | {one.tpot:.0%} |".replace("%", " %"))
     return "\n".join(lines)
 
 
@@ -295,12 +312,12 @@ async def run(options: argparse.Namespace) -> int:
         for name, load in loads(options.seconds, options.longest, options.rate).items():
             await load(client, name)
             await asyncio.sleep(1.5)  # the last predictions are read
-            pairs = [
-                (client.predicted[key], seen.ttft)
+            compared = [
+                (client.predicted[key], seen)
                 for key, seen in client.seen.items()
-                if seen.load == name and seen.ttft is not None and key in client.predicted
+                if seen.load == name and key in client.predicted
             ]
-            rows.append(row(name, pairs))
+            rows.append(row(name, compared))
             print(f"{name}: done", file=sys.stderr)
     print(table(rows))
     return 0

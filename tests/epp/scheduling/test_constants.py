@@ -52,7 +52,7 @@ def test_the_ratios_of_the_three_are_found_and_their_errors_said(prefill: float,
 
 
 def test_what_is_far_off_is_found_too() -> None:
-    found = fitted(mixed(1.0, 10.0, 1 / 5, count=120, noise=0.02)).ratios
+    found = fitted(mixed(5.0, 50.0, 1.0, count=120, noise=0.02)).ratios
     assert found == pytest.approx((10.0, 1 / 5), rel=0.3)
 
 

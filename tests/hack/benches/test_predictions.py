@@ -4,22 +4,25 @@ import pytest
 
 from epp.configuration.loader import load_text
 from epp.scheduling.cost import ExpectedTtft
-from hack.benches.predictions import Running, configuration, loads, row, table
+from hack.benches.predictions import Expected, Running, Seen, configuration, loads, row, table
 from hack.benches.rig.processes import BenchError
 from tooling.laptop.engines import EngineError
 
 
 def test_a_row_compares_what_was_predicted_of_each_half() -> None:
-    made = row("8 at a time", [(10.0, 1.0), (5.0, 1.0), (1.1, 1.0), (0.9, 1.0), (3.0, 2.0), (2.0, 2.0)])
+    times = [(10.0, 1.0), (5.0, 1.0), (1.1, 1.0), (0.9, 1.0), (3.0, 2.0), (2.0, 2.0)]
+    tpots = [None, 1.0, 0.5, 0.1, None, 0.2]
+    made = row("8 at a time", [(Expected(x, 0.1), Seen("", y, z)) for (x, y), z in zip(times, tpots, strict=True)])
     assert (made.requests, made.ttft) == (6, 1.0)
     assert made.errors == pytest.approx([4.0, 0.1])
     assert made.milliseconds == pytest.approx(1e3 * (0.1 + 1.0 + 0.0) / 3)
-    assert table([made]).splitlines()[-1] == "| 8 at a time | 6 | 1000 ms | 400 % | 10 % | 367 ms |"
+    assert made.tpot == pytest.approx(0.25), "of 0.1 and 0.2 s"
+    assert table([made]).splitlines()[-1] == "| 8 at a time | 6 | 1000 ms | 400 % | 10 % | 367 ms | 25 % |"
 
 
 def test_too_few_requests_are_no_figure() -> None:
     with pytest.raises(BenchError, match="3 requests of 'chats' were answered in time: expected more --seconds"):
-        row("chats", [(1.0, 1.0)] * 3)
+        row("chats", [(Expected(1.0, 1.0), Seen("", 1.0))] * 3)
 
 
 def test_the_configuration_is_one() -> None:
