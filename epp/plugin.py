@@ -363,7 +363,8 @@ class Plugin:
     def predictions(self, request: Request) -> Mapping[Endpoint, LatencyPrediction]:
         """What it expected of a request when it was picked: of the chosen endpoint, and of others where it looked.
 
-        Asked for after `on_picked`; the first answer that is not empty is kept with the decision.
+        Asked for after `on_picked` of requests that are streamed or have an SLO; the first answer that is not empty is
+        kept with the decision.
         """
         return {}
 

@@ -77,6 +77,8 @@ class Stretch(NamedTuple):
 
 def stretch_of(values: Sequence[float]) -> Stretch:
     """What another replica says of one. ValueError if it cannot be."""
+    if len(values) != len(Stretch._fields):
+        raise ValueError(f"a stretch of {len(values)} numbers, expected {len(Stretch._fields)}")
     made = Stretch(*map(float, values))
     done = made.prefill + made.steps + made.decodes
     if not (min(made) >= 0 and 0 < done < inf and 0 < made.seconds < inf):

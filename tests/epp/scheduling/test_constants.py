@@ -122,7 +122,15 @@ def test_short_stretches_are_put_together_once_there_are_some() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [(0, 0, 0, 1), (1, 1, 1, 0), (-1, 2, 1, 1), (1, 1, 1, float("nan")), (float("inf"), 1, 1, 1), (1, -1, 1, 1)],
+    [
+        (0, 0, 0, 1),
+        (1, 1, 1),
+        (1, 1, 1, 0),
+        (-1, 2, 1, 1),
+        (1, 1, 1, float("nan")),
+        (float("inf"), 1, 1, 1),
+        (1, -1, 1, 1),
+    ],
 )
 def test_a_stretch_that_cannot_be_is_refused(values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="a stretch of"):
