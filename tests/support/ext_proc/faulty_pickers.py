@@ -40,12 +40,8 @@ class Picked(RoutedRequest):
     renamed = None
 
     def __init__(self, destination: str) -> None:
-        self._destination = destination
+        self.destination = destination
         self.body = None
-
-    @property
-    def destination(self) -> str:
-        return self._destination
 
     def answered(
         self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""

@@ -32,32 +32,29 @@ class Scope(RoutedRequest):
     def __init__(self, raw: RawRequest, route: "Route") -> None:
         self.raw = raw
         self.body = route.body
-        self._deliver = (route.destination, route.headers, route.renamed, route.answer_headers, route.watch)
+        self.destination = route.destination
+        self._deliver = (route.headers, route.renamed, route.answer_headers, route.watch)
         self.seen: list[Answered | AnswerChunk] = []
         self.left = asyncio.Event()
         self.error: BaseException | None = None
 
     @property
-    def destination(self) -> str:
+    def headers(self) -> Mapping[str, str]:
         return self._deliver[0]
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        return self._deliver[1]
-
-    @property
     def renamed(self) -> tuple[str, str] | None:
-        return self._deliver[2]
+        return self._deliver[1]
 
     def answered(
         self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
     ) -> Mapping[str, str]:
-        self._deliver[4]()
+        self._deliver[3]()
         self.seen.append(Answered(status, served, content_type, prefill_fallback))
-        return self._deliver[3]
+        return self._deliver[2]
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        self._deliver[4]()
+        self._deliver[3]()
         self.seen.append(AnswerChunk(chunk, end))
 
 
