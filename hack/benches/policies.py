@@ -29,7 +29,7 @@ MARKS = ("<!-- made by hack/benches/policies.py -->\n", "<!-- end -->\n")
 
 OURS = "prefix-aware"
 LEAN = f"{OURS}, lean"
-"""The same where the gateway shows two answers in a hundred, as by default in the lean wiring."""
+"""The same where the gateway shows what the picker asks for, as by default in the lean wiring."""
 SIGHTS = {LEAN: Conditions(sees_answer=False, watched=0.02)}
 """What others than all answers are shown to."""
 OTHERS = (
