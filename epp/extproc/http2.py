@@ -245,7 +245,7 @@ class Connection:
                 head, flags, number, compressed, inner = _LONG_HEAD.unpack_from(data, at)
                 length = head >> 8
                 end = at + 9 + length
-                if not head & 0xFF and flags <= END_STREAM and end <= size and length and length <= LARGEST_FRAME:
+                if not head & 0xFF and flags <= END_STREAM and end <= size and 0 < length <= LARGEST_FRAME:
                     stream = self._streams.get(number)
                     if stream is not None and stream.plain:
                         left, given = stream.given - length, self._given - length

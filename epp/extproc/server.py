@@ -713,8 +713,8 @@ class Call:
     """One ext_proc stream: what comes for it, its request's way through `route`, and what it is answered."""
 
     __slots__ = (
-        "_connection", "_ended", "_half_closed", "_incoming", "_low", "_number", "_over", "_plain", "_replied",
-        "_routed", "_scope", "_server", "_stream", "_task", "_too_many", "_unread", "_waiting", "_watched",
+        "_connection", "_ended", "_half_closed", "_incoming", "_low", "_number", "_over", "_replied", "_routed",
+        "_scope", "_server", "_stream", "_task", "_too_many", "_unread", "_waiting", "_watched",
     )  # fmt: skip
 
     def __init__(self, server: ExtProcServer, connection: GatewayConnection, number: int) -> None:
@@ -730,8 +730,6 @@ class Call:
         self._waiting: deque[bytes] | None = None
         """Messages that came while the request waits for its decision."""
         self._too_many = False
-        self._plain = True
-        """Whole messages are all that came, and what comes is taken."""
         self._half_closed = False
         self._low = False
         """The gateway may soon send no more."""
@@ -746,13 +744,12 @@ class Call:
         memory = self._server.memory
         memory.streams += 1
         self._too_many = memory.streams > memory.most
-        self._plain = not self._too_many
         self._server.incomplete.start(self)
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
     def data(self, data: Data | Message) -> None:
-        if type(data) is Message and self._plain and not (data.end or data.low):  # as most do
+        if type(data) is Message and not (data.end or data.low or self._too_many or self._incoming):  # as most do
             self._message(data.payload)
             return
         if self._ended:
@@ -774,7 +771,7 @@ class Call:
 
     def _pieces(self, data: Data | Message) -> bool:
         """Not one message: several, or pieces of some. Whether the stream can go on."""
-        memory, self._plain = self._server.memory, False
+        memory = self._server.memory
         if (incoming := self._incoming) is None:
             most = self._server.settings.max_body + messages.MAX_HEADERS_BYTES
             incoming = self._incoming = Incoming(most, memory)
@@ -973,7 +970,7 @@ class Call:
 
     def reset(self) -> None:
         """Nothing more can be sent: the gateway left, or the stream was reset."""
-        self._ended, self._plain = True, False
+        self._ended = True
         self._cancel()
         self._done()
 
@@ -1000,9 +997,8 @@ class Call:
     def _end(self, code: int, message: str = "") -> None:
         if self._ended:
             return
-        self._ended, self._plain = True, False
-        if self._task is not None:
-            self._cancel()
+        self._ended = True
+        self._cancel()
         http, number = self._connection.http, self._number
         if self._replied:
             http.send_trailers(number, status(code, message))

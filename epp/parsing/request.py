@@ -153,6 +153,11 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     kept: dict["Slot[Any]", Any] = msgspec.field(default_factory=dict)
     """Values of slots. Read and written by `Slot` alone."""
 
+    @property
+    def is_timed(self) -> bool:
+        """Its first token comes by itself, or its SLO is kept whatever comes: else nobody asks when."""
+        return self.stream or self.slo is not None
+
     def signal(self, kind: type[S]) -> Mapping["Endpoint", S]:
         """The signal of type `kind` for every candidate. KeyError if no producer ran: declare it in `needs`."""
         return self.signals[kind]

@@ -75,6 +75,9 @@ class Stretch(NamedTuple):
         return self.prefill + ratios.steps * self.steps + ratios.decodes * self.decodes
 
 
+NOTHING: Final = Stretch(0.0, 0.0, 0.0, 0.0)
+
+
 def stretch_of(values: Sequence[float]) -> Stretch:
     """What another replica says of one. ValueError if it cannot be."""
     if len(values) != len(Stretch._fields):
@@ -110,7 +113,7 @@ class Constants:
         if whole.seconds < (least if len(self.stretches) >= FEW else least / 3):
             return whole
         self.stretches.append(whole._replace(seconds=whole.seconds / speed))
-        return Stretch(0.0, 0.0, 0.0, 0.0)
+        return NOTHING
 
     def restore(self, stretches: Iterable[Sequence[float]]) -> None:
         """Take over what was observed elsewhere, where nothing was here."""

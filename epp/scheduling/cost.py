@@ -1130,7 +1130,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         expected: LatencyPrediction | None = None
         # How right a prediction was counts where it was made: of its own request each replica sees it. An answer in one
         # piece has no first token of its own.
-        if not prefills and not request.elsewhere and (request.stream or request.slo is not None):
+        if not prefills and not request.elsewhere and request.is_timed:
             expected = self._expected(request, account, (n, work, load), need, now)
         seen = expected, None if prefills else self._tpot(request)
         if need.loads:
@@ -1147,11 +1147,11 @@ class ExpectedTtft(Cost, Detector, Admitter):
             return
         account, now = sent.account, self.clock()
         sent.first_at = now
-        if now > sent.sent and sent.predicted is not None:
-            self._errors.append(abs(sent.predicted.ttft / (now - sent.sent) - 1))
-            if (parts := sent.predicted.parts) is not None and sent.observed and self.learn_speeds:
-                self._overhead.observe(*parts, sent.predicted.ttft, now - sent.sent, self._speeds.pool)
-        before, decodes, context = account.pending, account.decodes, account.context
+        if now > sent.sent and sent.observed and (predicted := sent.predicted) is not None:
+            self._errors.append(abs(predicted.ttft / (now - sent.sent) - 1))
+            if predicted.parts is not None and self.learn_speeds:
+                self._overhead.observe(*predicted.parts, predicted.ttft, now - sent.sent, self._speeds.pool)
+        before, step, decodes, context = account.pending, self._step(account), account.decodes, account.context
         account.first_token(sent, now)
         elapsed, account.busy_since = now - account.busy_since, now
         if self.learn_speeds and not (account.foreign_waiting or account.foreign_decodes or sent.turns):
@@ -1159,7 +1159,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if not account.watched:  # what was done meanwhile is not known, what was to be done when it came is
                 work, elapsed = sent.ahead + sent.work / NS, now - sent.sent
             # First tokens of one step come together: only the first of them measures the step.
-            step, steps = self._base + self._c * decodes + self._d * context, 1 + work * self._per_chunk
+            steps = 1 + work * self._per_chunk
             if steps * step > elapsed:
                 steps = elapsed / step
             generated = self.step_seconds_per_decode * decodes + self.step_seconds_per_context_token * context

@@ -152,7 +152,7 @@ class Scheduler:
         self._call(self._on_picked, decision.request, decision.endpoint)
         for part, endpoint in decision.parts:
             self._call(self._on_picked, part, endpoint)
-        if self._predictions and (request.stream or request.slo is not None):
+        if self._predictions and request.is_timed:
             decision.predictions = self._expected(decision.request)
         return decision
 
@@ -164,7 +164,7 @@ class Scheduler:
         profiles = {name: chain.with_picker(BestPicker()) for name, chain in self.profiles.items()}
         request = self._with_signals(request, endpoints, self._producers)
         decision = self._decided(request, _Runs(profiles, request, endpoints, endpoints, self._on_error))
-        if self._predictions:
+        if self._predictions and decision.request.is_timed:
             decision.predictions = self._expected(decision.request)
         return decision
 
@@ -250,7 +250,7 @@ class Scheduler:
         self._tell(self._on_finished, decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
-        if self._predictions:
+        if self._predictions and decision.request.is_timed:
             decision.predictions = self._expected(decision.request)
 
     def answered(self, decision: Decision, response: Response) -> None:

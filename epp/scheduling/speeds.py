@@ -18,7 +18,7 @@ from statistics import median, stdev
 from typing import Final
 
 from epp.plugin import Endpoint
-from epp.scheduling.constants import FEW, Constants, Ratios, Stretch, stretch_of
+from epp.scheduling.constants import FEW, NOTHING, Constants, Ratios, Stretch, stretch_of
 
 _KEPT: Final = 24
 """Observations kept for an endpoint: what is older than so many is forgotten. Half of them turn the median."""
@@ -56,7 +56,6 @@ _OF_MEDIAN: Final = 1.25
 """Standard error of a median, against that of a mean."""
 _MOVED: Final = 0.02
 """Change of the constants, as a share, from which all that was seen is compared anew."""
-_NOTHING: Final = Stretch(0.0, 0.0, 0.0, 0.0)
 
 
 class Speed:
@@ -83,7 +82,7 @@ class Speed:
         self.median = 0.0
         self.at = 0.0
         """Time of the last observation."""
-        self.stretch = self.lone = self.whole = _NOTHING
+        self.stretch = self.lone = self.whole = NOTHING
         """Those that are not complete yet: of all requests, of those that were alone; and of whole scrapes, for the
         pool's constants.
         """
@@ -162,7 +161,7 @@ class Speeds:
             if speed.lone.prefill >= _LONE * self._stretch:
                 speed.lone_seen.append(speed.lone)
                 speed.lone_since = min(speed.lone_since, now)
-                speed.lone = _NOTHING
+                speed.lone = NOTHING
                 self._conclude(speed, now)
 
     def counted(self, speed: Speed, one: Stretch, now: float, *, prompt: float = 0.0) -> None:
@@ -180,7 +179,7 @@ class Speeds:
         if apart and before.modelled(self.ratios) >= max(self._stretch, least):
             speed.seen.append(before)
             speed.seen_at = now
-            speed.stretch = _NOTHING
+            speed.stretch = NOTHING
             self._conclude(speed, now)
         speed.stretch = speed.stretch.and_then(one)
 

@@ -228,11 +228,11 @@ class Row(NamedTuple):
 
 def row(load: str, compared: Sequence[tuple[Expected, Seen]]) -> Row:
     """`compared`: in the order of the requests. Raises BenchError where too few are."""
-    pairs = [(expected.ttft, seen.ttft) for expected, seen in compared if seen.ttft is not None]
+    pairs = [(expected.ttft, seen.ttft or 0.0) for expected, seen in compared]
     if len(pairs) < 4:
         raise BenchError(f"{len(pairs)} requests of {load!r} were answered in time: expected more --seconds")
     half = len(pairs) // 2
-    tokens = [(expected.tpot, seen.tpot) for expected, seen in compared[len(compared) // 2 :] if seen.tpot]
+    tokens = [(expected.tpot, seen.tpot) for expected, seen in compared[half:] if seen.tpot]
     tpot = median(abs(expected / seen - 1) for expected, seen in tokens) if tokens else 0.0
     errors = [median(abs(expected / seen - 1) for expected, seen in part) for part in (pairs[:half], pairs[half:])]
     apart = sum(abs(expected - seen) for expected, seen in pairs[half:]) / (len(pairs) - half)
@@ -315,7 +315,7 @@ async def run(options: argparse.Namespace) -> int:
             compared = [
                 (client.predicted[key], seen)
                 for key, seen in client.seen.items()
-                if seen.load == name and key in client.predicted
+                if seen.load == name and seen.ttft is not None and key in client.predicted
             ]
             rows.append(row(name, compared))
             print(f"{name}: done", file=sys.stderr)
