@@ -306,7 +306,7 @@ class ServedPool:
             return self.router.policy.scheduler
 
         replicas.add_pool(SharedPool(name, lambda: pool.ready, lambda: pool.endpoints, accounts))
-        return replicas.announcer(name, lambda request: accounts().to_peers(request))
+        return replicas.announcer(name, lambda request, endpoint: accounts().to_peers(request, endpoint))
 
     async def follow(self) -> None:
         """Take each good change of the configuration between two requests, for ever."""

@@ -286,6 +286,8 @@ class Plugin:
 
     needs: ClassVar[tuple[type[Any], ...]] = ()
     """Signals it reads. The loader adds a producer for each, or refuses to start."""
+    own_only: ClassVar[bool] = False
+    """It is not called for the requests of other replicas."""
 
     name: str = ""
     """Set by the loader: the name in the configuration."""
@@ -335,20 +337,22 @@ class Plugin:
     def on_scraped(self, endpoint: Endpoint) -> None:
         """The endpoint's `load` is a new one. Not called for the first, where the endpoint came with it."""
 
-    def to_peers(self, request: Request) -> Any:
-        """What the same plugin of other replicas needs of a request, asked for after `on_picked`; None: nothing.
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        """What the same plugin of other replicas needs of a request, asked for after its `on_picked`; None: nothing.
 
         Of what msgpack knows (numbers, text, bytes, lists, maps), and no prompt text. Most plugins need nothing: the
         request's own fields and the hooks are passed on anyway.
         """
         return None
 
-    def from_peer(self, request: Request, state: Any) -> None:
-        """Another replica sent `request`, for which its `to_peers` gave `state` (None: nothing, or no such plugin).
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        """Another replica gave `request` to this endpoint, and its `to_peers` said `state` (None: nothing, or no such
+        plugin). Called in place of `on_picked`, which it calls as it stands; the other hooks follow as for any request.
 
-        Called before `produce` and `on_picked`; to do what `prepare` does, with `state` instead of a prompt. A plugin
-        that has `prepare` and not this is not called for the requests of other replicas.
+        Such a request has neither prompt nor signals: what they say of it is to be in `state`. A plugin that has
+        `prepare` and not this is not called for the requests of other replicas.
         """
+        self.on_picked(request, endpoint)
 
     def snapshot(self) -> Iterator[Any]:
         """What it knows, for a replica that joins: pieces of some kilobytes, as `to_peers` has them.

@@ -218,13 +218,14 @@ class ApproximatePrefixCache(PrefixCache):
         if (shadow := self.shadows.pop(endpoint, None)) is not None:
             shadow.forget()
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         prompt = self._prompt(request)
         return prompt.bytes_per_token, packed(prompt.chain)
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         per_token, chain = state or (_BYTES_PER_TOKEN, b"")
-        self._prompts.set(request, _Prompt(unpacked(chain), per_token))
+        prompt = self._prompts.set(request, _Prompt(unpacked(chain), per_token))
+        prompt.pins[endpoint] = self.shadow(endpoint).pin(prompt.chain, request.tokens, per_token)
 
     def snapshot(self) -> Iterator[Any]:
         """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes

@@ -76,13 +76,13 @@ class EncoderCaches(Producer[EncoderMatch]):
     def on_removed(self, endpoint: Endpoint) -> None:
         self._held.pop(endpoint, None)
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """The hashes of its items."""
         return self._items.get(request)
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         if state:
-            self._items.set(request, [int(item) for item in state[:_MOST]])
+            self._take(endpoint, [int(item) for item in state[:_MOST]])
 
     def snapshot(self) -> Iterator[Any]:
         """[endpoint, item, ...], those sent longest ago first."""

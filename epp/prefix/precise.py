@@ -306,21 +306,24 @@ class PrecisePrefixCache(PrefixCache):
         read = self._reads.get(request)
         if read is None or endpoint in read.pins:
             return
-        size = self.kv_index.state_of(endpoint).size or endpoint.load.block_size
         match = request.signals.get(self.produces, {}).get(endpoint)
         predicted = -1
         # Of a prompt that was computed elsewhere engines say that nothing was cached.
         if match is not None and endpoint not in read.without_events and request.stage != "decode":
             predicted = read.held.get(endpoint, match.tokens)
-        pin = None
+        self._pin(read, endpoint, predicted)
+        if self.tiers is not None:
+            self.tiers.picked(endpoint, read.l2.get(endpoint, 0), read.ids, read.salt)
+
+    def _pin(self, read: _Read, endpoint: Endpoint, predicted: int) -> None:
+        """A request was sent of which so many tokens are predicted to be cached; -1: none are predicted."""
+        size, pin = self.kv_index.state_of(endpoint).size or endpoint.load.block_size, None
         if size > 0:
             shadow = self._pinned.get(endpoint)
             if shadow is None:  # without room: it holds what is pinned, and nothing else
                 shadow = self._pinned[endpoint] = ShadowCache(endpoint, self._in_flight, 0, 1)
             pin = shadow.pin(read.chain(size), 0, 1.0)
         read.pins[endpoint] = _Sent(pin, predicted, size)
-        if self.tiers is not None and not request.elsewhere:
-            self.tiers.picked(endpoint, read.l2.get(endpoint, 0), read.ids, read.salt)
         if predicted >= 0:
             self._trust_in(endpoint).sent(predicted, endpoint.load)
 
@@ -352,17 +355,23 @@ class PrecisePrefixCache(PrefixCache):
         if kv_state.awaited is None and not self._said(kv_state, read.chain(sent.size)):
             kv_state.awaited = now
 
-    def to_peers(self, request: Request) -> Any:
-        """The approximate state, block size and links; no more of them than fit into a message."""
-        read = self._reads.get(request)
-        size, links = read.sent() if read is not None else (0, [])
-        return self._approximate.to_peers(request), size, packed(links[:_MOST_SENT])
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        """The approximate state, block size, links, no more of them than fit into a message, and the tokens that are
+        predicted to be cached.
+        """
+        read, approximate = self._reads.get(request), self._approximate.to_peers(request, endpoint)
+        if read is None:
+            return approximate, 0, b"", -1
+        size, links = read.sent()
+        sent = read.pins.get(endpoint)
+        return approximate, size, packed(links[:_MOST_SENT]), -1 if sent is None else sent.predicted
 
-    def from_peer(self, request: Request, state: Any) -> None:
-        approximate, size, links = state or (None, 0, b"")
-        self._approximate.from_peer(request, approximate)
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        approximate, size, links, predicted = state or (None, 0, b"", -1)
+        self._approximate.from_peer(request, endpoint, approximate)
         if size > 0:
-            self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
+            read = self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
+            self._pin(read, endpoint, predicted)
 
     def snapshot(self) -> Iterator[Any]:
         """What is known without events. What engines say, every replica receives itself."""

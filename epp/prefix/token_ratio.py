@@ -122,11 +122,14 @@ class LearnTokens(Plugin):
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if request.api == "other":
             return
-        window = self._window(endpoint)
         prompt = request.prompt
         size = len(prompt) or self._bytes.get(request) or 0
-        unknown = request.elsewhere and not size  # another replica did not count it either
-        if unknown or request.media_tokens or (prompt and _IDS.match(prompt)):
+        self._sent(request, endpoint, None if request.media_tokens or (prompt and _IDS.match(prompt)) else size)
+
+    def _sent(self, request: Request, endpoint: Endpoint, size: int | None) -> None:
+        """A prompt of so many bytes was sent; None: its bytes say nothing of its tokens."""
+        window = self._window(endpoint)
+        if size is None:
             window.uncounted = True
             return
         self._bytes.set(request, size)
@@ -134,7 +137,8 @@ class LearnTokens(Plugin):
         if len(window.models) < _SEVERAL:
             window.models.add(request.model)
         window.open += 1
-        window.peak = max(window.peak, window.open)
+        if window.open > window.peak:
+            window.peak = window.open
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         size = self._bytes.get(request)
@@ -147,13 +151,13 @@ class LearnTokens(Plugin):
             self._from_answers += 1
             self._observe(request.model, size, response.usage.prompt)
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Bytes of the prompt."""
         return self._bytes.get(request)
 
-    def from_peer(self, request: Request, state: Any) -> None:
-        if state is not None:
-            self._bytes.set(request, int(state))
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        if request.api != "other":
+            self._sent(request, endpoint, state or None)
 
     def snapshot(self) -> Iterator[Any]:
         """The ratios learned: [model, bytes, tokens] ..., used least recently first."""

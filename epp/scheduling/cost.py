@@ -156,14 +156,13 @@ class _Sent:
         lasts: tuple[float, float, float],
         observed: bool,
         seen: tuple[LatencyPrediction | None, float | None],
-        *,
         prefills: bool = False,
     ) -> None:
         self.prefills = prefills
         """It is decoded elsewhere, so it ends with its first token."""
         self.here = True
-        self.ahead = account.ahead(sent)
-        """Modelled seconds of what has to be done before its turn, at factor 1."""
+        self.ahead = account.ahead(sent) if observed else 0.0
+        """Modelled seconds of what has to be done before its turn, at factor 1; where its first token will be seen."""
         self.account = account
         self.tokens = tokens
         self.work = work
@@ -593,8 +592,6 @@ class ExpectedTtft(Cost, Detector, Admitter):
     _sent: Slot[dict[Endpoint, _Sent]] = field(default_factory=Slot, init=False, repr=False)
     _predicted: Slot[dict[Endpoint, LatencyPrediction]] = field(default_factory=Slot, init=False, repr=False)
     """Of a request with an SLO: what was predicted of each endpoint that was looked at."""
-    _promised: Slot[float] = field(default_factory=Slot, init=False, repr=False)
-    """TPOT SLO of a request that another replica sent."""
 
     def __post_init__(self) -> None:
         for name in _ABOVE_0:
@@ -927,17 +924,19 @@ class ExpectedTtft(Cost, Detector, Admitter):
             return found
         return self._predict(account, prompt, need, request.signals.get(CacheRoom, {}).get(account.endpoint), now)
 
-    def _tpot(self, request: Request) -> float | None:
-        """What it was promised for each token, by us or by another replica."""
-        return self._promised.get(request) if request.slo is None else request.slo.tpot
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        """Modelled seconds of computing its prompt there and of loading from lower tiers; and its TPOT SLO."""
+        sent = (self._sent.get(request) or {}).get(endpoint)
+        return None if sent is None else (sent.lasts[2], sent.lasts[0], sent.tpot)
 
-    def to_peers(self, request: Request) -> float | None:
-        """Its TPOT SLO."""
-        return None if request.slo is None else request.slo.tpot
-
-    def from_peer(self, request: Request, state: Any) -> None:
-        if isinstance(state, float) and state > 0:
-            self._promised.set(request, state)
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        """What its picker knew of the cache there counts here too, so all replicas have the same on account."""
+        work, load, tpot = state or (*self._work_and_load(request.tokens, _NOTHING)[:2], None)
+        if min(work, load, tpot or 0.0) < 0:
+            raise ValueError(f"{work} s of computing, {load} s of loading, {tpot} s per token: expected 0 or more")
+        now = self.clock()
+        account = self.accounts.get(endpoint) or self._open(endpoint, now)
+        self._enter(request, account, (float(work), float(load)), (None, tpot), now)
 
     def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
         """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
@@ -1102,43 +1101,61 @@ class ExpectedTtft(Cost, Detector, Admitter):
         return max(wait, _near(there, seats.most))
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        now, n = self.clock(), request.tokens
-        if now - self._decay.epoch > _EPOCH:
-            self._scale(now)
+        now, n, stage = self.clock(), request.tokens, request.stage
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        where = self._sent.get(request) or self._sent.set(request, {})
-        need, adapter = NO_NEED, self.adapter_of(request)
-        if adapter:
-            need = self.adapters.need(endpoint, adapter)
-            self.adapters.start(endpoint, adapter)
-        if request.stage == "decode":
+        tpot = None if request.slo is None or stage == "prefill" else request.slo.tpot
+        if stage == "decode":
             split = None if request.peer is None else self._split(request, endpoint, request.peer)
-            where[endpoint] = sent = _Sent(account, n, 0, now, (0.0, 0.0, 0.0), True, (split, self._tpot(request)))
-            sent.adapter = adapter
-            account.decode(sent)
+            self._enter(request, account, (0.0, 0.0), (split, tpot), now)
             return
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
         self._squares += _WEIGHT * (work * work - self._squares)
         self._computed += _WEIGHT * ((computed or 1) - self._computed)
         self._tokens += _WEIGHT * (n - self._tokens)
-        step = self._step(account)
-        crowd = step * self._per_chunk
+        expected: LatencyPrediction | None = None
+        # How right a prediction was counts where it was made. An answer in one piece has no first token of its own.
+        if stage != "prefill" and request.is_timed:
+            adapter = self.adapter_of(request)
+            need = self.adapters.need(endpoint, adapter) if adapter else NO_NEED
+            expected = self._expected(request, account, (n, work, load), need, now)
+        self._enter(request, account, (work, load), (expected, tpot), now)
+
+    def _enter(
+        self,
+        request: Request,
+        account: _Account,
+        prompt: tuple[float, float],
+        seen: tuple[LatencyPrediction | None, float | None],
+        now: float,
+    ) -> None:
+        """Put a request on account. `prompt`: modelled seconds of computing and of loading it; of another replica's
+        request loading an adapter is among them. `seen`: what is predicted of it, and its TPOT SLO.
+        """
+        if now - self._decay.epoch > _EPOCH:
+            self._scale(now)
+        endpoint, (work, load) = account.endpoint, prompt
+        where = self._sent.get(request) or self._sent.set(request, {})
+        need, adapter = NO_NEED, self.adapter_of(request)
+        if adapter:
+            need = self.adapters.need(endpoint, adapter)
+            self.adapters.start(endpoint, adapter)
+        if request.stage == "decode":
+            where[endpoint] = sent = _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), True, seen)
+            sent.adapter = adapter
+            account.decode(sent)
+            return
+        if need.loads:
+            load += 0.0 if request.elsewhere else self.adapter_load_seconds
+            account.loading_until = now + account.speed.factor * account.ahead(now) + load
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
         prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
-        expected: LatencyPrediction | None = None
-        # How right a prediction was counts where it was made: of its own request each replica sees it. An answer in one
-        # piece has no first token of its own.
-        if not prefills and not request.elsewhere and request.is_timed:
-            expected = self._expected(request, account, (n, work, load), need, now)
-        seen = expected, None if prefills else self._tpot(request)
-        if need.loads:
-            load += self.adapter_load_seconds
-            account.loading_until = now + account.speed.factor * account.ahead(now) + load
-        lasts, whole = (load, work * (1 + crowd), work), round((work + load) * NS)
-        where[endpoint] = sent = _Sent(account, n, whole, now, lasts, observed, seen, prefills=prefills)
-        sent.adapter, sent.turns = adapter, need.turns
+        lasts = load, work * (1 + self._step(account) * self._per_chunk), work
+        whole = round((work + load) * NS)
+        where[endpoint] = sent = _Sent(account, request.tokens, whole, now, lasts, observed, seen, prefills)
+        if adapter:
+            sent.adapter, sent.turns = adapter, need.turns
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:

@@ -127,11 +127,11 @@ class PredictedLatency(Producer[LatencyHeadroom]):
     def on_removed(self, endpoint: Endpoint) -> None:
         self._model.on_removed(endpoint)
 
-    def to_peers(self, request: Request) -> Any:
-        return self._model.to_peers(request)
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        return self._model.to_peers(request, endpoint)
 
-    def from_peer(self, request: Request, state: Any) -> None:
-        self._model.from_peer(request, state)
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        self._model.from_peer(request, endpoint, state)
 
     def snapshot(self) -> Iterator[Any]:
         return self._model.snapshot()

@@ -49,6 +49,17 @@ class InFlightLoad(ReadsPrefixMatch, Producer[InFlight]):
         if request.stage == "decode":  # it comes computed
             prompt = 0
         output = self._output(request) if self.add_estimated_output_tokens else 0
+        self._count(request, endpoint, prompt, output)
+
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        """The tokens that it counts for, of its prompt and of its answer."""
+        return self._counted.get(request)
+
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
+        prompt, output = state or (request.tokens, 0)
+        self._count(request, endpoint, int(prompt), int(output))
+
+    def _count(self, request: Request, endpoint: Endpoint, prompt: int, output: int) -> None:
         self._counted.set(request, (prompt, output))
         requests, tokens = self._load.get(endpoint, _IDLE)
         self._load[endpoint] = InFlight(requests + 1, tokens + prompt + output)

@@ -89,13 +89,13 @@ class Scheduler:
         self.waits = any(p.waits for p in producers if _overrides(p, Producer, "prepare"))
         """Whether `prepare` may wait."""
         sharing = [plugin for plugin in plugins if _takes_part(plugin)]
-        self._peer_producers = [(name_of(p), p.produces, p.produce) for p in producers if _takes_part(p)]
         self._to_peers = _hooks(plugins, "to_peers")
-        self._from_peer = _hooks(plugins, "from_peer")
+        self._from_peer: Hooks = [(name_of(p), p.from_peer) for p in sharing if _puts_on_account(p)]
         self._snapshots = _hooks(plugins, "snapshot")
         self._restores = dict(_hooks(plugins, "restore"))
-        self._on_picked = _hooks(plugins, "on_picked"), _hooks(sharing, "on_picked")
-        self._on_answered = _hooks(plugins, "on_answered"), _hooks(sharing, "on_answered")
+        self._on_picked = _hooks(plugins, "on_picked")
+        self._on_answered = _hooks(plugins, "on_answered")
+        # Those for requests of our own, and those for other replicas'.
         self._on_first_token = _hooks(plugins, "on_first_token"), _hooks(sharing, "on_first_token")
         self._on_finished = _hooks(plugins, "on_finished"), _hooks(sharing, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
@@ -206,12 +206,14 @@ class Scheduler:
                 self._on_error(name, error)
         decision.headers = headers
 
-    def to_peers(self, request: Request) -> dict[str, Any]:
-        """What plugins of other replicas need of a request that was picked here: name of the plugin -> its state."""
+    def to_peers(self, request: Request, endpoint: Endpoint) -> dict[str, Any]:
+        """What plugins of other replicas need of a request that was given to `endpoint` here: name of the plugin -> its
+        state.
+        """
         states = {}
         for name, hook in self._to_peers:
             try:
-                if (state := hook(request)) is not None:
+                if (state := hook(request, endpoint)) is not None:
                     states[name] = state
             except Exception as error:
                 self._on_error(name, error)
@@ -222,15 +224,14 @@ class Scheduler:
 
         `states` are what its `to_peers` gave. It ends with `finished`.
         """
-        for name, hook in self._from_peer:
-            try:
-                hook(request, states.get(name))
-            except Exception as error:
-                self._on_error(name, error)
-        request = self._with_signals(request, (endpoint,), self._peer_producers)
         decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
         self._open[decision] = False
-        self._call(self._on_picked, request, endpoint)
+        state = states.get
+        for name, hook in self._from_peer:
+            try:
+                hook(request, endpoint, state(name))
+            except Exception as error:
+                self._on_error(name, error)
         return decision
 
     def forwarded(self, decision: Decision) -> None:
@@ -247,7 +248,7 @@ class Scheduler:
         old = decision.endpoint
         if decision not in self._open or endpoint is old:
             return
-        self._tell(self._on_finished, decision.request, old, Response(served=response.served))
+        self._tell(self._on_finished[False], decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
         if self._predictions and decision.request.is_timed:
@@ -265,7 +266,7 @@ class Scheduler:
         if self._open.get(decision, True):
             return
         self._open[decision] = True
-        self._call(self._on_first_token, decision.request, decision.endpoint)
+        self._call(self._on_first_token[decision.request.elsewhere], decision.request, decision.endpoint)
         if decision.parts:
             self._end_parts(decision, Response(status=200))
 
@@ -286,7 +287,7 @@ class Scheduler:
         if self._open.pop(decision, None) is not None:
             if decision.parts:
                 self._end_parts(decision, response)
-            self._tell(self._on_finished, decision.request, decision.endpoint, response)
+            self._tell(self._on_finished[decision.request.elsewhere], decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
         """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them; but
@@ -296,7 +297,7 @@ class Scheduler:
         for part, endpoint in parts:
             failed = response.prefill_failed and part.stage == "prefill"
             status = _NOT_PREFILLED if failed else response.status
-            self._tell(self._on_finished, part, endpoint, Response(status=status, lost=response.lost))
+            self._tell(self._on_finished[False], part, endpoint, Response(status=status, lost=response.lost))
 
     def snapshot(self) -> Iterator[tuple[str, Any]]:
         """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""
@@ -431,17 +432,15 @@ class Scheduler:
                 self._on_error(name, error)
         return figures
 
-    def _call(self, hooks: tuple[Hooks, Hooks], request: Request, endpoint: Endpoint) -> None:
-        """Call the hooks for a request of our own, or those for other replicas'."""
-        for name, hook in hooks[request.elsewhere]:
+    def _call(self, hooks: Hooks, request: Request, endpoint: Endpoint) -> None:
+        for name, hook in hooks:
             try:
                 hook(request, endpoint)
             except Exception as error:
                 self._on_error(name, error)
 
-    def _tell(self, hooks: tuple[Hooks, Hooks], request: Request, endpoint: Endpoint, response: Response) -> None:
-        """The same, of what became of it."""
-        for name, hook in hooks[request.elsewhere]:
+    def _tell(self, hooks: Hooks, request: Request, endpoint: Endpoint, response: Response) -> None:
+        for name, hook in hooks:
             try:
                 hook(request, endpoint, response)
             except Exception as error:
@@ -544,9 +543,13 @@ def _hooks(plugins: Sequence[Plugin], hook: str) -> Hooks:
 
 
 def _takes_part(plugin: Plugin) -> bool:
-    """It can do without a prompt, so it is called for requests of other replicas too."""
+    """It is called for requests of other replicas too: it can do without a prompt."""
     prepares = isinstance(plugin, Producer) and _overrides(plugin, Producer, "prepare")
-    return not prepares or _overrides(plugin, Plugin, "from_peer")
+    return not plugin.own_only and (not prepares or _overrides(plugin, Plugin, "from_peer"))
+
+
+def _puts_on_account(plugin: Plugin) -> bool:
+    return _overrides(plugin, Plugin, "from_peer") or _overrides(plugin, Plugin, "on_picked")
 
 
 def _overrides(plugin: Plugin, base: type[Plugin], hook: str) -> bool:

@@ -220,12 +220,13 @@ class NoHitLruScorer(ReadsPrefixMatch, Scorer):
             scores[i] = 1.0 - rank / (len(endpoints) - 1)
         return scores
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Whether no endpoint held anything of its prompt."""
         return self._cold.get(request) or None
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         self._cold.set(request, bool(state))
+        self.on_picked(request, endpoint)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if not self._cold.get(request):

@@ -131,13 +131,14 @@ class SessionStates(Producer[SessionState]):
                 self._answers.popitem(last=False)
         self._use(session)
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """The session's hash."""
         return self._key(request)
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         if state is not None:
             self._keys.set(request, int(state))
+        self.on_picked(request, endpoint)
 
     def snapshot(self) -> Iterator[Any]:
         """Sessions, used longest ago first, with their answers: [[hash, turns, seconds since the first request and

@@ -160,13 +160,14 @@ class SessionAffinity(Plugin):
             return
         self._bound.bind(session, endpoint, self.clock())
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """The session's hash."""
         return self._session(request) if self.strategy == "session_id" else None
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         if state is not None:
             self._sessions.set(request, int(state))
+        self.on_picked(request, endpoint)
 
     def snapshot(self) -> Iterator[Any]:
         return self._bound.snapshot(self.clock())

@@ -62,7 +62,7 @@ class Replica:
         self.exchange = Exchange(instance, self.kept, time.monotonic, _fail, lambda reason: None)
         pipeline = load_strategy("prefix-aware", clock=time.monotonic, random=Random(1))
         ratio = TokenRatio()
-        announcer = Announcer(self.exchange, NAME, lambda request: self.scheduler.to_peers(request))
+        announcer = Announcer(self.exchange, NAME, lambda *sent: self.scheduler.to_peers(*sent))
         self.scheduler = pipeline.scheduler(
             wall_clock=time.monotonic, on_error=_raise, others=(ratio.learner(), *([announcer] if tells else []))
         )

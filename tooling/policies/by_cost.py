@@ -46,11 +46,12 @@ class DynamoKv(Scorer):
             costs.append(self.prefill_load_scale * prefill + blocks)
         return least(costs)
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         return self._cuts(request)
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         self._chains.set(request, list(state or ()))
+        self.on_picked(request, endpoint)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         if cuts := self._cuts(request):

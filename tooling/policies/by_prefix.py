@@ -21,11 +21,12 @@ class _ByRouted(Scorer):
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         self.routed.add(request, endpoint)
 
-    def to_peers(self, request: Request) -> Any:
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         return self.routed.chain(request)
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         self.routed.take(request, state)
+        self.on_picked(request, endpoint)
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self.routed.forget(endpoint)

@@ -206,7 +206,7 @@ class Replica:
         return [
             (
                 self.pod_of[endpoint],
-                wire.encode(wire.decided(number, "sim", request, endpoint, self.scheduler.to_peers(request))),
+                wire.encode(wire.decided(number, "sim", request, endpoint, self.scheduler.to_peers(request, endpoint))),
             )
             for request, endpoint in ((decision.request, decision.endpoint), *decision.parts)
         ]

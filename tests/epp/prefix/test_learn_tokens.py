@@ -101,11 +101,10 @@ def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> Non
 
 def test_a_peer_s_prompts_count_with_their_bytes() -> None:
     here, there, pod = Seen(), Seen(), endpoint()
-    shared = here.learner.to_peers(here.send(pod, "x" * 400))
+    shared = here.learner.to_peers(here.send(pod, "x" * 400), pod)
     assert shared == 400
     sent = Request(id="", model="m", elsewhere=True)
-    there.learner.from_peer(sent, shared)
-    there.learner.on_picked(sent, pod)
+    there.learner.from_peer(sent, pod, shared)
     there.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=80)))
     assert there.reported == [("m", 400, 80)]
 

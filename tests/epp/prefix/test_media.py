@@ -74,9 +74,8 @@ def test_replicas_tell_each_other() -> None:
     request = asked("1", "2")
     run(mine.prepare(request))
     told = ask("told")
-    other.from_peer(told, mine.to_peers(request))
-    other.on_picked(told, a)
-    other.from_peer(ask("nothing"), None)
+    other.from_peer(told, a, mine.to_peers(request, a))
+    other.from_peer(ask("nothing"), a, None)
     for piece in other.snapshot():
         third.restore(piece, {a.name: a})
         third.restore(["gone", 1], {})

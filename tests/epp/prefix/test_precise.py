@@ -581,8 +581,7 @@ async def test_a_peer_s_request_is_pinned_as_if_it_were_ours() -> None:
     made = await here.ask(prompt)
     here.cache.on_picked(made, here.endpoints[0])
     sent = Request(id="", model="m", tokens=made.tokens, elsewhere=True)
-    there.cache.from_peer(sent, here.cache.to_peers(made))
-    there.cache.on_picked(sent, there.endpoints[0])
+    there.cache.from_peer(sent, there.endpoints[0], here.cache.to_peers(made, here.endpoints[0]))
     assert await there.held(prompt) == await here.held(prompt) == [96, 0]
     there.cache.on_finished(sent, there.endpoints[0], Response(status=503))
     assert await there.held(prompt) == [0, 0]
@@ -595,6 +594,5 @@ async def test_of_a_peer_s_request_whose_tokens_are_not_known_the_approximate_pa
     made = await here.ask(prompt)
     here.cache.on_picked(made, here.endpoints[0])
     sent = Request(id="", model="m", tokens=made.tokens, elsewhere=True)
-    there.cache.from_peer(sent, here.cache.to_peers(made))
-    there.cache.on_picked(sent, there.endpoints[0])
+    there.cache.from_peer(sent, there.endpoints[0], here.cache.to_peers(made, here.endpoints[0]))
     assert await there.held(prompt) == await here.held(prompt) != [0, 0]

@@ -41,7 +41,7 @@ class Process:
         self.scheduler = pipeline.scheduler(
             wall_clock=lambda: 0.0,
             on_error=fail,
-            others=(self.group.announcer(POOL, lambda request: self.scheduler.to_peers(request)),),
+            others=(self.group.announcer(POOL, lambda *sent: self.scheduler.to_peers(*sent)),),
         )
         self.group.add_pool(SharedPool(POOL, lambda: True, lambda: self.endpoints, lambda: self.scheduler))
         self.group.open()

@@ -1167,14 +1167,31 @@ def test_promises_end_with_their_requests_and_replicas_tell_each_other_of_them()
     made = request([a], 100, slo=Slo(1.0, 0.15))
     ours.on_picked(made, a)
     told = Request(id="r", model="m", tokens=100, elsewhere=True)
-    theirs.from_peer(told, ours.to_peers(made))
-    theirs.on_picked(told, a)
+    theirs.from_peer(told, a, ours.to_peers(made, a))
     for cost, each in ((ours, made), (theirs, told)):
         assert cost.predict(request([a], 10), [a])[a].promised == 0.15
         cost.on_finished(each, a, DONE)
         assert cost.predict(request([a], 10), [a])[a].promised == inf
-    assert ours.to_peers(request([a], 100)) is None
-    theirs.from_peer(told, "no number")
+    assert ours.to_peers(request([a], 100), a) is None
+
+
+def test_another_replica_s_request_is_on_account_with_the_work_that_its_picker_found() -> None:
+    ours, _ = round_numbers()
+    theirs, _ = round_numbers()
+    (a,) = pool(1)
+    made = with_signal(request([a], 1000), PrefixMatch, {a: PrefixMatch(400, 25, 62)})
+    ours.on_picked(made, a)
+    told = Request(id="r", model="m", tokens=1000, elsewhere=True)
+    theirs.from_peer(told, a, ours.to_peers(made, a))
+    assert theirs.statistics()["pending_seconds"] == ours.statistics()["pending_seconds"] > 0
+    unknown = Request(id="s", model="m", tokens=1000, elsewhere=True)
+    theirs.from_peer(unknown, a, None)
+    assert theirs.accounts[a].pending > 2 * ours.accounts[a].pending, "nothing is known to be held of it"
+    before = theirs.accounts[a].pending
+    for wrong in ((-1.0, 0.0, None), (0.1, 0.0, -1.0), (inf, 0.0, None), ("a", 0.0, None), (0.1,)):
+        with pytest.raises((ValueError, TypeError, OverflowError)):
+            theirs.from_peer(Request(id="t", model="m", tokens=1000, elsewhere=True), a, wrong)
+    assert (theirs.accounts[a].pending, theirs.accounts[a].requests) == (before, 2), "and what cannot be is not"
 
 
 def test_predictions_are_kept_of_the_chosen_one_and_with_an_slo_of_all_and_compared() -> None:

@@ -414,7 +414,7 @@ def test_other_replicas_hear_of_both() -> None:
     told = [(decision.request, decision.endpoint), *decision.parts]
     adopted = []
     for number, (request, where) in enumerate(told):
-        sent = wire.decided(number, "pool", request, where, ours.scheduler.to_peers(request))
+        sent = wire.decided(number, "pool", request, where, ours.scheduler.to_peers(request, where))
         back = wire.decode_decided(msgspec.Raw(wire.encode(sent)))
         adopted.append(theirs.scheduler.adopt(wire.request_of(back), where, back.states))
     assert theirs.diary.open == ours.diary.open

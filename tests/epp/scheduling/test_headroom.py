@@ -125,8 +125,7 @@ def test_what_it_learns_and_promises_is_the_cost_models() -> None:
     made.on_picked(sent, A)
     assert isinstance(made.predictions(sent)[A], LatencyPrediction)
     told = ask(tokens=1000)
-    other.from_peer(told, made.to_peers(sent))
-    other.on_picked(told, A)
+    other.from_peer(told, A, made.to_peers(sent, A))
     assert other._model.predict(ask(), [A])[A].promised == 0.03
     made.on_first_token(sent, A)
     assert made.statistics()["decodes"] == 1

@@ -99,7 +99,7 @@ class Broadcasts(Producer[PrefixMatch]):
         if self.error:
             raise self.error
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         assert state is None, "it shares nothing"
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:
@@ -263,10 +263,10 @@ class Shares(Plugin):
     name: str = "shares"
     taken: list[Any] = field(default_factory=list)
 
-    def to_peers(self, request: Request) -> Any:
-        return [request.id]
+    def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        return [request.id, endpoint.name]
 
-    def from_peer(self, request: Request, state: Any) -> None:
+    def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         self.taken.append(state)
 
     def snapshot(self) -> Iterator[Any]:
@@ -282,15 +282,15 @@ def test_what_a_plugin_shares_reaches_its_like_and_what_it_cannot_read_is_report
     [a] = pods("a")
     here, there, seen = Shares(), Shares(), list[str]()
     s, other = scheduler(others=[here]), scheduler(others=[there], on_error=lambda name, error: seen.append(name))
-    states = s.to_peers(ask("r7"))
-    assert states == {"shares": ["r7"]}
+    states = s.to_peers(ask("r7"), a)
+    assert states == {"shares": ["r7", "a"]}
     other.adopt(ask(elsewhere=True), a, states)
     other.adopt(ask(elsewhere=True), a, {"unknown": 1})
     for name, piece in s.snapshot():
         other.restore(name, piece, {"a": a})
     other.restore("unknown", "piece", {})
     other.restore("shares", "bad", {})
-    assert there.taken == [["r7"], None, ("one", ["a"]), ("two", ["a"])]
+    assert there.taken == [["r7", "a"], None, ("one", ["a"]), ("two", ["a"])]
     assert seen == ["shares"]
 
 
@@ -320,7 +320,7 @@ def test_a_hook_that_raises_breaks_nothing_and_is_reported() -> None:
 
 def test_plugins_without_hooks_are_never_called() -> None:
     s = scheduler(QueueScorer(), producers=[Held()], filters=[])
-    assert (s._on_picked, s._on_first_token, s._on_finished) == (([], []), ([], []), ([], []))
+    assert (s._on_picked, s._on_first_token, s._on_finished) == ([], ([], []), ([], []))
     hooks = (s._answer_headers, s._statistics, s._prepare, s._to_peers, s._from_peer, s._snapshots)
     assert (*hooks, s._endpoint_statistics) == ([], [], [], [], [], [], [])
     assert [name for name, _ in s._on_removed] == ["MaxScorePicker"]

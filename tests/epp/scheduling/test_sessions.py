@@ -187,8 +187,7 @@ def test_a_session_that_a_peer_bound_is_bound_here_too() -> None:
     request = session("s1")
     here.on_picked(request, b)
     sent = ask(elsewhere=True)
-    there.from_peer(sent, here.to_peers(request))
-    there.on_picked(sent, b)
+    there.from_peer(sent, b, here.to_peers(request, b))
     assert there.filter(session("s1"), [a, b]) == [b]
     assert there.filter(session("s2"), [a, b]) == [a, b]
 

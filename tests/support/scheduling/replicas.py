@@ -79,7 +79,7 @@ class Member:
         instance = instance or len(network.replicas) + 1
         self.exchange = Exchange(instance, self, network.clock, self._report, self.recovered.append)
         pipeline = load_strategy("prefix-aware", clock=network.clock, random=Random(1))
-        announcer = Announcer(self.exchange, POOL, lambda request: self.scheduler.to_peers(request))
+        announcer = Announcer(self.exchange, POOL, lambda *sent: self.scheduler.to_peers(*sent))
         self.scheduler: Scheduler = pipeline.scheduler(wall_clock=network.clock, on_error=fail, others=(announcer,))
         self.exchange.add_pool(SharedPool(POOL, lambda: self.ready, lambda: self.endpoints, lambda: self.scheduler))
         network.replicas[address] = self
