@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, Literal
 
+import msgspec
+
 from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Slot
 from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
 from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
@@ -32,15 +34,12 @@ _ANSWER_WEIGHT: Final = 0.02
 """Of one more answer in the running mean: the last fifty or so count."""
 
 
-class _Prompt:
+class _Prompt(msgspec.Struct, eq=False):
     """What is kept of a request between hooks."""
 
-    __slots__ = ("bytes_per_token", "chain", "pins")
-
-    def __init__(self, chain: list[int], bytes_per_token: float) -> None:
-        self.chain = chain
-        self.bytes_per_token = bytes_per_token
-        self.pins: dict[Endpoint, Pin] = {}
+    chain: list[int]
+    bytes_per_token: float
+    pins: dict[Endpoint, Pin] = {}
 
 
 @dataclass(eq=False)
@@ -190,9 +189,8 @@ class ApproximatePrefixCache(PrefixCache):
         if usage is not None and usage.completion >= 0:
             self.answer += _ANSWER_WEIGHT * (usage.completion - self.answer)
         self._sees_status = self._sees_status or response.status > 0
-        pin = self._prompt(request).pins.pop(endpoint, None)
-        shadow = self.shadows.get(endpoint)
-        if pin is None or shadow is None:
+        prompt, shadow = self._prompts.get(request), self.shadows.get(endpoint)
+        if prompt is None or shadow is None or (pin := prompt.pins.pop(endpoint, None)) is None:
             return
         if self.was_computed(endpoint, response):
             shadow.release(pin, self._generated(request, response))

@@ -22,52 +22,41 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from epp.plugin import CacheRoom, Endpoint, Load
 from epp.prefix.index import PrefixIndex, bytes_at, depth_at
 
 
-class Segment:
+class Segment(msgspec.Struct, eq=False):
     """Memory that is kept and evicted together: blocks of one chain in order, or (no blocks) tokens no request can
     reuse.
     """
 
-    __slots__ = ("blocks", "bytes_per_token", "parent", "proven", "rest", "start", "tokens", "users")
-
-    def __init__(
-        self,
-        tokens: int,
-        start: int = 0,
-        blocks: Sequence[int] = (),
-        bytes_per_token: float = 1.0,
-        parent: "Segment | None" = None,
-    ) -> None:
-        self.tokens = tokens
-        self.start = start
-        """Blocks before it in its chain."""
-        self.blocks = list(blocks)
-        self.bytes_per_token = bytes_per_token
-        self.parent = parent
-        self.users = 0
-        """Requests in flight that pin it; 0 = idle."""
-        self.proven = False
-        """A request that used it got an answer, so the engine has really computed it."""
-        self.rest = 0
-        """Tokens of a half evicted block, still in memory (part of `tokens`)."""
+    tokens: int
+    start: int = 0
+    """Blocks before it in its chain."""
+    blocks: list[int] = []
+    bytes_per_token: float = 1.0
+    parent: "Segment | None" = None
+    users: int = 0
+    """Requests in flight that pin it; 0 = idle."""
+    proven: bool = False
+    """A request that used it got an answer, so the engine has really computed it."""
+    rest: int = 0
+    """Tokens of a half evicted block, still in memory (part of `tokens`)."""
 
     def tokens_of(self, count: int) -> int:
         """Tokens of its first `count` blocks."""
         return round((bytes_at(self.start + count) - bytes_at(self.start)) / self.bytes_per_token)
 
 
-class Pin:
+class Pin(msgspec.Struct, eq=False):
     """What a request in flight holds: a path of segments down to `last`, and `loose` tokens that fill no block."""
 
-    __slots__ = ("last", "loose", "prompt")
-
-    def __init__(self, last: Segment | None, loose: int, prompt: int) -> None:
-        self.last = last
-        self.loose = loose
-        self.prompt = prompt
+    last: Segment | None
+    loose: int
+    prompt: int
 
 
 class Remembered(NamedTuple):
@@ -154,7 +143,8 @@ class ShadowCache:
         pages = pin.prompt // -page - computed // -page  # those that the answer took: both are rounded up
         loose = pin.loose + pages * page
         self.pinned += loose - pin.loose
-        self._fit()  # before anything of it is idle: the partial page too has taken its room from others
+        if self.pinned + self.idle > self.capacity:
+            self._fit()  # before anything of it is idle: the partial page too has taken its room from others
         self.flights -= 1
         self.pinned -= loose
         if (left := loose - page if computed % page else loose) > 0:
@@ -257,9 +247,8 @@ class ShadowCache:
         return upper
 
     def _append(self, blocks: Sequence[int], depth: int, bytes_per_token: float, parent: Segment | None) -> Segment:
-        segment = Segment(0, depth, blocks, bytes_per_token, parent)
+        segment = Segment(0, depth, list(blocks), bytes_per_token, parent, 1)
         segment.tokens = segment.tokens_of(len(blocks))
-        segment.users = 1
         self.pinned += segment.tokens
         self._segments[blocks[0]] = segment
         self.index.add(blocks, self.bit)
@@ -274,7 +263,8 @@ class ShadowCache:
 
     def _settle(self) -> None:
         """What is pinned or idle has changed."""
-        self._fit()
+        if self.pinned + self.idle > self.capacity:
+            self._fit()
         self.room = CacheRoom(self.pinned, self.capacity)
 
     def _fit(self) -> None:

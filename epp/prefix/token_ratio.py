@@ -146,10 +146,12 @@ class LearnTokens(Plugin):
             return
         window = self._window(endpoint)
         window.open -= 1
-        window.uncounted = window.uncounted or response.failed or response.status >= 400
-        if response.usage is not None and response.usage.prompt > 0:
+        if response.status >= 400 or response.failed:
+            window.uncounted = True
+        usage = response.usage
+        if usage is not None and usage.prompt > 0:
             self._from_answers += 1
-            self._observe(request.model, size, response.usage.prompt)
+            self._observe(request.model, size, usage.prompt)
 
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Bytes of the prompt."""

@@ -331,7 +331,13 @@ class Exchange:
                 )
             peer.sequence = envelope.sequence
             for message in envelope.messages:
-                self._take(peer, message, now)
+                if type(message) is wire.Decided:
+                    self._adopt(peer, message)
+                elif type(message) is wire.Finished:
+                    if (adopted := peer.open.pop(message.number, None)) is not None:
+                        adopted[0].finished(adopted[1], _response(message, now))
+                else:
+                    self._take(peer, message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
             for message in envelope.messages:
                 self._take_snapshot(peer, message)
@@ -402,14 +408,10 @@ class Exchange:
     # --- what peers say ---------------------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: wire.AnyMessage, now: float) -> None:
-        if isinstance(message, wire.Decided):
-            self._adopt(peer, message)
-        elif isinstance(message, wire.FirstToken):
+        if isinstance(message, wire.FirstToken):
             adopted = peer.open.get(message.number)
             if adopted is not None:
                 adopted[0].first_token(adopted[1])
-        elif isinstance(message, wire.Finished):
-            _end(peer.open.pop(message.number, None), _response(message, now))
         elif isinstance(message, wire.Beat):
             self._take_beat(peer, message, now)
         elif isinstance(message, wire.Piece):
@@ -549,11 +551,12 @@ def _end(adopted: Adopted | None, response: Response) -> None:
 
 
 def _response(message: wire.Finished, now: float) -> Response:
+    usage = message.usage
     return Response(
         status=message.status,
         served=message.served,
         first_token_at=now if message.first_token else None,
-        usage=None if message.usage is None else Usage(*message.usage),
+        usage=usage and Usage(*usage),
         complete=message.complete,
         id=message.id,
     )

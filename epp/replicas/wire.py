@@ -186,7 +186,7 @@ def encode(message: AnyMessage) -> bytes:
 
 def frame(topic: bytes, sender: int, sequence: int, messages: Sequence[bytes]) -> bytes:
     """A whole frame around encoded messages, at least one."""
-    return topic + _encoder.encode(_Encoded(sender, sequence, [msgspec.Raw(message) for message in messages]))
+    return topic + _encoder.encode(_Encoded(sender, sequence, [*map(msgspec.Raw, messages)]))
 
 
 def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:

@@ -47,10 +47,12 @@ clock.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import exp, inf
 from statistics import median
 from typing import Any, ClassVar, Final, Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.plugin import (
@@ -139,52 +141,38 @@ def _near(used: float, most: float) -> float:
     return 0.0 if most == inf else max(0.0, 1.0 - (most - used) / (_LAST * most))
 
 
-class _Sent:
+class _Sent(Struct, eq=False):
     """A request on its way, in one endpoint's account."""
 
-    __slots__ = (
-        "account", "adapter", "ahead", "first_at", "here", "lasts", "observed", "predicted", "prefills", "returns",
-        "sent", "supposed_at", "tokens", "tpot", "turns", "waiting", "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        account: "_Account",
-        tokens: int,
-        work: int,
-        sent: float,
-        lasts: tuple[float, float, float],
-        observed: bool,
-        seen: tuple[LatencyPrediction | None, float | None],
-        prefills: bool = False,
-    ) -> None:
-        self.prefills = prefills
-        """It is decoded elsewhere, so it ends with its first token."""
-        self.here = True
-        self.ahead = account.ahead(sent) if observed else 0.0
-        """Modelled seconds of what has to be done before its turn, at factor 1; where its first token will be seen."""
-        self.account = account
-        self.tokens = tokens
-        self.work = work
-        self.sent = sent
-        self.lasts = lasts
-        """Modelled seconds from its turn to its first token: of loading, and of computing at factor 1, beside who
-        decodes there and alone."""
-        self.predicted, self.tpot = seen
-        """As it was when it was sent; and what it was promised, seconds."""
-        self.first_at: float | None = None
-        """When its first token was seen."""
-        self.observed = observed
-        """Its first token will be seen."""
-        self.adapter = ""
-        """The LoRA adapter it uses."""
-        self.turns = 0.0
-        """Requests that it had to wait for until there was a slot for that: then it does not tell the speed."""
-        self.waiting = True
-        self.supposed_at = inf
-        """When it was first thought to have begun."""
-        self.returns = 0
-        """Times that it turned out not to have."""
+    account: "_Account"
+    tokens: int
+    work: int
+    sent: float
+    lasts: tuple[float, float, float]
+    """Modelled seconds from its turn to its first token: of loading, and of computing at factor 1, beside who decodes
+    there and alone."""
+    predicted: LatencyPrediction | None
+    """As it was when it was sent."""
+    tpot: float | None
+    """What it was promised, seconds."""
+    observed: bool = True
+    """Its first token will be seen."""
+    prefills: bool = False
+    """It is decoded elsewhere, so it ends with its first token."""
+    ahead: float = 0.0
+    """Modelled seconds of what has to be done before its turn, at factor 1; where its first token will be seen."""
+    here: bool = True
+    first_at: float | None = None
+    """When its first token was seen."""
+    adapter: str = ""
+    """The LoRA adapter it uses."""
+    turns: float = 0.0
+    """Requests that it had to wait for until there was a slot for that: then it does not tell the speed."""
+    waiting: bool = True
+    supposed_at: float = inf
+    """When it was first thought to have begun."""
+    returns: int = 0
+    """Times that it turned out not to have."""
 
 
 class _Decay:
@@ -260,12 +248,17 @@ class _Account:
         """Where flow control asks."""
 
     def start(self, sent: _Sent) -> None:
-        if not self.queue:
+        first = not self.queue
+        if first:
             self.weight -= 1 / self.decay.scale(sent.sent)
             self.busy_since, self.watched = sent.sent, True
         self.queue[sent] = None
         self.pending += sent.work
         self._come(sent)
+        if first:
+            self.pace()
+        elif self.order is not None:
+            self.order.put(self)
 
     def decode(self, sent: _Sent) -> None:
         """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
@@ -274,17 +267,19 @@ class _Account:
         self.decodes += 1
         self.context += sent.tokens
         self._come(sent)
+        if self.order is not None:
+            self.order.put(self)
 
     def _come(self, sent: _Sent) -> None:
-        self.lone = None if self.requests else sent
-        if not self.requests:
-            self.busy_from, self.busy_until = sent.sent, inf
+        if self.requests:
+            self.lone = None
+        else:
+            self.lone, self.busy_from, self.busy_until = sent, sent.sent, inf
         self.requests += 1
         self.tokens += sent.tokens
         self.promises.start(sent.tpot, sent.lasts[2], sent.sent)
         if self.requests > self.peak:
             self.peak = self.requests
-        self._next()
 
     def _go(self, sent: _Sent, now: float) -> None:
         sent.here = False
@@ -319,29 +314,31 @@ class _Account:
         """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
         too.
         """
-        begun = [sent]
-        for earlier in self.queue:
-            if earlier is sent:
-                break
-            if not earlier.observed:
-                begun.append(earlier)
-        self.begun += len(begun)
-        for one in begun:
-            self._leave_queue(one, at)
-            if one.prefills:
-                self._go(one, at)
-            else:
-                self.decodes += 1
-                self.context += one.tokens
+        if next(iter(self.queue)) is not sent:
+            for earlier in [*takewhile(lambda each: each is not sent, self.queue)]:
+                if not earlier.observed:
+                    self._begun(earlier, at)
+        self._begun(sent, at)
         self.served_at = at
-        self._next()
+        self.pace()
+
+    def _begun(self, sent: _Sent, at: float) -> None:
+        """Its prompt is computed, so it waits no more."""
+        self.begun += 1
+        self._leave_queue(sent, at)
+        if sent.prefills:
+            self._go(sent, at)
+        else:
+            self.decodes += 1
+            self.context += sent.tokens
 
     def expire(self, now: float) -> None:
         """Let those begin to decode whose modelled first token is past."""
         while self.due <= now:
             self.watched = False
             head = next(iter(self.queue))
-            head.supposed_at = min(head.supposed_at, self.due)
+            if self.due < head.supposed_at:
+                head.supposed_at = self.due
             self.supposed.append(head)
             self.first_token(head, self.due)
 
@@ -375,7 +372,7 @@ class _Account:
         if self.queue:
             load, work, _ = next(iter(self.queue)).lasts
             self.served_at = max(since, now - 0.5 * (load + self.speed.factor * work))
-        self._next()
+        self.pace()
 
     def _return(self, latest: Sequence[_Sent], now: float) -> None:
         """These have not begun: they are the first of those that wait, the last of them foremost.
@@ -405,7 +402,7 @@ class _Account:
             self.context -= sent.tokens
             sent.lasts = now - sent.supposed_at if sent is latest[-1] else 0.0, 0.0, sent.lasts[2]
         self.served_at = now
-        self._next()
+        self.pace()
 
     def end(self, sent: _Sent, now: float) -> None:
         self._go(sent, now)
@@ -414,17 +411,19 @@ class _Account:
             if next(iter(self.queue)) is sent:
                 self.served_at = now
             self._leave_queue(sent, now)
-        else:
-            self.decodes -= 1
-            self.context -= sent.tokens
-        self._next()
+            self.pace()
+            return
+        self.decodes -= 1
+        self.context -= sent.tokens
+        if self.order is not None:
+            self.order.put(self)
 
     def hasten(self) -> None:
         """Serve what waits anew, from when its first was sent: by the speed known until now that began too late."""
         head = next(iter(self.queue), None)
         if head is not None:
             self.served_at = min(self.served_at, head.sent)
-            self._next()
+            self.pace()
 
     def compare(self, load: Load, room: CacheRoom, now: float) -> None:
         """A new scrape: what it counts beyond the most we had in flight since the last one is not ours."""
@@ -450,11 +449,13 @@ class _Account:
         if not self.queue:
             self.weight += 1 / self.decay.scale(now)
 
-    def _next(self) -> None:
+    def pace(self) -> None:
+        """Say anew when the next first token is thought to come: another request is first, or the speed another."""
         self.due = inf
         if self.queue and not (head := next(iter(self.queue))).observed:
             load, work, _ = head.lasts
-            self.due = max(head.sent, self.served_at) + load + self.speed.factor * work
+            began = self.served_at if self.served_at > head.sent else head.sent
+            self.due = began + load + self.speed.factor * work
         if self.order is not None:
             self.order.put(self)
 
@@ -959,6 +960,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         one = Stretch(prefill, self.step_seconds * steps, decodes, load.at - before.at)
         self._speeds.counted(account.speed, one, now, prompt=prompt)
         self._adopt()
+        account.pace()
 
     def _failing(self, known: FailureShare, cost: float) -> float:
         """What is to be added to the cost of an endpoint that failed lately."""
@@ -1141,7 +1143,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             need = self.adapters.need(endpoint, adapter)
             self.adapters.start(endpoint, adapter)
         if request.stage == "decode":
-            where[endpoint] = sent = _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), True, seen)
+            where[endpoint] = sent = _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), *seen)
             sent.adapter = adapter
             account.decode(sent)
             return
@@ -1153,7 +1155,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         observed = request.sees_answer and (request.stream or prefills)
         lasts = load, work * (1 + self._step(account) * self._per_chunk), work
         whole = round((work + load) * NS)
-        where[endpoint] = sent = _Sent(account, request.tokens, whole, now, lasts, observed, seen, prefills)
+        ahead = account.ahead(now) if observed else 0.0
+        where[endpoint] = sent = _Sent(account, request.tokens, whole, now, lasts, *seen, observed, prefills, ahead)
         if adapter:
             sent.adapter, sent.turns = adapter, need.turns
         account.start(sent)

@@ -198,10 +198,7 @@ class FailureShares(Producer[FailureShare]):
         self._sent.set(request, (record, now))
 
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        self._judge(request, endpoint, response)
-
-    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        self._judge(request, endpoint, response)
+        self.on_finished(request, endpoint, response)
 
     def on_scraped(self, endpoint: Endpoint) -> None:
         now, contact = self.clock(), self._contact(endpoint, self.clock())
@@ -290,8 +287,8 @@ class FailureShares(Producer[FailureShare]):
         self._tell_recovered(record)
         record.suspended, record.hanging, record.since, record.share, record.bad = False, None, now, 0.0, 0
 
-    def _judge(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        """What came of a request, once: at its response headers, or at its end without any."""
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """Judge what came of a request, once: at its response headers, or at its end without any."""
         if (noted := self._sent.take(request)) is None:
             return
         record, sent = noted

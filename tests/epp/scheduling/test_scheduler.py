@@ -217,9 +217,9 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     a, b = pods("ab")
     diary, load = Diary(), InFlightLoad()
     s = scheduler(ActiveRequestScorer(), producers=[load, Broadcasts()], others=[diary])
-    adopted = s.adopt(ask("theirs", tokens=30), a, {})
+    adopted = s.adopt(ask("theirs", tokens=30), a, {"InFlightLoad": (20, 0)})
     assert adopted.endpoint is a
-    assert load.produce(ask(), [a, b])[a] == (1, 20), "10 of 30 tokens are held there"
+    assert load.produce(ask(), [a, b])[a] == (1, 20), "its picker knew that 10 of 30 tokens are held there"
     assert s.choose(ask("ours"), [a, b]).endpoint is b
     s.first_token(adopted)
     s.finished(adopted, Response(status=200))
