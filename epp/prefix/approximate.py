@@ -118,9 +118,6 @@ class ApproximatePrefixCache(PrefixCache):
         prompt = self._prompt(request)
         chain, per_token, tokens, holders = prompt.chain, prompt.bytes_per_token, request.tokens, self.index.holders
         total = bytes_at(len(chain)) // SHORT
-        if len(endpoints) == 1:  # as where another replica has picked: what all others hold need not be known
-            size = bytes_at(self._depth(chain, endpoints[0]))
-            return {endpoints[0]: PrefixMatch(min(round(size / per_token), tokens), size // SHORT, total)}
         matches = dict.fromkeys(endpoints, PrefixMatch(0, 0, total))
         for depth, mask in self.index.match(chain):
             size = bytes_at(depth)
@@ -140,11 +137,6 @@ class ApproximatePrefixCache(PrefixCache):
             size = bytes_at(depth)
             match = PrefixMatch(min(round(size / per_token), tokens), size // SHORT, total)
             yield Level(match, mask.bit_count(), partial(self.index.holders, mask), partial(self._holds, mask))
-
-    def _depth(self, chain: Sequence[int], endpoint: Endpoint) -> int:
-        """Blocks of a chain that an endpoint holds."""
-        shadow = self.shadows.get(endpoint)
-        return 0 if shadow is None else self.index.depth(chain, shadow.bit)
 
     def _holds(self, mask: int, endpoint: Endpoint) -> bool:
         shadow = self.shadows.get(endpoint)
@@ -217,13 +209,15 @@ class ApproximatePrefixCache(PrefixCache):
             shadow.forget()
 
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
+        """Bytes a token of its prompt, and its blocks."""
         prompt = self._prompt(request)
         return prompt.bytes_per_token, packed(prompt.chain)
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
-        per_token, chain = state or (_BYTES_PER_TOKEN, b"")
-        prompt = self._prompts.set(request, _Prompt(unpacked(chain), per_token))
-        prompt.pins[endpoint] = self.shadow(endpoint).pin(prompt.chain, request.tokens, per_token)
+        per_token, blocks = state or (_BYTES_PER_TOKEN, b"")
+        chain = unpacked(blocks)
+        pin = self.shadow(endpoint).pin(chain, request.tokens, per_token)
+        self._prompts.set(request, _Prompt(chain, per_token, {endpoint: pin}))
 
     def snapshot(self) -> Iterator[Any]:
         """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes

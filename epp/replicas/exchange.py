@@ -265,14 +265,17 @@ class Exchange:
 
     def _publish(self, message: bytes, *, urgent: bool = True) -> None:
         """Send it at the end of this turn of the event loop, or (not urgent) with the next that is, but soon."""
-        self._outgoing.append(message)
+        waiting = self._outgoing
+        waiting.append(message)
         self._outgoing_bytes += len(message)
         if self._outgoing_bytes > _LARGE:
             self.flush()
-        elif urgent and not self._urgent:
+        elif self._urgent:
+            pass
+        elif urgent:
             self._urgent = True
             self._link.later(0.0, self.flush)
-        elif len(self._outgoing) == 1:
+        elif len(waiting) == 1:
             self._link.later(_WAITS, self.flush)
 
     def flush(self) -> None:
@@ -426,8 +429,7 @@ class Exchange:
         if len(peer.open) >= _MOST_OPEN:
             _end(peer.open.pop(next(iter(peer.open))), _LOST)
         pool = self._pools.get(sent.pool)
-        endpoint = None if pool is None else self._endpoints(pool).get(sent.endpoint)
-        if pool is None or endpoint is None:
+        if pool is None or (endpoint := self._endpoints(pool).get(sent.endpoint)) is None:
             self.counts["unknown-endpoint"] += 1
             peer.open[sent.number] = None
             return
