@@ -39,7 +39,6 @@ class _Prompt(msgspec.Struct, eq=False):
 
     chain: list[int]
     bytes_per_token: float
-    pins: dict[Endpoint, Pin] = {}
 
 
 @dataclass(eq=False)
@@ -93,6 +92,8 @@ class ApproximatePrefixCache(PrefixCache):
     index: PrefixIndex = field(init=False)
     shadows: dict[Endpoint, ShadowCache] = field(default_factory=dict, init=False)
     _prompts: Slot[_Prompt] = field(default_factory=Slot, init=False, repr=False)
+    _pins: Slot[Pin] = field(default_factory=Slot, init=False, repr=False)
+    """What a request pins at the endpoint that has it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,8 +168,9 @@ class ApproximatePrefixCache(PrefixCache):
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         prompt = self._prompts.get(request)
-        if prompt is not None and endpoint not in prompt.pins:
-            prompt.pins[endpoint] = self.shadow(endpoint).pin(prompt.chain, request.tokens, prompt.bytes_per_token)
+        if prompt is not None:
+            pin = self.shadow(endpoint).pin(prompt.chain, request.tokens, prompt.bytes_per_token)
+            self._pins.set(request, pin)
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         """Release what was pinned, if the engine can hold it.
@@ -181,8 +183,8 @@ class ApproximatePrefixCache(PrefixCache):
         if usage is not None and usage.completion >= 0:
             self.answer += _ANSWER_WEIGHT * (usage.completion - self.answer)
         self._sees_status = self._sees_status or response.status > 0
-        prompt, shadow = self._prompts.get(request), self.shadows.get(endpoint)
-        if prompt is None or shadow is None or (pin := prompt.pins.pop(endpoint, None)) is None:
+        pin, shadow = self._pins.take(request), self.shadows.get(endpoint)
+        if pin is None or shadow is None:
             return
         if self.was_computed(endpoint, response):
             shadow.release(pin, self._generated(request, response))
@@ -215,9 +217,7 @@ class ApproximatePrefixCache(PrefixCache):
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         per_token, blocks = state or (_BYTES_PER_TOKEN, b"")
-        chain = unpacked(blocks)
-        pin = self.shadow(endpoint).pin(chain, request.tokens, per_token)
-        self._prompts.set(request, _Prompt(chain, per_token, {endpoint: pin}))
+        self._pins.set(request, self.shadow(endpoint).pin(unpacked(blocks), request.tokens, per_token))
 
     def snapshot(self) -> Iterator[Any]:
         """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes

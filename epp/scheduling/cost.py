@@ -590,7 +590,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     accounts: dict[Endpoint, _Account] = field(default_factory=dict, init=False)
     adapters: Adapters = field(default_factory=Adapters, init=False)
-    _sent: Slot[dict[Endpoint, _Sent]] = field(default_factory=Slot, init=False, repr=False)
+    _sent: Slot[_Sent] = field(default_factory=Slot, init=False, repr=False)
     _predicted: Slot[dict[Endpoint, LatencyPrediction]] = field(default_factory=Slot, init=False, repr=False)
     """Of a request with an SLO: what was predicted of each endpoint that was looked at."""
 
@@ -913,8 +913,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         """Of all that were looked at; of the chosen one where only it was, or where another one prefills."""
         if not request.stage and (seen := self._predicted.get(request)) is not None:
             return seen
-        sent = self._sent.get(request) or {}
-        return {endpoint: each.predicted for endpoint, each in sent.items() if each.predicted is not None}
+        sent = self._sent.get(request)
+        return {} if sent is None or sent.predicted is None else {sent.account.endpoint: sent.predicted}
 
     def _expected(
         self, request: Request, account: _Account, prompt: tuple[int, float, float], need: Need, now: float
@@ -927,7 +927,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Modelled seconds of computing its prompt there and of loading from lower tiers; and its TPOT SLO."""
-        sent = (self._sent.get(request) or {}).get(endpoint)
+        sent = self._sent.get(request)
         return None if sent is None else (sent.lasts[2], sent.lasts[0], sent.tpot)
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
@@ -1137,13 +1137,12 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if now - self._decay.epoch > _EPOCH:
             self._scale(now)
         endpoint, (work, load) = account.endpoint, prompt
-        where = self._sent.get(request) or self._sent.set(request, {})
         need, adapter = NO_NEED, self.adapter_of(request)
         if adapter:
             need = self.adapters.need(endpoint, adapter)
             self.adapters.start(endpoint, adapter)
         if request.stage == "decode":
-            where[endpoint] = sent = _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), *seen)
+            sent = self._sent.set(request, _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), *seen))
             sent.adapter = adapter
             account.decode(sent)
             return
@@ -1156,14 +1155,15 @@ class ExpectedTtft(Cost, Detector, Admitter):
         lasts = load, work * (1 + self._step(account) * self._per_chunk), work
         whole = round((work + load) * NS)
         ahead = account.ahead(now) if observed else 0.0
-        where[endpoint] = sent = _Sent(account, request.tokens, whole, now, lasts, *seen, observed, prefills, ahead)
+        sent = _Sent(account, request.tokens, whole, now, lasts, *seen, observed, prefills, ahead)
+        self._sent.set(request, sent)
         if adapter:
             sent.adapter, sent.turns = adapter, need.turns
         account.start(sent)
 
     def on_first_token(self, request: Request, endpoint: Endpoint) -> None:
-        where = self._sent.get(request)
-        if where is None or (sent := where.get(endpoint)) is None or not sent.waiting:
+        sent = self._sent.get(request)
+        if sent is None or not sent.waiting:
             return
         account, now = sent.account, self.clock()
         sent.first_at = now
@@ -1195,8 +1195,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         return self._base + self._c * account.decodes + self._d * account.context
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        where = self._sent.get(request)
-        if where is None or (sent := where.pop(endpoint, None)) is None:
+        if (sent := self._sent.take(request)) is None:
             return
         if sent.adapter:
             self.adapters.end(endpoint, sent.adapter)
