@@ -5,6 +5,10 @@ is meant for a core of its own, so a group serves as many requests a second as i
 core; what Envoy, the load and the model servers take is not counted. Where the machine has twice as many cores as the
 largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one
 core, which they fill: so each has always something to do, as one that is full on a core of its own.
+
+What a request takes changes from second to second on a machine that others share, by more than what is measured. So
+bursts are short, each of a group is compared with the one of a single replica beside it, and the median of many such
+comparisons counts; and as two processes that do the same differ too, all groups are started more than once.
 """
 
 import argparse
@@ -16,9 +20,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from math import ceil
+from math import ceil, sqrt
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import NamedTuple
 from urllib.request import urlopen
 
@@ -46,6 +50,8 @@ MOST = 0.6
 """Share of a core that a replica may use for it."""
 SCENARIOS = {size: Scenario(f"{size} KB", size << 10, "chat") for size in (2, 32)}
 JOIN_SECONDS = 30.0
+_OF_MEDIAN = 1.25
+"""Standard error of a median, against that of a mean."""
 
 
 class Group(NamedTuple):
@@ -141,19 +147,22 @@ def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
 
 
 def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
-    """What one size of body came to, for people; `costs` of each size of group, the smallest of them 1."""
-    busiest = {size: median(cost.busiest for cost in found) for size, found in costs.items()}
-    own = busiest[1]
+    """What one size of body came to, for people; `costs` of each size of group, the smallest of them 1, by turn."""
+    own = median(cost.busiest for cost in costs[1])
     shown = []
     peers: dict[int, float] = {}
-    for size in costs:
+    for size, group in costs.items():
+        pairs = [*zip(costs[1], group, strict=True)]
+        gains = [alone.busiest / each.busiest for alone, each in pairs]
+        gain, peer, error = median(gains), "", 8 * " "
         if size > 1:
-            peers[size] = (median(cost.all for cost in costs[size]) - own) / (size - 1)
-        rate, each = 1 / busiest[size], 1 / busiest[size] / size
-        peer = f"{peers[size] * 1e6:9.0f} us" if size > 1 else ""
-        answered = f"{median(cost.answered for cost in costs[size]):10,.0f}"
-        line = f"{kilobytes:4d} KB  {size:8d}  {rate:11,.0f}  {each:13,.0f}  {own / busiest[size]:9.2f}  {answered}"
-        shown.append(f"{line}  {peer}".rstrip())
+            shares = [(each.all / alone.busiest - 1) / (size - 1) for alone, each in pairs]
+            peers[size] = own * median(shares)
+            peer = f"{peers[size] * 1e6:9.0f} us {median(shares):6.0%}"
+            error = f" +- {_OF_MEDIAN * stdev(gains) / sqrt(len(gains)):4.2f}" if len(gains) > 1 else error
+        rates = f"{gain / own:11,.0f}  {gain / own / size:13,.0f}  {gain:9.2f}{error}"
+        answered = f"{median(cost.answered for cost in group):10,.0f}"
+        shown.append(f"{kilobytes:4d} KB  {size:8d}  {rates}  {answered}  {peer}".rstrip())
     if peers:
         peer_cost = peers[min(peers)]
         left = MOST - TARGET * peer_cost
@@ -165,29 +174,31 @@ def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hack/bench scale", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4], help="sizes of groups beside one alone")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=2.0, help="for one burst of load")
+    parser.add_argument("--starts", type=int, default=2, help="times that all groups are started anew")
+    parser.add_argument("--rounds", type=int, default=24, help="bursts of load for each group, at each start")
+    parser.add_argument("--seconds", type=float, default=0.7, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
     flags = parser.parse_args(arguments)
     sizes = sorted({1, *flags.replicas})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
     costs: dict[int, dict[int, list[Cost]]] = {kilobytes: {size: [] for size in sizes} for kilobytes in SCENARIOS}
     try:
-        with groups(sizes, flags.wiring) as (made, wrk, bodies):
-            for turn in range(-1, flags.rounds):  # the first for warmth
-                for kilobytes in SCENARIOS:
-                    for size in sizes if turn % 2 == 0 else reversed(sizes):
-                        cost = measured(made[size], wrk, bodies[kilobytes], flags.seconds)
-                        costs[kilobytes][size] += [cost] if turn >= 0 else []
+        for _ in range(flags.starts):
+            with groups(sizes, flags.wiring) as (made, wrk, bodies):
+                for turn in range(-3, flags.rounds):  # the first for warmth
+                    for kilobytes in SCENARIOS:
+                        for size in sizes if turn % 2 == 0 else reversed(sizes):
+                            cost = measured(made[size], wrk, bodies[kilobytes], flags.seconds)
+                            costs[kilobytes][size] += [cost] if turn >= 0 else []
     except BenchError as error:
         print(f"hack/bench scale: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    print("prompt  replicas  requests/s  of each, at a  times one  answered    taking in a")
-    print("                   in all     full core      alone      a second  peer's request")
-    for kilobytes, found in costs.items():
-        print("\n".join(lines(kilobytes, found)))
+    print("prompt  replicas   requests/s  of each, at a  times one alone    answered  taking in a")
+    print("                       in all      full core  +- its error       a second  peer's request")
+    for kilobytes, by_size in costs.items():
+        print("\n".join(lines(kilobytes, by_size)))
     return 0
 
 

@@ -4,11 +4,11 @@ from hack.benches.scale import Cost, lines
 
 
 def test_a_group_serves_what_its_busiest_replica_allows() -> None:
-    twos = [Cost(110e-6, 220e-6, 3_000), Cost(125e-6, 250e-6, 4_000), Cost(400e-6, 800e-6, 5_000)]
-    costs = {1: [Cost(200e-6, 200e-6, 4_500)] * 3, 2: twos}
-    one, two, target = lines(2, costs)
+    ones = [Cost(200e-6, 200e-6, 4_500), Cost(400e-6, 400e-6, 4_400), Cost(100e-6, 100e-6, 4_600)]
+    twos = [Cost(125e-6, 250e-6, 4_000), Cost(250e-6, 500e-6, 3_000), Cost(50e-6, 100e-6, 5_000)]
+    one, two, target = lines(2, {1: ones, 2: twos})
     assert one.split() == ["2", "KB", "1", "5,000", "5,000", "1.00", "4,500"]
-    assert two.split() == ["2", "KB", "2", "8,000", "4,000", "1.60", "4,000", "50", "us"]
+    assert two.split() == ["2", "KB", "2", "8,000", "4,000", "1.60", "+-", "0.17", "4,000", "50", "us", "25%"]
     assert target.split()[-2:] == ["15", "replicas"]
 
 
