@@ -340,7 +340,9 @@ class _Account:
             if self.due < head.supposed_at:
                 head.supposed_at = self.due
             self.supposed.append(head)
-            self.first_token(head, self.due)
+            self._begun(head, self.due)
+            self.served_at = self.due
+            self.pace()
 
     def count(self, load: Load, now: float) -> None:
         """Put right who has begun, by the first tokens that the engine has counted until `now`.
