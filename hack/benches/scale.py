@@ -6,9 +6,13 @@ core; what Envoy, the load and the model servers take is not counted. Where the 
 largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one
 core, which they fill: so each has always something to do, as one that is full on a core of its own.
 
+Replicas that share a core drive each other out of its caches, which those on cores of their own do not. So a group is
+compared with as many replicas that know nothing of each other, in the same place under the same load: what a request
+takes more in the group is what its replicas tell each other. Beside it stands the comparison with one replica alone.
+
 What a request takes changes from second to second on a machine that others share, by more than what is measured. So
-bursts are short, each of a group is compared with the one of a single replica beside it, and the median of many such
-comparisons counts; and as two processes that do the same differ too, all groups are started more than once.
+bursts are short, each of a group is compared with those beside it, and the median of many such comparisons counts; and
+as two processes that do the same differ too, all groups are started more than once.
 """
 
 import argparse
@@ -54,8 +58,16 @@ _OF_MEDIAN = 1.25
 """Standard error of a median, against that of a mean."""
 
 
+class Kind(NamedTuple):
+    """Of a group."""
+
+    size: int
+    apart: bool = False
+    """Its replicas know nothing of each other."""
+
+
 class Group(NamedTuple):
-    """Replicas that tell each other, and the way through Envoy to them."""
+    """Replicas, and the way through Envoy to them."""
 
     replicas: Sequence[Program]
     variant: Variant
@@ -71,59 +83,65 @@ class Cost(NamedTuple):
 
 @contextmanager
 def groups(
-    sizes: Sequence[int], wiring: envoy.Wiring
-) -> Iterator[tuple[Mapping[int, Group], Wrk, Mapping[int, Bodies]]]:
-    """One group of each size, all answering and knowing each other, the load, and bodies by their kilobytes."""
+    kinds: Sequence[Kind], wiring: envoy.Wiring
+) -> Iterator[tuple[Mapping[Kind, Group], Wrk, Mapping[int, Bodies]]]:
+    """One group of each kind, all answering and knowing each other, the load, and bodies by their kilobytes."""
     need_programs()
-    on = cores(max(sizes))
+    largest = max(kind.size for kind in kinds)
+    on = cores(largest)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmpath-bench-")))
-        pods, free = places(PODS), iter(free_ports(1 + sum(1 + 4 * size for size in sizes)))
+        pods, free = places(PODS), iter(free_ports(1 + sum(1 + 4 * kind.size for kind in kinds)))
         streaming = next(free)
         write_files(folder, pods, streaming)
         nginx = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
         stack.enter_context(running("nginx", nginx, folder, on.others)).wait_for_port(pods[0].port)
         listeners, started = {}, {}
-        for size in sizes:
-            programs, ports = _replicas(stack, folder, free, size, on.own)
-            listeners[str(size)] = envoy.Listener(next(free), ports[0], wiring, tuple(ports[1:]))
-            started[size] = programs
+        for kind in kinds:
+            programs, ports = _replicas(stack, folder, free, kind, on.own)
+            listeners[_name(kind)] = envoy.Listener(next(free), ports[0], wiring, tuple(ports[1:]))
+            started[kind] = programs
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
-        workers = "1" if on.shared else str(max(sizes))
+        workers = "1" if on.shared else str(largest)
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", workers, "--disable-hot-restart"]
         proxy = stack.enter_context(
             running("envoy", [envoy_program(), *flags, "--log-level", "error"], folder, on.others)
         )
         found = {}
-        for size in sizes:
-            found[size] = Group(started[size], Variant(str(size), listeners[str(size)].port, None))
-            wait_for_answer(found[size].variant, [proxy, *started[size]])
+        for kind in kinds:
+            found[kind] = Group(started[kind], Variant(_name(kind), listeners[_name(kind)].port, None))
+            wait_for_answer(found[kind].variant, [proxy, *started[kind]])
         yield found, Wrk(on.others), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
 
 
+def _name(kind: Kind) -> str:
+    return f"{kind.size}{'-apart' if kind.apart else ''}"
+
+
 def _replicas(
-    stack: ExitStack, folder: Path, free: Iterator[int], size: int, own: Sequence[str | None]
+    stack: ExitStack, folder: Path, free: Iterator[int], kind: Kind, own: Sequence[str | None]
 ) -> tuple[list[Program], list[int]]:
-    """So many replicas of one group, joined, and their ext_proc ports."""
-    peers = [next(free) for _ in range(size)]
+    """The replicas of one group, joined, and their ext_proc ports."""
+    peers = [next(free) for _ in range(kind.size)]
+    tell = kind.size > 1 and not kind.apart
     programs, grpc, admins = [], [], []
     for number, peer in enumerate(peers):
         port, health, metrics = next(free), next(free), next(free)
         given = {"endpoints": folder / "endpoints.yaml", "python": sys.executable}
         words = shlex.split(EPP.format(grpc_port=port, health_port=health, metrics_port=metrics, **given))
-        if size > 1:
+        if tell:
             words += [
                 "--replica-port",
                 str(peer),
                 *(flag for each in peers for flag in ("--peer", f"127.0.0.1:{each}")),
             ]
-        programs.append(stack.enter_context(running(f"epp-{size}-{number}", words, folder, own[number])))
+        programs.append(stack.enter_context(running(f"epp-{_name(kind)}-{number}", words, folder, own[number])))
         grpc.append(port)
         admins.append(metrics)
     for program, port, metrics in zip(programs, grpc, admins, strict=True):
         program.wait_for_port(port)
         program.wait_for_port(metrics)
-        _wait_for_peers(program, metrics, size - 1)
+        _wait_for_peers(program, metrics, kind.size - 1 if tell else 0)
     return programs, grpc
 
 
@@ -146,29 +164,38 @@ def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
     return Cost(max(spent) / seen.requests, sum(spent) / seen.requests, seen.requests / seconds)
 
 
-def lines(kilobytes: int, costs: Mapping[int, Sequence[Cost]]) -> list[str]:
-    """What one size of body came to, for people; `costs` of each size of group, the smallest of them 1, by turn."""
-    own = median(cost.busiest for cost in costs[1])
-    shown = []
+def lines(kilobytes: int, costs: Mapping[Kind, Sequence[Cost]]) -> list[str]:
+    """What one size of body came to, for people; `costs` of each group by turn: of one replica, and of each larger size
+    together and apart.
+    """
+    own = median(cost.busiest for cost in costs[Kind(1)])
+    shown = [_line(kilobytes, 1, 1 / own, 1.0, "", 1.0, costs[Kind(1)])]
     peers: dict[int, float] = {}
-    for size, group in costs.items():
-        pairs = [*zip(costs[1], group, strict=True)]
-        gains = [alone.busiest / each.busiest for alone, each in pairs]
-        gain, peer, error = median(gains), "", 8 * " "
-        if size > 1:
-            shares = [(each.all / alone.busiest - 1) / (size - 1) for alone, each in pairs]
-            peers[size] = own * median(shares)
-            peer = f"{peers[size] * 1e6:9.0f} us {median(shares):6.0%}"
-            error = f" +- {_OF_MEDIAN * stdev(gains) / sqrt(len(gains)):4.2f}" if len(gains) > 1 else error
-        rates = f"{gain / own:11,.0f}  {gain / own / size:13,.0f}  {gain:9.2f}{error}"
-        answered = f"{median(cost.answered for cost in group):10,.0f}"
-        shown.append(f"{kilobytes:4d} KB  {size:8d}  {rates}  {answered}  {peer}".rstrip())
+    for kind, group in costs.items():
+        if kind.size == 1 or kind.apart:
+            continue
+        apart = costs[Kind(kind.size, True)]
+        gains = [each.all / one.busiest for each, one in zip(apart, group, strict=True)]
+        beside_one = median(each.busiest / one.busiest for each, one in zip(costs[Kind(1)], group, strict=True))
+        share = median((one.all / each.all - 1) / (kind.size - 1) for each, one in zip(apart, group, strict=True))
+        peers[kind.size] = own * share
+        error = f" +- {_OF_MEDIAN * stdev(gains) / sqrt(len(gains)):4.2f}" if len(gains) > 1 else ""
+        line = _line(kilobytes, kind.size, median(gains) / own, median(gains), error, beside_one, group)
+        shown.append(f"{line}  {own * share * 1e6:9.0f} us {share:6.0%}")
     if peers:
         peer_cost = peers[min(peers)]
         left = MOST - TARGET * peer_cost
         enough = f"{ceil(TARGET * (own - peer_cost) / left)} replicas" if left > 0 else "more than one group can serve"
         shown.append(f"         {TARGET:,} a second at {MOST:g} of a core each: {enough}")
     return shown
+
+
+def _line(
+    kilobytes: int, size: int, rate: float, gain: float, error: str, beside_one: float, group: Sequence[Cost]
+) -> str:
+    answered = median(cost.answered for cost in group)
+    gains = f"{gain:9.2f}{error:8}  {beside_one:9.2f}"
+    return f"{kilobytes:4d} KB  {size:8d}  {rate:11,.0f}  {rate / size:13,.0f}  {gains}  {answered:10,.0f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,26 +206,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.7, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
     flags = parser.parse_args(arguments)
-    sizes = sorted({1, *flags.replicas})
+    sizes = sorted({1, *flags.replicas} - {1})
+    kinds = [Kind(1), *(Kind(size, apart) for size in sizes for apart in (True, False))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
-    costs: dict[int, dict[int, list[Cost]]] = {kilobytes: {size: [] for size in sizes} for kilobytes in SCENARIOS}
+    costs: dict[int, dict[Kind, list[Cost]]] = {kilobytes: {kind: [] for kind in kinds} for kilobytes in SCENARIOS}
     try:
         for _ in range(flags.starts):
-            with groups(sizes, flags.wiring) as (made, wrk, bodies):
+            with groups(kinds, flags.wiring) as (made, wrk, bodies):
                 for turn in range(-3, flags.rounds):  # the first for warmth
                     for kilobytes in SCENARIOS:
-                        for size in sizes if turn % 2 == 0 else reversed(sizes):
-                            cost = measured(made[size], wrk, bodies[kilobytes], flags.seconds)
-                            costs[kilobytes][size] += [cost] if turn >= 0 else []
+                        for kind in kinds if turn % 2 == 0 else reversed(kinds):
+                            cost = measured(made[kind], wrk, bodies[kilobytes], flags.seconds)
+                            costs[kilobytes][kind] += [cost] if turn >= 0 else []
     except BenchError as error:
         print(f"hack/bench scale: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    print("prompt  replicas   requests/s  of each, at a  times one alone    answered  taking in a")
-    print("                       in all      full core  +- its error       a second  peer's request")
-    for kilobytes, by_size in costs.items():
-        print("\n".join(lines(kilobytes, by_size)))
+    print("prompt  replicas   requests/s  of each, at a  times one          times one    answered  taking in a")
+    print("                       in all      full core  +- its error           alone    a second  peer's request")
+    for kilobytes, found in costs.items():
+        print("\n".join(lines(kilobytes, found)))
     return 0
 
 
