@@ -159,7 +159,7 @@ class LearnTokens(Plugin):
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         if request.api != "other":
-            self._sent(request, endpoint, state or None)
+            self._sent(request, endpoint, int(state) if state else None)
 
     def snapshot(self) -> Iterator[Any]:
         """The ratios learned: [model, bytes, tokens] ..., used least recently first."""

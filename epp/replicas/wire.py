@@ -22,7 +22,7 @@ TOPIC_BYTES: Final = 17
 """Of a snapshot's topic: one of the above, the instance that asked, and a number of its own."""
 MAX_FRAME: Final = 1 << 20
 """Bytes. A larger frame is not sent, and one that arrives ends the connection."""
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Decided(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):

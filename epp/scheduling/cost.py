@@ -935,8 +935,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         """What its picker knew of the cache there counts here too, so all replicas have the same on account."""
         work, load, tpot = state or (*self._work_and_load(request.tokens, _NOTHING)[:2], None)
-        if min(work, load, tpot or 0.0) < 0:
-            raise ValueError(f"{work} s of computing, {load} s of loading, {tpot} s per token: expected 0 or more")
+        if work < 0 or load < 0 or not (tpot is None or tpot > 0):
+            raise ValueError(f"{work} s of computing, {load} s of loading, {tpot} s per token")
         now = self.clock()
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
         self._enter(request, account, (float(work), float(load)), (None, tpot), now)

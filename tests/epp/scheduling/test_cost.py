@@ -1188,7 +1188,7 @@ def test_another_replica_s_request_is_on_account_with_the_work_that_its_picker_f
     theirs.from_peer(unknown, a, None)
     assert theirs.accounts[a].pending > 2 * ours.accounts[a].pending, "nothing is known to be held of it"
     before = theirs.accounts[a].pending
-    for wrong in ((-1.0, 0.0, None), (0.1, 0.0, -1.0), (inf, 0.0, None), ("a", 0.0, None), (0.1,)):
+    for wrong in ((-1.0, 0.0, None), (0.1, -1.0, None), (0.1, 0.0, 0.0), (inf, 0.0, None), ("a", 0.0, None), (0.1,)):
         with pytest.raises((ValueError, TypeError, OverflowError)):
             theirs.from_peer(Request(id="t", model="m", tokens=1000, elsewhere=True), a, wrong)
     assert (theirs.accounts[a].pending, theirs.accounts[a].requests) == (before, 2), "and what cannot be is not"
