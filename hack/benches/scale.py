@@ -201,8 +201,8 @@ def _line(
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hack/bench scale", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4], help="sizes of groups beside one alone")
-    parser.add_argument("--starts", type=int, default=2, help="times that all groups are started anew")
-    parser.add_argument("--rounds", type=int, default=24, help="bursts of load for each group, at each start")
+    parser.add_argument("--starts", type=int, default=6, help="times that all groups are started anew")
+    parser.add_argument("--rounds", type=int, default=8, help="bursts of load for each group, at each start")
     parser.add_argument("--seconds", type=float, default=0.7, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
     flags = parser.parse_args(arguments)
