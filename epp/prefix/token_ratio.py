@@ -134,7 +134,7 @@ class LearnTokens(Plugin):
             return
         self._bytes.set(request, size)
         window.bytes += size
-        if request.model not in window.models and len(window.models) < _SEVERAL:
+        if len(window.models) < _SEVERAL:
             window.models.add(request.model)
         window.open += 1
         if window.open > window.peak:

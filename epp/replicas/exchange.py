@@ -265,17 +265,14 @@ class Exchange:
 
     def _publish(self, message: bytes, *, urgent: bool = True) -> None:
         """Send it at the end of this turn of the event loop, or (not urgent) with the next that is, but soon."""
-        waiting = self._outgoing
-        waiting.append(message)
+        self._outgoing.append(message)
         self._outgoing_bytes += len(message)
         if self._outgoing_bytes > _LARGE:
             self.flush()
-        elif self._urgent:
-            pass
-        elif urgent:
+        elif urgent and not self._urgent:
             self._urgent = True
             self._link.later(0.0, self.flush)
-        elif len(waiting) == 1:
+        elif len(self._outgoing) == 1:
             self._link.later(_WAITS, self.flush)
 
     def flush(self) -> None:
@@ -334,13 +331,7 @@ class Exchange:
                 )
             peer.sequence = envelope.sequence
             for message in envelope.messages:
-                if type(message) is wire.Decided:
-                    self._adopt(peer, message)
-                elif type(message) is wire.Finished:
-                    if (adopted := peer.open.pop(message.number, None)) is not None:
-                        adopted[0].finished(adopted[1], _response(message, now))
-                else:
-                    self._take(peer, message, now)
+                self._take(peer, message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
             for message in envelope.messages:
                 self._take_snapshot(peer, message)
@@ -411,7 +402,11 @@ class Exchange:
     # --- what peers say ---------------------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: wire.AnyMessage, now: float) -> None:
-        if isinstance(message, wire.FirstToken):
+        if isinstance(message, wire.Decided):
+            self._adopt(peer, message)
+        elif isinstance(message, wire.Finished):
+            _end(peer.open.pop(message.number, None), _response(message, now))
+        elif isinstance(message, wire.FirstToken):
             adopted = peer.open.get(message.number)
             if adopted is not None:
                 adopted[0].first_token(adopted[1])
@@ -553,12 +548,11 @@ def _end(adopted: Adopted | None, response: Response) -> None:
 
 
 def _response(message: wire.Finished, now: float) -> Response:
-    usage = message.usage
     return Response(
         status=message.status,
         served=message.served,
         first_token_at=now if message.first_token else None,
-        usage=usage and Usage(*usage),
+        usage=None if message.usage is None else Usage(*message.usage),
         complete=message.complete,
         id=message.id,
     )

@@ -257,8 +257,8 @@ class _Account:
         self._come(sent)
         if first:
             self.pace()
-        elif self.order is not None:
-            self.order.put(self)
+        else:
+            self._rank()
 
     def decode(self, sent: _Sent) -> None:
         """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
@@ -267,8 +267,7 @@ class _Account:
         self.decodes += 1
         self.context += sent.tokens
         self._come(sent)
-        if self.order is not None:
-            self.order.put(self)
+        self._rank()
 
     def _come(self, sent: _Sent) -> None:
         if self.requests:
@@ -414,11 +413,10 @@ class _Account:
                 self.served_at = now
             self._leave_queue(sent, now)
             self.pace()
-            return
-        self.decodes -= 1
-        self.context -= sent.tokens
-        if self.order is not None:
-            self.order.put(self)
+        else:
+            self.decodes -= 1
+            self.context -= sent.tokens
+            self._rank()
 
     def hasten(self) -> None:
         """Serve what waits anew, from when its first was sent: by the speed known until now that began too late."""
@@ -458,6 +456,10 @@ class _Account:
             load, work, _ = head.lasts
             began = self.served_at if self.served_at > head.sent else head.sent
             self.due = began + load + self.speed.factor * work
+        self._rank()
+
+    def _rank(self) -> None:
+        """Keep its place true."""
         if self.order is not None:
             self.order.put(self)
 
@@ -939,7 +941,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             raise ValueError(f"{work} s of computing, {load} s of loading, {tpot} s per token")
         now = self.clock()
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        self._enter(request, account, (float(work), float(load)), (None, tpot), now)
+        self._enter(request, account, (float(work), float(load)), tpot, now)
 
     def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
         """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
@@ -1105,36 +1107,24 @@ class ExpectedTtft(Cost, Detector, Admitter):
         return max(wait, _near(there, seats.most))
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
-        now, n, stage = self.clock(), request.tokens, request.stage
+        now, n = self.clock(), request.tokens
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        tpot = None if request.slo is None or stage == "prefill" else request.slo.tpot
-        if stage == "decode":
-            split = None if request.peer is None else self._split(request, endpoint, request.peer)
-            self._enter(request, account, (0.0, 0.0), (split, tpot), now)
+        tpot = None if request.slo is None or request.stage == "prefill" else request.slo.tpot
+        if request.stage == "decode":
+            self._enter(request, account, (0.0, 0.0), tpot, now)
             return
         work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
         self._work += _WEIGHT * (work - self._work)
         self._squares += _WEIGHT * (work * work - self._squares)
         self._computed += _WEIGHT * ((computed or 1) - self._computed)
         self._tokens += _WEIGHT * (n - self._tokens)
-        expected: LatencyPrediction | None = None
-        # How right a prediction was counts where it was made. An answer in one piece has no first token of its own.
-        if stage != "prefill" and request.is_timed:
-            adapter = self.adapter_of(request)
-            need = self.adapters.need(endpoint, adapter) if adapter else NO_NEED
-            expected = self._expected(request, account, (n, work, load), need, now)
-        self._enter(request, account, (work, load), (expected, tpot), now)
+        self._enter(request, account, (work, load), tpot, now)
 
     def _enter(
-        self,
-        request: Request,
-        account: _Account,
-        prompt: tuple[float, float],
-        seen: tuple[LatencyPrediction | None, float | None],
-        now: float,
+        self, request: Request, account: _Account, prompt: tuple[float, float], tpot: float | None, now: float
     ) -> None:
         """Put a request on account. `prompt`: modelled seconds of computing and of loading it; of another replica's
-        request loading an adapter is among them. `seen`: what is predicted of it, and its TPOT SLO.
+        request loading an adapter is among them. `tpot`: its SLO.
         """
         if now - self._decay.epoch > _EPOCH:
             self._scale(now)
@@ -1143,21 +1133,26 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if adapter:
             need = self.adapters.need(endpoint, adapter)
             self.adapters.start(endpoint, adapter)
+        expected: LatencyPrediction | None = None
         if request.stage == "decode":
-            sent = self._sent.set(request, _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), *seen))
+            expected = None if request.peer is None else self._split(request, endpoint, request.peer)
+            sent = self._sent.set(request, _Sent(account, request.tokens, 0, now, (0.0, 0.0, 0.0), expected, tpot))
             sent.adapter = adapter
             account.decode(sent)
             return
+        prefills = request.stage == "prefill"
+        # How right a prediction was counts where it was made. An answer in one piece has no first token of its own.
+        if not prefills and not request.elsewhere and request.is_timed:
+            expected = self._expected(request, account, (request.tokens, work, load), need, now)
         if need.loads:
             load += 0.0 if request.elsewhere else self.adapter_load_seconds
             account.loading_until = now + account.speed.factor * account.ahead(now) + load
         # An answer that is not streamed comes as a whole: its first byte says nothing of its first token.
-        prefills = request.stage == "prefill"
         observed = request.sees_answer and (request.stream or prefills)
         lasts = load, work * (1 + self._step(account) * self._per_chunk), work
         whole = round((work + load) * NS)
         ahead = account.ahead(now) if observed else 0.0
-        sent = _Sent(account, request.tokens, whole, now, lasts, *seen, observed, prefills, ahead)
+        sent = _Sent(account, request.tokens, whole, now, lasts, expected, tpot, observed, prefills, ahead)
         self._sent.set(request, sent)
         if adapter:
             sent.adapter, sent.turns = adapter, need.turns

@@ -200,6 +200,33 @@ class FailureShares(Producer[FailureShare]):
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         self.on_finished(request, endpoint, response)
 
+    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
+        """Judge what came of a request, once: at its response headers, or at its end without any."""
+        if (noted := self._sent.take(request)) is None:
+            return
+        record, sent = noted
+        now, status = self.clock(), response.status
+        if not request.elsewhere:
+            record.contact.ended(request.tokens, part=bool(request.stage))
+        if 200 <= status < 500 or not (status or self._sees_status):
+            record.contact.answered(now)
+            if status and record.hanging is not None:
+                self._end(record, now)
+        record.known = record.known or status > 0
+        if 200 <= status < 400:
+            self._sees_status = True
+            record.answered = now
+            if record.share or record.suspended:
+                self._good(record, sent, now)
+        elif status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
+            self._failed(record, endpoint, sent, _PART)
+        elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
+            self._failed(record, endpoint, sent, 1.0)
+        elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
+            record.trying -= 1
+            if record.hanging is None:
+                record.tried = sent - _QUIET
+
     def on_scraped(self, endpoint: Endpoint) -> None:
         now, contact = self.clock(), self._contact(endpoint, self.clock())
         if now - self._scraped > contact.pause:
@@ -286,33 +313,6 @@ class FailureShares(Producer[FailureShare]):
         """It is suspended no more."""
         self._tell_recovered(record)
         record.suspended, record.hanging, record.since, record.share, record.bad = False, None, now, 0.0, 0
-
-    def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        """Judge what came of a request, once: at its response headers, or at its end without any."""
-        if (noted := self._sent.take(request)) is None:
-            return
-        record, sent = noted
-        now, status = self.clock(), response.status
-        if not request.elsewhere:
-            record.contact.ended(request.tokens, part=bool(request.stage))
-        if 200 <= status < 500 or not (status or self._sees_status):
-            record.contact.answered(now)
-            if status and record.hanging is not None:
-                self._end(record, now)
-        record.known = record.known or status > 0
-        if 200 <= status < 400:
-            self._sees_status = True
-            record.answered = now
-            if record.share or record.suspended:
-                self._good(record, sent, now)
-        elif status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
-            self._failed(record, endpoint, sent, _PART)
-        elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
-            self._failed(record, endpoint, sent, 1.0)
-        elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
-            record.trying -= 1
-            if record.hanging is None:
-                record.tried = sent - _QUIET
 
     def _good(self, record: _Record, sent: float, now: float) -> None:
         if sent < record.since:

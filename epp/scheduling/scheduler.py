@@ -226,10 +226,9 @@ class Scheduler:
         """
         decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
         self._open[decision] = False
-        state = states.get
         for name, hook in self._from_peer:
             try:
-                hook(request, endpoint, state(name))
+                hook(request, endpoint, states.get(name))
             except Exception as error:
                 self._on_error(name, error)
         return decision

@@ -181,7 +181,7 @@ def lines(kilobytes: int, costs: Mapping[Kind, Sequence[Cost]]) -> list[str]:
         peers[kind.size] = own * share
         error = f" +- {_OF_MEDIAN * stdev(gains) / sqrt(len(gains)):4.2f}" if len(gains) > 1 else ""
         line = _line(kilobytes, kind.size, median(gains) / own, median(gains), error, beside_one, group)
-        shown.append(f"{line}  {own * share * 1e6:9.0f} us {share:6.0%}")
+        shown.append(f"{line}  {peers[kind.size] * 1e6:9.0f} us {share:6.0%}")
     if peers:
         peer_cost = peers[min(peers)]
         left = MOST - TARGET * peer_cost
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.7, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
     flags = parser.parse_args(arguments)
-    sizes = sorted({1, *flags.replicas} - {1})
+    sizes = sorted({*flags.replicas} - {1})
     kinds = [Kind(1), *(Kind(size, apart) for size in sizes for apart in (True, False))]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends
     costs: dict[int, dict[Kind, list[Cost]]] = {kilobytes: {kind: [] for kind in kinds} for kilobytes in SCENARIOS}
