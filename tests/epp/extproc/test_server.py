@@ -634,6 +634,7 @@ async def test_who_watches_health_is_told_each_change_until_the_drain(port: str)
             assert await told(ready) == STATUS.SERVING
             served.set_ready(True)  # which is no change
             change = asyncio.ensure_future(told(ready))  # a read that begins when the call has ended raises at once
+            await asyncio.sleep(0.1)  # so it has to have begun in the client's library, which takes several turns
             draining = asyncio.ensure_future(served.drain(10))
             assert await change == STATUS.NOT_SERVING
             for call in (ready, life):
