@@ -319,6 +319,16 @@ class Plugin:
         What it raises is reported (`plugin-failed`) and ends this task alone: its hooks are called as before.
         """
 
+    def asks_for_answer(self, request: Request, endpoint: Endpoint) -> bool:
+        """Whether this plugin needs to see the answer, where the gateway shows it only if it is asked to
+        (`request.watchable`): then `on_first_token` is called for it, and `on_finished` gets its usage.
+
+        Called with the signals of the pick, before `on_picked`, and not for other replicas' requests; `endpoint`
+        computes its prompt. Each answer that is shown costs time for every token: `watchable` is the share of them that
+        all plugins together should ask for.
+        """
+        return False
+
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         """The request was given to this endpoint (also: moved here by the gateway's retry)."""
 

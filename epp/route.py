@@ -69,6 +69,11 @@ class RoutedRequest:
         return (model, asked) if asked and asked != model else None
 
     @property
+    def watched(self) -> bool:
+        """A plugin wants to see the answer."""
+        return self.decision.request.watched == "asked"
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """Headers to set on the request towards the endpoint, beside the destination."""
         return self.decision.headers

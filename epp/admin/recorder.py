@@ -5,7 +5,7 @@ Recording a decision is a few references; text is made when someone asks.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,15 +13,18 @@ import msgspec
 
 from epp import protocol
 from epp.errors import EppError, SloUnmet
-from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage, Watched
 from epp.plugin import Endpoint, PrefixMatch, Request
 from epp.scheduling.decision import Decision
 from epp.telemetry.audit import AuditEntry, AuditLog
 from epp.telemetry.metrics import Metrics
+from epp.telemetry.metrics_table import ANSWER, WATCHED
 
 KEPT = 4000
 KEPT_ROWS = 100_000
 """Endpoints scored by the decisions kept, added up: the bound that holds in a large pool (about 40 MB)."""
+_SOURCES: Mapping[Watched, str | None] = {"": ANSWER, "sampled": WATCHED, "asked": None}
+"""What figures of an answer count as: a plugin does not ask by chance, so those would say nothing of the others."""
 
 
 class Record(msgspec.Struct, eq=False):
@@ -253,7 +256,7 @@ class Recorder:
             response.status,
             seconds,
             size=record.size,
-            watched=request.watched,
+            source=_SOURCES[request.watched],
             ttft=ttft,
             prompt=usage.prompt,
             completion=usage.completion,
@@ -274,6 +277,8 @@ class Recorder:
         decision = record.decision
         if outcome := record.slo_outcome:
             assert decision.request.slo is not None
+            if decision.request.watched == "asked" and outcome != "failed":
+                outcome = "unseen"
             self._metrics.slo_ended(self._pool, decision.request.slo.objective, outcome)
         seen = decision.predicted
         if seen is None or record.ttft is None or not decision.request.stream:

@@ -297,7 +297,7 @@ async def _request(stream: Stream, context: Context) -> RawRequest | None:
 async def _forward(stream: Stream, routed: RoutedRequest, context: Context) -> None:
     """Send the decision and whatever the gateway wants back; a body is let go of as a whole, once all of it is sent."""
     body, routed.body = routed.body, None
-    for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):
+    for message in stream.routed(routed.destination, routed.headers, body, routed.renamed, watched=routed.watched):
         await context.write(message)
     stream.sent()
 

@@ -13,7 +13,7 @@ import msgspec
 from epp import protocol
 from epp.errors import EppError, OwnAnswer, TooLarge
 from epp.extproc.proto import ext_proc_pb2 as pb
-from epp.parsing.request import NO_HEADERS, RawRequest
+from epp.parsing.request import NO_HEADERS, RawRequest, Watched
 
 Incoming = pb.Incoming
 Mode = pb.ProcessingMode
@@ -197,9 +197,16 @@ _served = lru_cache(1024)(_served_of)
 
 
 def raw_request(
-    headers: Mapping[str, str], body: bytes, subset: tuple[str, ...] | None, *, sees_answer: bool, watched: bool
+    headers: Mapping[str, str],
+    body: bytes,
+    subset: tuple[str, ...] | None,
+    *,
+    sees_answer: bool,
+    watched: Watched,
+    watchable: float,
 ) -> RawRequest:
-    return RawRequest(headers.get(":method", ""), headers.get(":path", ""), headers, body, subset, sees_answer, watched)
+    method, path = headers.get(":method", ""), headers.get(":path", "")
+    return RawRequest(method, path, headers, body, subset, sees_answer, watched, watchable)
 
 
 # --- what we say -----------------------------------------------------------------------------------------------------

@@ -916,7 +916,7 @@ class Call:
         stream = self._stream
         body, routed.body = routed.body, None
         all_sent = True
-        for message in stream.routed(routed.destination, routed.headers, body, routed.renamed):
+        for message in stream.routed(routed.destination, routed.headers, body, routed.renamed, watched=routed.watched):
             all_sent = self._write(message)
         if all_sent:
             stream.sent()

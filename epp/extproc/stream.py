@@ -19,10 +19,10 @@ we wait for it, until a timeout.
 Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
 a streamed or buffered one gets an empty reply per message; in the lean wiring (NONE) nothing is shown and the
 half-close of the stream is the answer's end. Where the request's model was rewritten, an answer that is shown names the
-model the client asked for. Of answers that are not shown some can be asked for (`Sampler`): the reply to their headers
-then has a `mode_override` to STREAMED. Envoy 1.40 follows it, where it allows overrides, if its configured request body
-mode is STREAMED or BUFFERED, and passes over it in silence where full duplex is configured. Answers in events of a
-gateway that holds each back until it is whole (BUFFERED) are asked for so too, all of them.
+model the client asked for. Of answers that are not shown some can be asked for (by `Sampler` or a plugin): the reply to
+their headers then has a `mode_override` to STREAMED. Envoy 1.40 follows it, where it allows overrides, if its
+configured request body mode is STREAMED or BUFFERED, and passes over it in silence where full duplex is configured.
+Answers in events of a gateway that holds each back until it is whole (BUFFERED) are asked for so too, all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ from epp.errors import BadRequest, EppError, InternalError, Rejected, TooLarge
 from epp.extproc import messages
 from epp.extproc.messages import Incoming, Mode
 from epp.parsing.parser import is_kept
-from epp.parsing.request import RawRequest
+from epp.parsing.request import RawRequest, Watched
 from epp.parsing.rewrite import NameBack
 
 NONE, STREAMED, FULL_DUPLEX, WHOLE = Mode.NONE, Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED, Mode.BUFFERED
@@ -140,6 +140,11 @@ class Sampler:
         if wanted:
             self._last = now
         return wanted
+
+    @property
+    def beside(self) -> float:
+        """Share of the answers that plugins may ask for, beside those that `wants` takes."""
+        return self._share if self.works else 0.0
 
     def shown(self) -> None:
         """An answer that was asked for is shown."""
@@ -280,15 +285,20 @@ class Stream:
         headers: Mapping[str, str],
         body: bytes | None,
         renamed: tuple[str, str] | None = None,
+        *,
+        watched: bool = False,
     ) -> Iterable[bytes]:
         """Send the request to `destination` (`ip:port[,ip:port…]`) with these headers; `body` replaces its own.
 
-        `renamed`: the model's name there, and the name for it in the answer. The body stays on account until `sent`.
+        `renamed`: the model's name there, and the name for it in the answer. `watched`: ask for the answer too. The
+        body stays on account until `sent`.
         """
         if self._phase != ROUTING or self.finished:
             return []
         self._phase = REPLIED
         self._split = protocol.PREFILLER in headers
+        if watched:
+            self._watch = self._sampler
         if renamed is not None and self.sees_answer:
             self._name = NameBack(*renamed)
         own, self._body, forged = self._body, b"", self._forged
@@ -430,15 +440,16 @@ class Stream:
         self._phase = ROUTING
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
-        seen, watched = self._answer_mode != NONE, False
-        if (
-            self._follows
-            and not seen
-            and (sampler := self._sampler) is not None
-            and sampler.wants(kept=is_kept(headers.get(":method", ""), headers.get(":path", ""), body))
-        ):
-            self._watch, seen, watched = sampler, sampler.works, True
-        return [messages.raw_request(headers, body, self._subset, sees_answer=seen, watched=watched)]
+        seen, watchable = self._answer_mode != NONE, 0.0
+        watched: Watched = ""
+        if self._follows and not seen and (sampler := self._sampler) is not None:
+            if sampler.wants(kept=is_kept(headers.get(":method", ""), headers.get(":path", ""), body)):
+                self._watch, seen, watched = sampler, sampler.works, "sampled"
+            else:
+                watchable = sampler.beside
+        return [
+            messages.raw_request(headers, body, self._subset, sees_answer=seen, watched=watched, watchable=watchable)
+        ]
 
     def _silent_replies(self, body: bytes | None) -> list[bytes]:
         if body is None or not self._messages:

@@ -182,6 +182,7 @@ class Parser:
             body=body,
             sees_answer=raw.sees_answer,
             watched=raw.watched,
+            watchable=raw.watchable,
         )
         return request, None if model == asked else rewrite_model(raw.body, model)
 

@@ -38,6 +38,10 @@ Api = Literal["chat", "completions", "responses", "embeddings", "messages", "gen
 Stage = Literal["", "prefill", "decode", "encode"]
 """A part of a request's work that has an endpoint of its own; "": all of it."""
 
+Watched = Literal["", "sampled", "asked"]
+"""Why the gateway is asked to show an answer that it would not show by itself: as one of a sample, or since a plugin
+wants to see it; "": it is not."""
+
 NO_HEADERS: Mapping[str, str] = {}
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
@@ -70,8 +74,8 @@ class RawRequest(msgspec.Struct, frozen=True, eq=False):
 
     `headers` has lower-case names and text values; bytes that are not UTF-8 are already escaped (`\\xNN`), so a value
     may go to a log or a label. `subset` is the gateway's restriction: None = no restriction, empty = no endpoint.
-    `sees_answer` says whether the gateway will show us the answer's body (first token and usage are then observed);
-    `watched`, that it was asked for this answer, as a sample of those that it does not show.
+    `sees_answer` says whether the gateway will show us the answer's body (first token and usage are then observed).
+    `watched` and `watchable` are as in `Request`.
     """
 
     method: str
@@ -80,7 +84,8 @@ class RawRequest(msgspec.Struct, frozen=True, eq=False):
     body: bytes = b""
     subset: tuple[str, ...] | None = None
     sees_answer: bool = False
-    watched: bool = False
+    watched: Watched = ""
+    watchable: float = 0.0
 
 
 class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -136,8 +141,10 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Of `body`, those that make `prompt` when joined; they take no memory of their own. None: it is kept as it is."""
     sees_answer: bool = False
     """The gateway will show its answer, as far as is known."""
-    watched: bool = False
-    """Its answer is one of a sample that the gateway was asked to show; it shows none by itself."""
+    watched: Watched = ""
+    watchable: float = 0.0
+    """Its answer is shown if a plugin asks for it (`Plugin.asks_for_answer`), and not otherwise: the share of such
+    answers that may be asked for. 0: it is shown, or cannot be."""
     elsewhere: bool = False
     """Another replica picked for it and said so: of it are known model, API, tokens and what plugins share, no more."""
     stage: Stage = ""
@@ -183,6 +190,11 @@ def whole(request: Request) -> Request:
 def forwarded(request: Request) -> Request:
     """The request once it has its endpoint: without prompt and body."""
     return msgspec.structs.replace(request, prompt=b"", body=b"", parts=())
+
+
+def asked_for(request: Request) -> Request:
+    """The request whose answer a plugin wants to see."""
+    return msgspec.structs.replace(request, sees_answer=True, watched="asked", watchable=0.0)
 
 
 class Slot(Generic[T]):

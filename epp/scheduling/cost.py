@@ -38,10 +38,10 @@ H100. `factor` is what is learned of the endpoint's speed (`epp.scheduling.speed
 seen and from what the engine counts between scrapes: its steps, the prompt tokens it computed and the tokens it
 generated, foreign ones among them. From these `base`, `c` and `d` are fitted to the pool too, all by one ratio to
 `lin` (`epp.scheduling.constants`). So the constants may be wrong by three times. Where first tokens are not seen (the
-lean wiring) `pending` ends by the modelled clock, which each scrape puts right by the first tokens that the engine has
-counted; of an engine that does not count these (others than vLLM)
-`factor` is 1 there unless `speeds` says otherwise. In `work / residence` `factor` counts too: `residence` is by the
-clock.
+lean wiring) `pending` ends by the modelled clock, which is put right by those that are asked for (of the prompts that
+take longest) and at each scrape by the first tokens that the engine has counted; of one that does not count these
+(others than vLLM) `factor` is 1 there unless `speeds` says otherwise. In `work / residence` `factor` counts too:
+`residence` is by the clock.
 """
 
 from collections import OrderedDict, deque
@@ -79,6 +79,7 @@ from epp.scheduling.adapters import Adapters, Need
 from epp.scheduling.constants import Ratios, Stretch
 from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
+from epp.scheduling.heaviest import Heaviest
 from epp.scheduling.overhead import Overhead
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
 from epp.scheduling.slo import WINDOW, Promises, Verdict, busy_share, judge
@@ -619,6 +620,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._computed = float(_MEAN_TOKENS)
         self._squares = self._work**2
         """Mean of the squares of the work: over its mean, the work in which a moment of prefill falls."""
+        self._heaviest = Heaviest(_MEAN_TOKENS)
+        """Of prompts by the tokens that are computed, where answers are seen if they are asked for."""
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._tpot_errors: deque[float] = deque(maxlen=_ERRORS)
         """Of predicted against measured TTFT and TPOT, where tokens were seen; shares of what was measured."""
@@ -1105,6 +1108,15 @@ class ExpectedTtft(Cost, Detector, Admitter):
         wait = account.speed.factor * account.ahead(now) / self._full_after(account)
         there = account.requests + account.foreign_waiting + account.foreign_decodes
         return max(wait, _near(there, seats.most))
+
+    def asks_for_answer(self, request: Request, endpoint: Endpoint) -> bool:
+        """The first tokens of prompts that take longest: what the clock says of these is off by most, and whoever was
+        sent there before has begun when they do.
+        """
+        if not (request.stream or request.stage):  # then it is seen when it ends
+            return False
+        match = request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING)
+        return self._heaviest.has(request.tokens - match.tokens, request.watchable)
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from epp import protocol
 from epp.errors import EppError, SloUnmet
-from epp.parsing.request import NO_HEADERS, forwarded
+from epp.parsing.request import NO_HEADERS, asked_for, forwarded
 from epp.plugin import (
     Admitter,
     Endpoint,
@@ -93,6 +93,7 @@ class Scheduler:
         self._from_peer: Hooks = [(name_of(p), p.from_peer) for p in sharing if _puts_on_account(p)]
         self._snapshots = _hooks(plugins, "snapshot")
         self._restores = dict(_hooks(plugins, "restore"))
+        self._asks_for_answer = _hooks(plugins, "asks_for_answer")
         self._on_picked = _hooks(plugins, "on_picked")
         self._on_answered = _hooks(plugins, "on_answered")
         # Those for requests of our own, and those for other replicas'.
@@ -148,6 +149,9 @@ class Scheduler:
         decision = self._decided(request, _Runs(self.profiles, request, few, endpoints, self._on_error))
         if self._shadow is not None:  # it sees what the pick saw
             decision.shadow = self._shadow.compare(request, few, decision.endpoint)
+        if request.watchable and self._is_asked_for(decision):
+            decision.request = asked_for(decision.request)
+            decision.parts = [(asked_for(part), endpoint) for part, endpoint in decision.parts]
         self._open[decision] = False
         self._call(self._on_picked, decision.request, decision.endpoint)
         for part, endpoint in decision.parts:
@@ -155,6 +159,19 @@ class Scheduler:
         if self._predictions and request.is_timed:
             decision.predictions = self._expected(decision.request)
         return decision
+
+    def _is_asked_for(self, decision: Decision) -> bool:
+        """Whether a plugin wants to see its answer."""
+        request, computes = decision.request, decision.endpoint
+        if decision.parts:
+            computes = next((at for part, at in decision.parts if part.stage == "prefill"), computes)
+        for name, hook in self._asks_for_answer:
+            try:
+                if hook(request, computes):
+                    return True
+            except Exception as error:
+                self._on_error(name, error)
+        return False
 
     def explain(self, request: Request, endpoints: Sequence[Endpoint]) -> Decision:
         """What `choose` would decide now, with every one of `endpoints` in it; nothing is put on account.

@@ -218,7 +218,7 @@ class Metrics:
         seconds: float,
         *,
         size: int = 0,
-        watched: bool = False,
+        source: str | None = ANSWER,
         ttft: float | None = None,
         prompt: int = -1,
         completion: int = -1,
@@ -228,9 +228,9 @@ class Metrics:
     ) -> None:
         """It has left `endpoint` (the one it was decided for). Token counts as the answer reported them, -1 = not.
 
-        `size`: bytes of its body. `watched`: its answer is one of a sample. `predicted` as at the decision; None also
-        where another endpoint served it. `stages`: its pool and which stages had endpoints of their own, where a
-        handler divides requests.
+        `size`: bytes of its body. `source`: what its answer counts as, if it was shown; None: as nothing. `predicted`
+        as at the decision; None also where another endpoint served it. `stages`: its pool and which stages had
+        endpoints of their own, where a handler divides requests.
         """
         if (running := self._running.pop(model, 1) - 1) > 0:
             self._running[model] = running
@@ -248,7 +248,12 @@ class Metrics:
             if 200 <= status < 300 and at_endpoint.counts_answers is False and WATCHED not in at_model.answers:
                 self.degraded("answer-unknown", f"neither the gateway nor {endpoint.name} says how it answers")
             return
-        answers = at_model.of(WATCHED if watched else ANSWER)
+        if cached >= 0 and predicted is not None:
+            at_endpoint.checked_cached += cached
+            at_endpoint.checked_predicted += predicted
+        if source is None:
+            return
+        answers = at_model.of(source)
         if ttft is not None:
             answers.ttft.observe(ttft)
         if prompt >= 0:
@@ -261,9 +266,6 @@ class Metrics:
                 answers.tpot.observe(max(0.0, seconds - ttft) / (completion - 1))
         if cached >= 0:
             answers.cached.observe(cached)
-            if predicted is not None:
-                at_endpoint.checked_cached += cached
-                at_endpoint.checked_predicted += predicted
 
     def engine_counts_answers(self, endpoint: _Endpoint, *, counts: bool) -> None:
         """Whether this endpoint's engine has histograms of its answers."""

@@ -195,8 +195,12 @@ def table(options: argparse.Namespace) -> str:
 
 
 def _setting(workload: str, load: float, group: Group) -> str:
-    """The others are those that played all seeds of ours: the far behind are not asked more than once."""
-    ours, lean = group[OURS], group.get(LEAN, {})
+    """The others are those that played all seeds of ours: the far behind are not asked more than once. Beyond those of
+    any other, ours and the lean wiring may have more, which are compared with each other alone.
+    """
+    every, lean = group[OURS], group.get(LEAN, {})
+    theirs = set[int]().union(*(runs for each, runs in group.items() if each not in (OURS, LEAN)))
+    ours = {seed: run for seed, run in every.items() if seed in theirs}
     others = {each: runs for each, runs in group.items() if each not in (OURS, LEAN) and runs.keys() >= ours.keys()}
     quickest = min(others, key=lambda each: _mean(others[each], "ttft_mean"))
     best = max(others, key=lambda each: _mean(others[each], "goodput"))
@@ -207,7 +211,7 @@ def _setting(workload: str, load: float, group: Group) -> str:
     return (
         f"| {workload} | {load:.0%} | {rate:.1f} | {_spread(ours)} "
         f"| {_spread(others[quickest])} {quickest} "
-        f"| {_bold(f'{difference:+.1%}' + _plus_minus(behind, '.1%'), difference > WITHIN)} | {_lost(lean, ours)} "
+        f"| {_bold(f'{difference:+.1%}' + _plus_minus(behind, '.1%'), difference > WITHIN)} | {_lost(lean, every)} "
         f"| {_bold(f'{goodput:.1%}', its - goodput > WITHIN)} | {its:.1%} {best} |"
     )
 

@@ -296,6 +296,17 @@ async def test_an_answer_that_was_asked_for_is_shown_and_arrives(stack: Stack, w
         assert [chunk.end for chunk in way.seen[1:]].count(True) == 1  # type: ignore[union-attr]
 
 
+async def test_an_answer_that_a_plugin_asked_for_is_shown(stack: Stack) -> None:
+    for watched in (False, True):
+        stack.route.reset(stack.first)
+        stack.route.watched = watched
+        async with stack.session.post(stack.url("overridden", "/sse"), data=b"{}") as answer:
+            assert await answer.read() == SSE
+        await done(stack)
+        shown = b"".join(chunk.chunk for chunk in stack.route.ways[0].seen[1:])  # type: ignore[union-attr]
+        assert shown == (SSE if watched else b"")
+
+
 async def test_a_gateway_that_does_not_follow_is_not_relied_on(stack: Stack) -> None:
     for _ in range(7):
         stack.route.reset(stack.first)

@@ -150,6 +150,8 @@ class Replica:
 
     def request(self, number: int, ask: TraceRequest) -> Request:
         """A request as the parser would have made it of the client's, its prefix chain known."""
+        sampler = self._sampler
+        shown = sampler is None or sampler.wants()
         request = Request(
             id=str(number),
             model=ask.adapter or "sim",
@@ -159,7 +161,9 @@ class Replica:
             headers=_headers(ask),
             priority=ask.priority,
             slo=ask.slo,
-            sees_answer=self._sampler is None or self._sampler.wants(),
+            sees_answer=shown,
+            watched="" if sampler is None or not shown else "sampled",
+            watchable=0.0 if sampler is None or shown else sampler.beside,
         )
         ASKED.set(request, ask)
         return at_once(self.scheduler.prepare(request))

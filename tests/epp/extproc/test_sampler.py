@@ -93,7 +93,7 @@ def test_answers_that_an_engine_keeps_are_watched(path: str, body: bytes, watche
     stream.receive(request_headers({":method": "POST", ":path": path}, config=OVERRIDDEN))
     (raw,) = stream.receive(request_body(body, end=True))
     assert isinstance(raw, RawRequest)
-    assert raw.watched == watched
+    assert raw.watched == ("sampled" if watched else "")
 
 
 def test_a_gateway_that_shows_none_is_asked_once_a_minute_and_told_of_once() -> None:
@@ -154,6 +154,36 @@ def test_an_answer_is_asked_for_by_an_override(config: pb.ProtocolConfiguration)
     assert sampler.works
     stream.release()
     assert routed(config, sampler)[1].sees_answer
+
+
+def test_what_is_not_taken_plugins_may_ask_for_where_that_works() -> None:
+    clock = Clock()
+    sampler = later(1e-9, clock)
+    _, raw = routed(OVERRIDDEN, sampler)
+    assert (raw.watched, raw.watchable) == ("", 0.0), "nothing is known of this gateway yet"
+    sampler.shown()
+    _, raw = routed(OVERRIDDEN, sampler)
+    assert (raw.watched, raw.watchable, raw.sees_answer) == ("", 1e-9, False)
+    assert routed(modes(Mode.FULL_DUPLEX_STREAMED, Mode.NONE), sampler)[1].watchable == 0.0, "it takes no override"
+    clock.now += 1.0
+    _, raw = routed(OVERRIDDEN, sampler)
+    assert (raw.watched, raw.watchable, raw.sees_answer) == ("sampled", 0.0, True)
+    for _ in range(5):
+        sampler.not_shown()
+    assert routed(OVERRIDDEN, sampler)[1].watchable == 0.0, "it does not show them any more"
+
+
+def test_an_answer_that_a_plugin_wants_to_see_is_asked_for() -> None:
+    sampler = Sampler(1e-9, Clock(), Random(1))
+    for watched in (True, False):
+        stream = Stream(1 << 20, Memory(1 << 30), sampler)
+        stream.receive(request_headers(config=OVERRIDDEN))
+        stream.receive(request_body(b"{}", end=True))
+        stream._watch = None  # the first are watched anyway
+        assert [*stream.routed("10.0.0.1:8000", {}, None, watched=watched)]
+        mode = override(stream)
+        assert (mode is not None) == watched
+    assert mode is None
 
 
 @pytest.mark.parametrize(("status", "end"), [(500, False), (404, False), (204, True)])

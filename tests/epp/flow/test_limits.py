@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from epp.errors import BadRequest, EppError, NotAllowed, RateLimited, UnknownModel, UnsupportedMedia
 from epp.flow import limits as module
@@ -234,6 +235,14 @@ def test_an_answer_without_a_bound_that_is_not_seen_counts_as_such_answers_do() 
     assert world.left(world.ask(tokens=0), "tokens") == str(100_000 - 110 - 310 - 15 - 210 - 2), (
         "of these nothing is known"
     )
+
+
+def test_an_answer_that_a_plugin_asked_for_counts_as_it_was_and_says_nothing_of_others() -> None:
+    world = World(tokens_per_minute=100_000)
+    world.used(world.ask(tokens=10), prompt=10, completion=100)
+    world.used(replace(world.ask(tokens=10), watched="asked"), prompt=10, completion=5000)
+    world.used(world.ask(tokens=10))
+    assert world.left(world.ask(tokens=0), "tokens") == str(100_000 - 110 - 5010 - 110)
 
 
 def test_of_several_answers_without_a_bound_each_counts() -> None:

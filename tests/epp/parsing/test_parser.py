@@ -37,7 +37,8 @@ def parse(
 ) -> tuple[Request, bytes | None]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     parser = Parser(Rules(rewrites), lambda model, nbytes: nbytes // 4, lambda: "made-up", trusted=trusted)
-    return parser.parse(RawRequest(method, path, headers or {}, content, sees_answer=True, watched=True))
+    raw = RawRequest(method, path, headers or {}, content, sees_answer=True, watched="sampled", watchable=0.5)
+    return parser.parse(raw)
 
 
 def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
@@ -51,7 +52,7 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
     assert (request.stream, request.max_tokens, request.salt) == (True, 9, "s")
     assert request.body is body
     assert request.sees_answer
-    assert request.watched
+    assert (request.watched, request.watchable) == ("sampled", 0.5)
 
 
 @pytest.mark.parametrize(

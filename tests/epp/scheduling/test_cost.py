@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -85,6 +86,23 @@ def test_attention_counts_the_tokens_before() -> None:
     (a,) = pool(1)
     # 400 new tokens behind 600 held ones see 800 on average.
     assert bill(cost, request([a], 1000, {a: 600}), a)["own"] == pytest.approx(0.4 + 1e-6 * 400 * 800)
+
+
+def test_answers_are_asked_for_by_what_is_computed_for_them() -> None:
+    cost, _ = round_numbers()
+    (a,) = pool(1)
+
+    def asked(tokens: int, held: int = 0, **fields: Any) -> bool:
+        made = replace(request([a], tokens, {a: held}, seen=False), watchable=0.1, **fields)
+        return cost.asks_for_answer(made, a)
+
+    assert not any(asked(9000, 8990) for _ in range(200)), "most of it is held"
+    assert asked(9000), "one that is computed"
+    many = [asked(9000) for _ in range(3000)]
+    assert sum(many[1000:]) == pytest.approx(200, abs=20), "no more than the share"
+    assert not asked(90_000, stream=False), "its first byte comes with its last"
+    assert asked(90_000, stream=False, stage="decode"), "what a prefill elsewhere takes is seen"
+    assert asked(90_000)
 
 
 def test_what_waits_and_what_decodes_there_is_on_the_bill() -> None:

@@ -294,6 +294,67 @@ def test_what_a_plugin_shares_reaches_its_like_and_what_it_cannot_read_is_report
     assert seen == ["shares"]
 
 
+@dataclass(eq=False)
+class Asks(Plugin):
+    """Wants to see the answers of one model."""
+
+    model: str = "llama"
+    asked: list[str] = field(default_factory=list)
+    picked: list[tuple[str, bool]] = field(default_factory=list)
+
+    def asks_for_answer(self, request: Request, endpoint: Endpoint) -> bool:
+        self.asked.append(endpoint.name)
+        return request.model == self.model
+
+    def on_picked(self, request: Request, endpoint: Endpoint) -> None:
+        self.picked.append((request.watched, request.sees_answer))
+
+
+def test_an_answer_is_asked_for_where_a_plugin_wants_to_see_it_and_all_plugins_know() -> None:
+    [a] = pods("a")
+    wants, other = Asks(), Asks(model="other")
+    s = scheduler(others=[other, wants])
+    for fields in ({"watchable": 0.02}, {"watchable": 0.02, "model": "none"}, {"sees_answer": True}, {}):
+        decision = s.choose(ask(**fields), [a])
+        assert (decision.request.watched == "asked") == (fields == {"watchable": 0.02})
+        assert decision.request.watchable in (0.0, 0.02 if "model" in fields else 0.0)
+    assert wants.asked == other.asked == ["a", "a"], "only where the gateway would show it"
+    assert wants.picked == other.picked == [("asked", True), ("", False), ("", True), ("", False)]
+
+
+def test_where_a_prompt_is_computed_elsewhere_it_is_asked_of_that_endpoint_and_both_parts_are_seen() -> None:
+    a, b = pods("ab")
+    wants = Asks()
+    s = scheduler(handler=Handles(Picked([b], prefill=a)), others=[wants])
+    decision = s.choose(ask(watchable=0.02), [a, b])
+    assert wants.asked == ["a"]
+    assert [request.watched for request, _ in decision.parts] == ["asked"]
+    assert wants.picked == [("asked", True)] * 2
+
+
+def test_a_plugin_that_raises_asks_for_nothing_and_the_next_is_asked() -> None:
+    class Raises(Plugin):
+        name = "raises"
+
+        def asks_for_answer(self, request: Request, endpoint: Endpoint) -> bool:
+            raise RuntimeError
+
+    [a] = pods("a")
+    seen: list[str] = []
+    s = scheduler(others=[Raises(), Asks()], on_error=lambda plugin, error: seen.append(plugin))
+    assert s.choose(ask(watchable=0.02), [a]).request.watched == "asked"
+    assert seen == ["raises"]
+
+
+def test_nothing_is_asked_for_where_nothing_is_decided() -> None:
+    [a] = pods("a")
+    wants = Asks()
+    s = scheduler(others=[wants])
+    assert s.explain(ask(watchable=0.02), [a]).request.watched == ""
+    s.adopt(ask(watchable=0.02, elsewhere=True), a, {})
+    assert wants.asked == []
+
+
 def test_no_decision_opens_no_account() -> None:
     diary = Diary()
     s = scheduler(filters=[Drops()], others=[diary])

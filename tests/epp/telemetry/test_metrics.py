@@ -131,7 +131,7 @@ def test_answers_are_told_apart_by_what_is_known_of_them_and_existing_names_show
     metrics.engine_answered("m", "ttft", [(0.0, 0.5, 10)], 3.0)
     metrics.engine_answered("m", "prompt", [(100.0, 200.0, 10)], 1500.0)
     metrics.request_decided(pod, "m", 0.0, 0, None)
-    metrics.request_finished(pod, "m", 200, 2.0, watched=True, ttft=0.5, prompt=110, completion=31)
+    metrics.request_finished(pod, "m", 200, 2.0, source="watched", ttft=0.5, prompt=110, completion=31)
 
     assert sources(metrics, "warmpath_ttft_seconds") == {"watched": 1, "engine": 10}
     assert sources(metrics, "inference_objective_request_ttft_seconds") == {"watched": 1}
@@ -144,6 +144,18 @@ def test_answers_are_told_apart_by_what_is_known_of_them_and_existing_names_show
     metrics.request_finished(pod, "m", 200, 2.0, ttft=0.5)
     assert sources(metrics, "inference_objective_request_ttft_seconds") == {"answer": 1}
     assert sources(metrics, "llm_d_epp_request_input_tokens") == {"engine": 10}, "no usage in it"
+
+
+def test_answers_that_are_no_sample_count_in_no_source_and_check_predictions() -> None:
+    metrics, pod = Metrics(), endpoint(1)
+    metrics.request_decided(pod, "m", 0.0, 0, None)
+    metrics.request_finished(
+        pod, "m", 200, 2.0, source=None, ttft=0.5, prompt=110, completion=31, cached=80, predicted=90
+    )
+    for name in ("warmpath_ttft_seconds", "warmpath_tpot_seconds", "llm_d_epp_request_output_tokens"):
+        assert sources(metrics, name) == {}
+    assert metrics.endpoint(pod).checked_cached == 80
+    assert metrics.endpoint(pod).checked_predicted == 90
 
 
 def test_names_of_engines_are_bounded() -> None:
@@ -168,7 +180,7 @@ def test_answers_of_which_nobody_knows_anything_are_not_passed_over_in_silence(
         metrics.engine_counts_answers(pod, counts=counts)
     if watched:
         metrics.request_decided(pod, "m", 0.0, 0, None)
-        metrics.request_finished(pod, "m", 200, 2.0, watched=True, ttft=0.5)
+        metrics.request_finished(pod, "m", 200, 2.0, source="watched", ttft=0.5)
     metrics.request_decided(pod, "m", 0.0, 0, None)
     metrics.request_finished(pod, "m", status, 2.0)
     assert value(metrics, "warmpath_degraded_total", reason="answer-unknown") == (1 if degraded else None)

@@ -38,6 +38,7 @@ class Picked(RoutedRequest):
 
     headers = NO_HEADERS
     renamed = None
+    watched = False
 
     def __init__(self, destination: str) -> None:
         self.destination = destination

@@ -33,7 +33,7 @@ class Scope(RoutedRequest):
         self.raw = raw
         self.body = route.body
         self.destination = route.destination
-        self._deliver = (route.headers, route.renamed, route.answer_headers, route.watch)
+        self._deliver = (route.headers, route.renamed, route.answer_headers, route.watch, route.watched)
         self.seen: list[Answered | AnswerChunk] = []
         self.left = asyncio.Event()
         self.error: BaseException | None = None
@@ -45,6 +45,10 @@ class Scope(RoutedRequest):
     @property
     def renamed(self) -> tuple[str, str] | None:
         return self._deliver[1]
+
+    @property
+    def watched(self) -> bool:
+        return self._deliver[4]
 
     def answered(
         self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
@@ -74,6 +78,7 @@ class Route:
         self.renamed: tuple[str, str] | None = None
         self.error: BaseException | None = None
         self.watch: Callable[[], None] = lambda: None
+        self.watched = False
         self.wait: asyncio.Event | None = None
         self.entered = 0
         self.left = 0
