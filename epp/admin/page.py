@@ -22,6 +22,7 @@ from epp.admin.recorder import Record, brief
 
 HELD: Final = 200
 """Decisions whose drawn rows are kept."""
+_WATCHED: Final = {"sampled": "watched, as one of a sample", "asked": "watched, since a plugin asked to see it"}
 STATIC: Final[Mapping[str, str]] = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -266,6 +267,8 @@ def _facts(shown: Mapping[str, Any]) -> Iterable[tuple[str, object]]:
         yield "priority", shown["priority"]
     if shown.get("waited_ms"):
         yield "waited in flow control", milliseconds(shown["waited_ms"])
+    if shown.get("watched"):
+        yield "answer", _WATCHED[shown["watched"]]
     if shown.get("predicted"):
         predicted = shown["predicted"]
         yield "predicted", f"TTFT {milliseconds(predicted['ttft_ms'])}, TPOT {milliseconds(predicted['tpot_ms'])}"

@@ -160,6 +160,7 @@ def without_prompt(request: Request) -> Request:
         priority=request.priority,
         slo=request.slo,
         opaque=request.opaque,
+        watched=request.watched,
     )
 
 

@@ -622,6 +622,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         """Mean of the squares of the work: over its mean, the work in which a moment of prefill falls."""
         self._heaviest = Heaviest(_MEAN_TOKENS)
         """Of prompts by the tokens that are computed, where answers are seen if they are asked for."""
+        self._asked = 0
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._tpot_errors: deque[float] = deque(maxlen=_ERRORS)
         """Of predicted against measured TTFT and TPOT, where tokens were seen; shares of what was measured."""
@@ -1116,7 +1117,9 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if not (request.stream or request.stage):  # then it is seen when it ends
             return False
         match = request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING)
-        return self._heaviest.has(request.tokens - match.tokens, request.watchable)
+        asked = self._heaviest.has(request.tokens - match.tokens, request.watchable)
+        self._asked += asked
+        return asked
 
     def on_picked(self, request: Request, endpoint: Endpoint) -> None:
         now, n = self.clock(), request.tokens
@@ -1281,6 +1284,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             "residence_seconds": self._residence,
             "pool_speed": 1 / factor,
             "speed_observations": self._speeds.observations,
+            "answers_asked_for": self._asked,
             "prefill_seconds_per_token": factor * self.prefill_seconds_per_token,
             "attention_seconds_per_token_pair": factor * self.attention_seconds_per_token_pair,
             "ttft_overhead_seconds": self._overhead.seconds,

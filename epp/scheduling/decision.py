@@ -157,6 +157,7 @@ class Decision(msgspec.Struct, eq=False):
             "fallbacks": [endpoint.name for endpoint in self.endpoints[1:]],
             **({"priority": self.request.priority} if self.request.priority else {}),
             **({"waited_ms": round(self.waited * 1000, 3), "flow": self.flow} if self.waited else {}),
+            **({"watched": self.request.watched} if self.request.watched else {}),
             **{stage: list(names) for stage, names in self.beside.items()},
             **({"ways_ms": {way: round(s * 1000, 3) for way, s in self.ways.items()}} if self.ways else {}),
             **({} if self.request.slo is None else {"slo": _slo_as_dict(self.request.slo)}),

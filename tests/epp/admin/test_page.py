@@ -2,6 +2,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from epp.admin import page
 from epp.admin.drawing import line
@@ -169,6 +170,14 @@ def test_one_decision_has_its_facts_and_every_endpoint() -> None:
     assert ("a", {"href": "/decisions/r%2F1?format=json"}) in seen.seen
     assert "50 tokens" in seen.text
     assert "200, all 0.0 ms" in seen.text
+
+
+@pytest.mark.parametrize("watched", ["", "sampled", "asked"])
+def test_a_decision_says_why_its_answer_is_watched(watched: Any) -> None:
+    shown = record()
+    shown.decision.request = replace(shown.decision.request, watched=watched)
+    said = Tags(page.decision(shown.as_dict())).text
+    assert [text for text in said if text.startswith("watched")] == ([page._WATCHED[watched]] if watched else [])
 
 
 def test_an_explanation_says_where_it_would_go() -> None:

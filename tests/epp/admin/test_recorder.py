@@ -265,6 +265,7 @@ def test_an_answer_that_a_plugin_asked_for_counts_as_no_sample_and_is_shown() ->
     kept = desk.decisions.find("r1")
     assert kept is not None
     assert kept.as_dict()["outcome"]["slo"] == "missed-ttft"
+    assert kept.as_dict()["watched"] == "asked"
 
 
 def test_of_an_answer_that_is_not_streamed_nothing_is_known_of_its_tokens() -> None:

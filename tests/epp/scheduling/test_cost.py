@@ -103,6 +103,7 @@ def test_answers_are_asked_for_by_what_is_computed_for_them() -> None:
     assert not asked(90_000, stream=False), "its first byte comes with its last"
     assert asked(90_000, stream=False, stage="decode"), "what a prefill elsewhere takes is seen"
     assert asked(90_000)
+    assert cost.statistics()["answers_asked_for"] == 3 + sum(many)
 
 
 def test_what_waits_and_what_decodes_there_is_on_the_bill() -> None:
