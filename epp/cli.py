@@ -285,10 +285,10 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     default=0.02,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="Share of the answers to look at, beside the first 200 and 4 a second at least, where the gateway shows none"
-    " unless asked to (mode_override): speeds are learned from them. The same share again of those whose prompts take"
-    " longest to compute, which show how far an endpoint has come; and each of /v1/responses, which a later request may"
-    " name. 0: none.",
+    help="Share of the answers to look at, where the gateway shows none unless asked to (mode_override): drawn by"
+    " chance, after the first 200, and one a second at least. As many again, and three a second at least, are those"
+    " whose prompts take longest to compute: they show how far an endpoint has come. Beside them each of /v1/responses,"
+    " which a later request may name. 0: none.",
 )
 @click.option(
     "--request-timeout",

@@ -47,11 +47,26 @@ def later(share: float, clock: Clock) -> Sampler:
     return sampler
 
 
-def test_a_share_of_many_and_four_a_second_of_few() -> None:
+def test_a_share_of_many_and_one_a_second_of_few() -> None:
     clock = Clock()
     assert wanted(later(0.1, clock), clock, 10_000, 0.001) == pytest.approx(1000, rel=0.1)
-    assert wanted(later(0.02, clock), clock, 100, 0.25) == 100
-    assert wanted(later(0.001, clock), clock, 1000, 0.025) == pytest.approx(100, abs=10)
+    assert wanted(later(0.02, clock), clock, 100, 1.0) == 100
+    assert wanted(later(0.001, clock), clock, 1000, 0.1) == pytest.approx(100, abs=10)
+
+
+@pytest.mark.parametrize(("apart", "share"), [(0.001, 0.023), (0.1, 0.32), (0.25, 0.77), (10.0, 0.9)])
+def test_plugins_may_ask_for_as_large_a_share_and_three_a_second_at_least(apart: float, share: float) -> None:
+    clock = Clock()
+    sampler = later(0.02, clock)
+    wanted(sampler, clock, 1000, apart)
+    assert sampler.beside == 0.0, "nothing was shown yet"
+    sampler.shown()
+    assert sampler.beside == pytest.approx(share)
+    clock.now += 3600
+    sampler.wants()
+    assert sampler.beside == 0.9
+    wanted(sampler, clock, 1000, apart)
+    assert sampler.beside == pytest.approx(share, rel=0.01), "a night without requests is soon forgotten"
 
 
 def test_the_first_are_watched_whatever_the_share() -> None:
@@ -163,7 +178,7 @@ def test_what_is_not_taken_plugins_may_ask_for_where_that_works() -> None:
     assert (raw.watched, raw.watchable) == ("", 0.0), "nothing is known of this gateway yet"
     sampler.shown()
     _, raw = routed(OVERRIDDEN, sampler)
-    assert (raw.watched, raw.watchable, raw.sees_answer) == ("", 1e-9, False)
+    assert (raw.watched, raw.watchable, raw.sees_answer) == ("", 1e-9, False), "they came at once"
     assert routed(modes(Mode.FULL_DUPLEX_STREAMED, Mode.NONE), sampler)[1].watchable == 0.0, "it takes no override"
     clock.now += 1.0
     _, raw = routed(OVERRIDDEN, sampler)
