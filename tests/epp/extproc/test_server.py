@@ -411,7 +411,7 @@ async def test_bodies_are_held_until_their_gateway_has_read_them() -> None:
 
 async def test_a_gateway_that_does_not_read_is_left() -> None:
     route, metrics = Route(TO), RecordedMetrics()
-    limits = settings(incomplete=1.0)
+    limits = settings(incomplete=2.0)
     async with (
         asyncio.timeout(60),
         ext_proc_server(route, limits, metrics) as served,
