@@ -286,9 +286,9 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     show_default=True,
     type=click.FloatRange(0, 1),
     help="Share of the answers to look at, where the gateway shows none unless asked to (mode_override): drawn by"
-    " chance, after the first 200, and one a second at least. As many again, and three a second at least, are those"
-    " whose prompts take longest to compute: they show how far an endpoint has come. Beside them each of /v1/responses,"
-    " which a later request may name. 0: none.",
+    " chance, after the first 200, and four a second at least. As many again, three a second at least, are those whose"
+    " prompts take longest to compute: they show how far an endpoint has come. Beside them each of /v1/responses, which"
+    " a later request may name. 0: none.",
 )
 @click.option(
     "--request-timeout",

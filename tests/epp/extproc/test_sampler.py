@@ -47,11 +47,11 @@ def later(share: float, clock: Clock) -> Sampler:
     return sampler
 
 
-def test_a_share_of_many_and_one_a_second_of_few() -> None:
+def test_a_share_of_many_and_four_a_second_of_few() -> None:
     clock = Clock()
     assert wanted(later(0.1, clock), clock, 10_000, 0.001) == pytest.approx(1000, rel=0.1)
-    assert wanted(later(0.02, clock), clock, 100, 1.0) == 100
-    assert wanted(later(0.001, clock), clock, 1000, 0.1) == pytest.approx(100, abs=10)
+    assert wanted(later(0.02, clock), clock, 100, 0.25) == 100
+    assert wanted(later(0.001, clock), clock, 1000, 0.025) == pytest.approx(100, abs=10)
 
 
 @pytest.mark.parametrize(("apart", "share"), [(0.001, 0.023), (0.1, 0.32), (0.25, 0.77), (10.0, 0.9)])
