@@ -142,6 +142,12 @@ def _near(used: float, most: float) -> float:
     return 0.0 if most == inf else max(0.0, 1.0 - (most - used) / (_LAST * most))
 
 
+def _match(request: Request, endpoint: Endpoint) -> PrefixMatch:
+    """What it holds of the prompt; nothing where nobody found that out."""
+    match: PrefixMatch = request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING)
+    return match
+
+
 class _Sent(Struct, eq=False):
     """A request on its way, in one endpoint's account."""
 
@@ -737,7 +743,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def _transfer(self, request: Request, prefill: Endpoint, decode: Endpoint) -> float:
         """Seconds until one has from the other what it does not hold of the prompt."""
-        match: PrefixMatch = request.signals.get(PrefixMatch, {}).get(decode, _NOTHING)
+        match = _match(request, decode)
         distance = apart(prefill, decode)
         slower = _SLOWER[distance] if distance is not None else 1
         return self.transfer_seconds + slower * (request.tokens - match.tokens) / self.transfer_tokens_per_second
@@ -745,7 +751,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
     def might_split(self, request: Request, decode: Endpoint) -> bool:
         """Whether all that a prefill at `decode` costs is more than the least that a transfer does."""
         account = self.accounts.get(decode)
-        match = request.signals.get(PrefixMatch, {}).get(decode, _NOTHING)
+        match = _match(request, decode)
         work, load, _ = self._work_and_load(request.tokens, match)
         if account is None:
             return work + load > self.transfer_seconds
@@ -1116,7 +1122,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         """
         if not (request.stream or request.stage):  # then it is seen when it ends
             return False
-        match = request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING)
+        match = _match(request, endpoint)
         asked = self._heaviest.has(request.tokens - match.tokens, request.watchable)
         self._asked += asked
         return asked
@@ -1128,7 +1134,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         if request.stage == "decode":
             self._enter(request, account, (0.0, 0.0), tpot, now)
             return
-        work, load, computed = self._work_and_load(n, request.signals.get(PrefixMatch, {}).get(endpoint, _NOTHING))
+        work, load, computed = self._work_and_load(n, _match(request, endpoint))
         self._work += _WEIGHT * (work - self._work)
         self._squares += _WEIGHT * (work * work - self._squares)
         self._computed += _WEIGHT * ((computed or 1) - self._computed)

@@ -121,6 +121,13 @@ class Decision(msgspec.Struct, eq=False):
         return self.endpoints[0]
 
     @property
+    def computes(self) -> Endpoint:
+        """Who computes its prompt; while the parts are on account."""
+        if not self.parts:
+            return self.endpoint
+        return next((endpoint for part, endpoint in self.parts if part.stage == "prefill"), self.endpoint)
+
+    @property
     def predicted(self) -> LatencyPrediction | None:
         """Of the chosen endpoint; None: nobody predicts."""
         return self.predictions.get(self.endpoint)

@@ -162,9 +162,7 @@ class Scheduler:
 
     def _is_asked_for(self, decision: Decision) -> bool:
         """Whether a plugin wants to see its answer."""
-        request, computes = decision.request, decision.endpoint
-        if decision.parts:
-            computes = next((at for part, at in decision.parts if part.stage == "prefill"), computes)
+        request, computes = decision.request, decision.computes
         for name, hook in self._asks_for_answer:
             try:
                 if hook(request, computes):
@@ -211,11 +209,11 @@ class Scheduler:
         if rank is not None and _may_name_rank(decision):
             decision.headers = {**decision.headers, protocol.DATA_PARALLEL_RANK: str(rank)}
         if self._request_headers:
-            self._add_headers(decision, picked.prefill or decision.endpoint)
+            self._add_headers(decision)
         return decision
 
-    def _add_headers(self, decision: Decision, computes: Endpoint) -> None:
-        headers = dict(decision.headers)
+    def _add_headers(self, decision: Decision) -> None:
+        headers, computes = dict(decision.headers), decision.computes
         for name, hook in self._request_headers:
             try:
                 headers.update(hook(decision.request, computes))

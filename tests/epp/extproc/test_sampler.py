@@ -189,12 +189,11 @@ def test_what_is_not_taken_plugins_may_ask_for_where_that_works() -> None:
 
 
 def test_an_answer_that_a_plugin_wants_to_see_is_asked_for() -> None:
-    sampler = Sampler(1e-9, Clock(), Random(1))
+    sampler = later(1e-9, Clock())
     for watched in (True, False):
         stream = Stream(1 << 20, Memory(1 << 30), sampler)
         stream.receive(request_headers(config=OVERRIDDEN))
         stream.receive(request_body(b"{}", end=True))
-        stream._watch = None  # the first are watched anyway
         assert [*stream.routed("10.0.0.1:8000", {}, None, watched=watched)]
         mode = override(stream)
         assert (mode is not None) == watched
