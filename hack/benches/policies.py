@@ -199,10 +199,10 @@ def _setting(workload: str, load: float, group: Group) -> str:
     any other, ours and the lean wiring may have more, which are compared with each other alone.
     """
     every, lean = group[OURS], group.get(LEAN, {})
-    rivals = {each: runs for each, runs in group.items() if each not in (OURS, LEAN)}
-    theirs = set[int]().union(*rivals.values())
+    rest = {each: runs for each, runs in group.items() if each not in (OURS, LEAN)}
+    theirs = set[int]().union(*rest.values())
     ours = {seed: run for seed, run in every.items() if seed in theirs}
-    others = {each: runs for each, runs in rivals.items() if runs.keys() >= ours.keys()}
+    others = {each: runs for each, runs in rest.items() if runs.keys() >= ours.keys()}
     quickest = min(others, key=lambda each: _mean(others[each], "ttft_mean"))
     best = max(others, key=lambda each: _mean(others[each], "goodput"))
     behind = [run.ttft_mean / others[quickest][seed].ttft_mean - 1 for seed, run in ours.items()]
