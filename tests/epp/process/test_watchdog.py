@@ -1,6 +1,9 @@
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,41 @@ async def test_its_thread_ends_with_it_and_none_is_made_for_no_limit() -> None:
         task.cancel()
     await asyncio.to_thread(thread.join, 10)
     assert not thread.is_alive()
+
+
+STARVED = """
+import asyncio, os, sys, threading, time
+from epp.process.watchdog import watch
+
+def compute(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+async def main():
+    reported = []
+    task = asyncio.create_task(watch(0.2, reported.append))
+    await asyncio.sleep(0.1)
+    thread = threading.get_native_id()
+    os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
+    os.setpriority(os.PRIO_PROCESS, thread, 19)
+    began = time.monotonic()
+    compute(0.02)
+    print("after", time.monotonic() - began > 0.4, reported)
+    time.sleep(1)
+    print("then", reported)
+
+asyncio.run(main())
+"""
+BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell who waits for a CPU")
+def test_a_loop_that_only_gets_no_cpu_goes_on() -> None:
+    """Beside a process that computes, the loop's thread gets a seventieth of its CPU: 20 ms take over a second."""
+    with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
+        try:
+            said = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60)
+        finally:
+            busy.kill()
+    assert said.stdout.splitlines() == ["after True []", "then [0.2]"], said.stderr
