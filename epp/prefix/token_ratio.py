@@ -114,8 +114,8 @@ class LearnTokens(Plugin):
         self._observe = observe
         self._ratios = ratios
         self._windows: dict[Endpoint, _Window] = {}
-        self._bytes = Slot[int]()
-        """Length of a request's prompt."""
+        self._noted = Slot[tuple[_Window, int]]()
+        """Where a request counts, and the length of its prompt."""
         self._from_answers = 0
         self._from_counters = 0
 
@@ -123,16 +123,22 @@ class LearnTokens(Plugin):
         if request.api == "other":
             return
         prompt = request.prompt
-        size = len(prompt) or self._bytes.get(request) or 0
+        size = len(prompt) or self._bytes_of(request) or 0
         self._sent(request, endpoint, None if request.media_tokens or (prompt and _IDS.match(prompt)) else size)
+
+    def _bytes_of(self, request: Request) -> int | None:
+        noted = self._noted.get(request)
+        return None if noted is None else noted[1]
 
     def _sent(self, request: Request, endpoint: Endpoint, size: int | None) -> None:
         """A prompt of so many bytes was sent; None: its bytes say nothing of its tokens."""
-        window = self._window(endpoint)
+        window = self._windows.get(endpoint)
+        if window is None:
+            window = self._windows[endpoint] = _Window(endpoint.load)
         if size is None:
             window.uncounted = True
             return
-        self._bytes.set(request, size)
+        self._noted.set(request, (window, size))
         window.bytes += size
         if len(window.models) < _SEVERAL:
             window.models.add(request.model)
@@ -141,10 +147,10 @@ class LearnTokens(Plugin):
             window.peak = window.open
 
     def on_finished(self, request: Request, endpoint: Endpoint, response: Response) -> None:
-        size = self._bytes.get(request)
-        if size is None:
+        noted = self._noted.get(request)
+        if noted is None:
             return
-        window = self._window(endpoint)
+        window, size = noted
         window.open -= 1
         if response.status >= 400 or response.failed:
             window.uncounted = True
@@ -153,9 +159,29 @@ class LearnTokens(Plugin):
             self._from_answers += 1
             self._observe(request.model, size, usage.prompt)
 
+    def on_scraped(self, endpoint: Endpoint) -> None:
+        """A window ends, and says what it says."""
+        window, load = self._windows.get(endpoint), endpoint.load
+        if window is None:
+            return
+        tokens = load.prompt_tokens - window.load.prompt_tokens
+        ours = load.running + load.waiting <= window.peak
+        if (
+            window.load.at is not None
+            and tokens > 0
+            and window.bytes
+            and len(window.models) == 1
+            and ours
+            and not window.uncounted
+        ):
+            self._from_counters += 1
+            self._observe(next(iter(window.models)), window.bytes, tokens)
+        window.load, window.bytes, window.peak, window.uncounted = load, 0, window.open, False
+        window.models.clear()
+
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Bytes of the prompt."""
-        return self._bytes.get(request)
+        return self._bytes_of(request)
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
         if request.api != "other":
@@ -176,28 +202,3 @@ class LearnTokens(Plugin):
 
     def statistics(self) -> Mapping[str, float]:
         return {"from_answers": self._from_answers, "from_counters": self._from_counters}
-
-    def _window(self, endpoint: Endpoint) -> _Window:
-        load = endpoint.load
-        window = self._windows.get(endpoint)
-        if window is None:
-            window = self._windows[endpoint] = _Window(load)
-        elif load is not window.load:
-            self._close(window, load)
-        return window
-
-    def _close(self, window: _Window, load: Load) -> None:
-        tokens = load.prompt_tokens - window.load.prompt_tokens
-        ours = load.running + load.waiting <= window.peak
-        if (
-            window.load.at is not None
-            and tokens > 0
-            and window.bytes
-            and len(window.models) == 1
-            and ours
-            and not window.uncounted
-        ):
-            self._from_counters += 1
-            self._observe(next(iter(window.models)), window.bytes, tokens)
-        window.load, window.bytes, window.peak, window.uncounted = load, 0, window.open, False
-        window.models.clear()

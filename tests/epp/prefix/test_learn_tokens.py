@@ -20,9 +20,9 @@ class Seen:
         self.learner.on_picked(sent, to)
         return sent
 
-
-def scrape(of: Endpoint, prompt_tokens: int, running: int = 0) -> None:
-    of.load = Load(prompt_tokens=prompt_tokens, at=1.0, running=running)
+    def scrape(self, of: Endpoint, prompt_tokens: int, running: int = 0) -> None:
+        of.load = Load(prompt_tokens=prompt_tokens, at=1.0, running=running)
+        self.learner.on_scraped(of)
 
 
 def test_an_answer_tells_exactly() -> None:
@@ -35,11 +35,10 @@ def test_an_answer_tells_exactly() -> None:
 
 def test_without_answers_the_engines_counter_tells() -> None:
     seen, pod = Seen(), endpoint()
-    scrape(pod, 1000)
+    seen.scrape(pod, 1000)
     for _ in range(3):
         seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
-    scrape(pod, 1240)
-    seen.send(pod, "y" * 100)
+    seen.scrape(pod, 1240)
     assert seen.reported == [("m", 1200, 240)]
 
 
@@ -50,10 +49,10 @@ def test_without_answers_the_engines_counter_tells() -> None:
 )
 def test_a_window_that_says_nothing(tokens: int, running: int, second: str) -> None:
     seen, pod = Seen(), endpoint()
-    scrape(pod, 1000)
+    seen.scrape(pod, 1000)
     seen.send(pod, "x" * 400)
     seen.send(pod, "x" * 400, second)
-    scrape(pod, tokens, running=running)
+    seen.scrape(pod, tokens, running=running)
     seen.send(pod, "x" * 400)
     assert seen.reported == []
 
@@ -61,7 +60,7 @@ def test_a_window_that_says_nothing(tokens: int, running: int, second: str) -> N
 def test_before_the_first_scrape_nothing_is_known() -> None:
     seen, pod = Seen(), endpoint()
     seen.send(pod, "x" * 400)
-    scrape(pod, 100)
+    seen.scrape(pod, 100)
     seen.send(pod, "x" * 400)
     assert seen.reported == []
 
@@ -76,11 +75,11 @@ def test_an_endpoint_that_left_is_forgotten_and_its_requests_still_end() -> None
 
 def test_what_was_not_parsed_teaches_nothing() -> None:
     seen, pod = Seen(), endpoint()
-    scrape(pod, 0)
+    seen.scrape(pod, 0)
     sent = request("", "", api="other")
     seen.learner.on_picked(sent, pod)
     seen.learner.on_finished(sent, pod, Response(status=200, usage=Usage(prompt=9)))
-    scrape(pod, 50)
+    seen.scrape(pod, 50)
     seen.learner.on_finished(seen.send(pod, "x"), pod, Response())
     assert seen.reported == []
 
@@ -88,13 +87,13 @@ def test_what_was_not_parsed_teaches_nothing() -> None:
 @pytest.mark.parametrize("response", [Response(status=500), Response(status=400), Response(served="10.0.0.9:80")])
 def test_a_prompt_that_was_not_computed_tells_nothing(response: Response) -> None:
     seen, pod = Seen(), endpoint()
-    scrape(pod, 1000)
+    seen.scrape(pod, 1000)
     seen.learner.on_finished(seen.send(pod, "x" * 400), pod, Response(status=200))
     seen.learner.on_finished(seen.send(pod, "x" * 4000), pod, response)
-    scrape(pod, 1080)
+    seen.scrape(pod, 1080)
     seen.learner.on_finished(seen.send(pod, "y" * 400), pod, Response(status=200))
     assert seen.reported == []
-    scrape(pod, 1160)
+    seen.scrape(pod, 1160)
     seen.send(pod, "z" * 400)
     assert seen.reported == [("m", 400, 80)], "and the next window does again"
 
