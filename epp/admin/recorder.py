@@ -250,7 +250,7 @@ class Recorder:
         if response.failed:
             self._metrics.endpoint_failed(decision.endpoint)
         seconds, ttft = record.duration, record.ttft
-        self._series.took(request.priority, seconds, ttft)
+        self._series.took(request.priority, seconds, ttft if request.is_sample else None)
         self._metrics.request_finished(
             record.endpoint,
             record.model,
@@ -278,10 +278,10 @@ class Recorder:
         decision = record.decision
         if outcome := record.slo_outcome:
             assert decision.request.slo is not None
-            if decision.request.watched == "asked" and outcome != "failed":
+            if not decision.request.is_sample and outcome != "failed":
                 outcome = "unseen"
             self._metrics.slo_ended(self._pool, decision.request.slo.objective, outcome)
-        seen = decision.predicted
+        seen = decision.predicted if decision.request.is_sample else None
         if seen is None or record.ttft is None or not decision.request.stream:
             return
         sent = record.decided_at - record.complete_at

@@ -261,7 +261,7 @@ class Limits(Plugin):
         usage = response.usage
         if usage is not None and (usage.prompt >= 0 or usage.completion >= 0):
             used = max(0, usage.prompt) + max(0, usage.completion)
-            if unbounded and usage.completion >= 0 and request.watched != "asked":  # these are no sample
+            if unbounded and usage.completion >= 0 and request.is_sample:
                 self._lengths.seen(request, usage.completion / unbounded)
         elif response.status >= 400:
             used = 0

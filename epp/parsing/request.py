@@ -161,6 +161,11 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """Values of slots. Read and written by `Slot` alone."""
 
     @property
+    def is_sample(self) -> bool:
+        """What is seen of its answer is as likely to be seen of any other's: plugins ask for those they need."""
+        return self.watched != "asked"
+
+    @property
     def is_timed(self) -> bool:
         """Its first token comes by itself, or its SLO is kept whatever comes: else nobody asks when."""
         return self.stream or self.slo is not None

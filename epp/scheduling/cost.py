@@ -631,7 +631,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._asked = 0
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._tpot_errors: deque[float] = deque(maxlen=_ERRORS)
-        """Of predicted against measured TTFT and TPOT, where tokens were seen; shares of what was measured."""
+        """Of predicted against measured TTFT and TPOT, where tokens were seen and not asked for; shares of what was
+        measured."""
         self._per_chunk = 1 / full_chunk
         self._decay = _Decay()
         self._endpoints: Callable[[], Sequence[Endpoint]] = tuple
@@ -1186,7 +1187,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
         account, now = sent.account, self.clock()
         sent.first_at = now
         if now > sent.sent and sent.observed and (predicted := sent.predicted) is not None:
-            self._errors.append(abs(predicted.ttft / (now - sent.sent) - 1))
+            if request.is_sample:
+                self._errors.append(abs(predicted.ttft / (now - sent.sent) - 1))
             if predicted.parts is not None and self.learn_speeds:
                 self._overhead.observe(*predicted.parts, predicted.ttft, now - sent.sent, self._speeds.pool)
         before, step, decodes, context = account.pending, self._step(account), account.decodes, account.context
@@ -1220,8 +1222,9 @@ class ExpectedTtft(Cost, Detector, Admitter):
         now = self.clock()
         if 200 <= response.status < 300 and sent.here:
             generated = response.usage.completion if response.usage is not None else 0
-            if sent.predicted is not None and sent.first_at is not None and generated > 1 and now > sent.first_at:
-                self._tpot_errors.append(abs(sent.predicted.tpot * (generated - 1) / (now - sent.first_at) - 1))
+            seen, began = sent.predicted, sent.first_at
+            if seen is not None and began is not None and generated > 1 and now > began and request.is_sample:
+                self._tpot_errors.append(abs(seen.tpot * (generated - 1) / (now - began) - 1))
             if not sent.prefills:
                 self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
             if sent.waiting:

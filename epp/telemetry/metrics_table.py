@@ -285,7 +285,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_ttft_prediction_ratio",
         "histogram",
-        "Measured TTFT over predicted, of streamed answers that are seen; 1: it was right",
+        "Measured TTFT over predicted, of streamed answers that are seen (all or a sample); 1: it was right",
         bounds=RATIO,
     ),
     Family(

@@ -257,11 +257,15 @@ def test_what_became_of_an_slo_is_counted_and_shown(slo: Slo, response: Response
 def test_an_answer_that_a_plugin_asked_for_counts_as_no_sample_and_is_shown() -> None:
     desk, made = Desk(), decision("r1", [endpoint(1)])
     made.request = replace(made.request, slo=Slo(0.4, None, "chat"), stream=True, watched="asked")
+    made.predictions = {made.endpoint: LatencyPrediction(0.5, 0.01)}
     desk.recorder.decided(made, 100.0)
     desk.now = 101.0
     desk.recorder.finished(made, Response(status=200, first_token_at=100.5, usage=Usage(100, 11, 0)))
     assert desk.value("warmpath_slo_requests_total", pool="p", objective="chat", outcome="unseen") == 1
     assert desk.value("warmpath_ttft_seconds_count", model=made.request.model, source="answer") is None
+    assert desk.value("warmpath_priority_duration_seconds_count", pool="p", priority="0") == 1
+    assert desk.value("warmpath_priority_ttft_seconds_count", pool="p", priority="0") == 0
+    assert desk.value("warmpath_ttft_prediction_ratio_count") == 0
     kept = desk.decisions.find("r1")
     assert kept is not None
     assert kept.as_dict()["outcome"]["slo"] == "missed-ttft"

@@ -396,14 +396,24 @@ def test_predictions_are_compared_with_first_tokens() -> None:
     cost.learn_speeds = False
     (a,) = pool(1)
     assert "ttft_error" not in cost.statistics()
-    for seconds in (1.0, 1.0, 2.0, 2.0, 2.0):
-        made = request([a], 1000)
+    for seconds, watched in (
+        (1.0, ""),
+        (9.0, "asked"),
+        (1.0, ""),
+        (2.0, ""),
+        (2.0, "sampled"),
+        (9.0, "asked"),
+        (2.0, ""),
+    ):
+        made = replace(request([a], 1000), watched=watched)
         cost.bill(made, [a])
         cost.on_picked(made, a)
         clock.now += seconds
         cost.on_first_token(made, a)
         cost.on_finished(made, a, DONE)
-    assert cost.statistics()["ttft_error"] == pytest.approx(0.4), "1.2 s were predicted where 2 s were measured"
+    assert cost.statistics()["ttft_error"] == pytest.approx(0.4), (
+        "1.2 s were predicted where 2 s were measured, but for those asked for"
+    )
 
 
 def served(cost: ExpectedTtft, clock: Clock, made: Request, endpoint: Endpoint, seconds: float) -> None:
