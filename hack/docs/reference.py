@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -55,12 +56,19 @@ def pages() -> dict[str, str]:
 
 
 @cache
+def _classes(module: str) -> Mapping[str, ast.ClassDef]:
+    """Those of a module, by name. `inspect` finds no source of a class that a decorator has made anew."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+@cache
 def _documented(cls: type[Any]) -> Mapping[str, str]:
     """Field -> the text below it, of the class itself."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
+    tree = _classes(cls.__module__).get(cls.__qualname__)
+    body = [] if tree is None else tree.body  # Python 3.12 has `Generic` in C
     found: dict[str, str] = {}
-    for before, after in zip(tree.body, tree.body[1:], strict=False):
+    for before, after in pairwise(body):
         match before, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 found[name] = " ".join(text.split())
