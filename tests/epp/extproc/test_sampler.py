@@ -54,6 +54,18 @@ def test_a_share_of_many_and_four_a_second_of_few() -> None:
     assert wanted(later(0.001, clock), clock, 1000, 0.025) == pytest.approx(100, abs=10)
 
 
+def test_where_fewer_come_all_are_watched_however_they_are_spaced_but_ten_of_many_at_once() -> None:
+    clock, random = Clock(), Random(2)
+    sampler = later(1e-9, clock)
+    clock.now += 3.0
+    assert sum(wanted(sampler, clock, 1, random.expovariate(2.0)) for _ in range(1000)) >= 990
+    for _ in range(20):
+        clock.now += 5.0
+        assert wanted(sampler, clock, 10, 0.0) == 10
+    clock.now += 3600
+    assert wanted(sampler, clock, 100, 0.0) == 10
+
+
 @pytest.mark.parametrize(("apart", "share"), [(0.001, 0.023), (0.1, 0.32), (0.25, 0.77), (10.0, 0.9)])
 def test_plugins_may_ask_for_as_large_a_share_and_three_a_second_at_least(apart: float, share: float) -> None:
     clock = Clock()
