@@ -67,7 +67,7 @@ def _look(
         if turns[0] != seen or _debugged(loop):
             seen, still = turns[0], 0.0
             continue
-        still += max(0.0, 1 - (waited - before[1]) / (at - before[0]))
+        still = max(0.0, still + 1 - (waited - before[1]) / (at - before[0]))  # a wait is told when it is over
         if still > _LOOKS - 1:  # the last is never whole
             return end(limit)
 
