@@ -275,14 +275,14 @@ class Recorder:
 
     def _compare(self, record: Record) -> None:
         """What was predicted and promised, with what came."""
-        decision = record.decision
+        decision, request = record.decision, record.decision.request
         if outcome := record.slo_outcome:
-            assert decision.request.slo is not None
-            if not decision.request.is_sample and outcome != "failed":
+            assert request.slo is not None
+            if not request.is_sample and outcome != "failed":
                 outcome = "unseen"
-            self._metrics.slo_ended(self._pool, decision.request.slo.objective, outcome)
-        seen = decision.predicted if decision.request.is_sample else None
-        if seen is None or record.ttft is None or not decision.request.stream:
+            self._metrics.slo_ended(self._pool, request.slo.objective, outcome)
+        seen = decision.predicted
+        if seen is None or record.ttft is None or not (request.stream and request.is_sample):
             return
         sent = record.decided_at - record.complete_at
         if decision.endpoint is record.endpoint and seen.ttft > 0 and record.ttft > sent:

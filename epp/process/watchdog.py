@@ -62,12 +62,13 @@ def _look(
     seen, still = 0, 0.0
     at, waited = time.monotonic(), _waited(loop)
     while not over.wait(limit / _LOOKS):
-        before, at = (at, waited), time.monotonic()
-        waited = _waited(loop)
+        now, wait = time.monotonic(), _waited(loop)
+        own = 1 - (wait - waited) / (now - at)  # below 0 where a long wait is over, which is told only then
+        at, waited = now, wait
         if turns[0] != seen or _debugged(loop):
             seen, still = turns[0], 0.0
             continue
-        still = max(0.0, still + 1 - (waited - before[1]) / (at - before[0]))  # a wait is told when it is over
+        still = max(0.0, still + own)
         if still > _LOOKS - 1:  # the last is never whole
             return end(limit)
 

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -65,10 +65,10 @@ def _classes(module: str) -> Mapping[str, ast.ClassDef]:
 @cache
 def _documented(cls: type[Any]) -> Mapping[str, str]:
     """Field -> the text below it, of the class itself."""
-    tree = _classes(cls.__module__).get(cls.__qualname__)
-    body = [] if tree is None else tree.body  # Python 3.12 has `Generic` in C
     found: dict[str, str] = {}
-    for before, after in pairwise(body):
+    if cls is Generic:  # which is written in C since Python 3.12
+        return found
+    for before, after in pairwise(_classes(cls.__module__)[cls.__qualname__].body):
         match before, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 found[name] = " ".join(text.split())

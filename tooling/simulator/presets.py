@@ -12,8 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from epp.documents.files import MAX_FILE, content_of
-from epp.documents.strict import decode, nearest, read, short
+from epp.documents.files import content_of
+from epp.documents.strict import MAX_BYTES, decode, nearest, read, short
 from epp.errors import ConfigError, ConfigErrors
 from tooling.simulator.engine import H100_8B, LAPTOP, EngineParameters
 from tooling.simulator.tiers import CHUNK, L1_SPEED, L2_SPEED, Lower, Tier, TierParameters
@@ -201,7 +201,7 @@ def preset(name: str) -> PodKind:
 
 def _from_file(path: Path) -> PodKind:
     try:
-        found = decode(_PodFile, read(content_of(path, MAX_FILE)), "")
+        found = decode(_PodFile, read(content_of(path, MAX_BYTES)), "")
     except ConfigErrors as several:
         raise ConfigErrors([ConfigError(_within(path, each), each.message) for each in several.errors]) from None
     except ConfigError as error:
