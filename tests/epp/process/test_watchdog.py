@@ -50,22 +50,18 @@ STARVED = """
 import asyncio, os, sys, threading, time
 from epp.process.watchdog import watch
 
-def compute(seconds):
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
 async def main():
     reported = []
-    task = asyncio.create_task(watch(0.2, reported.append))
+    task = asyncio.create_task(watch(1.0, reported.append))
     await asyncio.sleep(0.1)
     thread = threading.get_native_id()
     os.sched_setaffinity(thread, {min(os.sched_getaffinity(0))})
     os.setpriority(os.PRIO_PROCESS, thread, 19)
-    began = time.monotonic()
-    compute(0.02)
-    print("after", time.monotonic() - began > 0.4, reported)
-    time.sleep(1)
+    used, end = time.thread_time(), time.monotonic() + 3
+    while time.monotonic() < end:
+        pass
+    print("after", time.thread_time() - used < 0.75, reported)
+    time.sleep(2)
     print("then", reported)
 
 asyncio.run(main())
@@ -75,10 +71,10 @@ BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhil
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell who waits for a CPU")
 def test_a_loop_that_only_gets_no_cpu_goes_on() -> None:
-    """Beside a process that computes, the loop's thread gets a seventieth of its CPU: 20 ms take over a second."""
+    """Beside a process that computes, the loop's thread gets a seventieth of its CPU, or an eighth if all is niced."""
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
             said = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60)
         finally:
             busy.kill()
-    assert said.stdout.splitlines() == ["after True []", "then [0.2]"], said.stderr
+    assert said.stdout.splitlines() == ["after True []", "then [1.0]"], said.stderr
