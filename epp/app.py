@@ -305,7 +305,7 @@ class ServedPool:
         def accounts() -> Scheduler:
             return self.router.policy.scheduler
 
-        replicas.add_pool(SharedPool(name, lambda: pool.ready, lambda: pool.endpoints, accounts))
+        replicas.add_pool(SharedPool(name, lambda: pool.ready, lambda: pool.by_name, accounts))
         return replicas.announcer(name, lambda request, endpoint: accounts().to_peers(request, endpoint))
 
     async def follow(self) -> None:

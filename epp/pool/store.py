@@ -142,6 +142,7 @@ class Pool:
         self.on_scraped: list[Callable[[Endpoint], None]] = []
         self._random = random
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._by_name: dict[str, Endpoint] = {}
         self._by_address: dict[str, list[Endpoint]] = {}
         self._by_ip: dict[str, list[Endpoint]] = {}
         self._objectives: Mapping[str, Objective] = {}
@@ -152,6 +153,11 @@ class Pool:
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         return self._endpoints
+
+    @property
+    def by_name(self) -> Mapping[str, Endpoint]:
+        """The same by their names, which are unique."""
+        return self._by_name
 
     @property
     def is_new(self) -> bool:
@@ -177,13 +183,12 @@ class Pool:
         load. Any other is new. Names must be unique, and addresses too but for the ranks of one, of which all must be
         there; else ValueError and nothing changes.
         """
-        have = {endpoint.name: endpoint for endpoint in self._endpoints}
-        new = tuple(_same(have.get(endpoint.name), endpoint) for endpoint in endpoints)
-        by_address = ranks_by_address(new)
-        wrong = not all(map(_may_share, by_address.values()))
-        if wrong or len({endpoint.name for endpoint in new}) < len(new):
+        new = tuple(_same(self._by_name.get(endpoint.name), endpoint) for endpoint in endpoints)
+        by_name, by_address = {endpoint.name: endpoint for endpoint in new}, ranks_by_address(new)
+        if not all(map(_may_share, by_address.values())) or len(by_name) < len(new):
             raise ValueError(f"endpoints of one pool need names and addresses of their own: {new!r}")
-        old, self._endpoints, self._by_address, self._by_ip = self._endpoints, new, by_address, {}
+        old, self._endpoints, self._by_name = self._endpoints, new, by_name
+        self._by_address, self._by_ip = by_address, {}
         for endpoint in new:
             self._by_ip.setdefault(_split(endpoint.address)[0], []).append(endpoint)
         self.ready = True

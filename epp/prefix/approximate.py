@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal
 import msgspec
 
 from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Slot
-from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, packed, seed_of, unpacked
+from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, common, seed_of, told
 from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
 
 _BYTES_PER_TOKEN: Final = 4.0
@@ -27,7 +27,7 @@ _SEGMENT_BYTES: Final = 260
 """Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
 _EMPTY: Final[Sequence[int]] = ()
 _PIECE: Final = 1024
-"""Blocks in a piece of a snapshot: 8 KB, taken in within a millisecond or two."""
+"""Blocks in a piece of a snapshot: 9 KB, taken in within a millisecond or two."""
 _ANSWER_TOKENS: Final = 256.0
 """Length of an answer before any was seen: about the mean of published chat traces."""
 _ANSWER_WEIGHT: Final = 0.02
@@ -213,22 +213,22 @@ class ApproximatePrefixCache(PrefixCache):
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Bytes a token of its prompt, and its blocks."""
         prompt = self._prompt(request)
-        return prompt.bytes_per_token, packed(prompt.chain)
+        return prompt.bytes_per_token, prompt.chain
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
-        per_token, blocks = state or (_BYTES_PER_TOKEN, b"")
-        self._pins.set(request, self.shadow(endpoint).pin(unpacked(blocks), request.tokens, per_token))
+        per_token, blocks = state or (_BYTES_PER_TOKEN, [])
+        self._pins.set(request, self.shadow(endpoint).pin(told(blocks), request.tokens, per_token))
 
     def snapshot(self) -> Iterator[Any]:
         """Each endpoint's shadow: [its name, [tokens, how many blocks to take of the chain before, more blocks, bytes
         a token] ...], unused longest first.
         """
         for endpoint, shadow in list(self.shadows.items()):
-            entries: list[tuple[int, int, bytes, float]] = []
+            entries: list[tuple[int, int, Sequence[int], float]] = []
             blocks, before = 0, _EMPTY
             for tokens, chain, per_token in list(shadow.remembered()):
-                shared = _common(before, chain)
-                entries.append((tokens, shared, packed(chain[shared:]), per_token))
+                shared = common(before, chain)
+                entries.append((tokens, shared, chain[shared:], per_token))
                 blocks, before = blocks + 1 + len(chain) - shared, chain
                 if blocks >= _PIECE:
                     yield endpoint.name, entries
@@ -243,7 +243,7 @@ class ApproximatePrefixCache(PrefixCache):
         shadow = self.shadow(endpoint)
         chain: list[int] = []
         for tokens, shared, blocks, per_token in entries:
-            chain = chain[:shared] + unpacked(blocks)
+            chain = chain[:shared] + told(blocks)
             shadow.restore(Remembered(tokens, chain, per_token))
 
     def statistics(self) -> Mapping[str, float]:
@@ -257,18 +257,6 @@ class ApproximatePrefixCache(PrefixCache):
             "pinned_tokens": sum(shadow.pinned for shadow in shadows),
             "idle_tokens": sum(shadow.idle for shadow in shadows),
         }
-
-
-def _common(chain: Sequence[int], other: Sequence[int]) -> int:
-    """Blocks that two chains share. A hash covers all before it, so where one is equal all before it are."""
-    low, high = 0, min(len(chain), len(other))
-    while low < high:
-        middle = (low + high) >> 1
-        if chain[middle] == other[middle]:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @dataclass(eq=False)

@@ -18,10 +18,9 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 """
 
 import sys
-from array import array
 from collections.abc import Sequence
 from struct import Struct as Packed
-from typing import Final
+from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
@@ -54,20 +53,11 @@ def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
     return chain
 
 
-def packed(chain: Sequence[int]) -> bytes:
-    """Block hashes as bytes, eight each and little-endian: how replicas tell each other."""
-    hashes = array("Q", chain)
-    if sys.byteorder != "little":
-        hashes.byteswap()
-    return hashes.tobytes()
-
-
-def unpacked(data: bytes) -> list[int]:
-    """The block hashes of `packed`. Raises ValueError for another length than a multiple of eight."""
-    hashes = array("Q", data)
-    if sys.byteorder != "little":
-        hashes.byteswap()
-    return hashes.tolist()
+def told(hashes: Any) -> list[int]:
+    """Block hashes as another replica tells them. Raises ValueError where they are none."""
+    if not isinstance(hashes, list):
+        raise ValueError(f"expected a list of block hashes, got {type(hashes).__name__}")
+    return hashes
 
 
 def bytes_at(depth: int) -> int:
@@ -82,6 +72,18 @@ def depth_at(size: int) -> int:
     if size <= LONG_FROM:
         return size // SHORT
     return _SHORT_BLOCKS + (size - LONG_FROM) // LONG
+
+
+def common(chain: Sequence[int], other: Sequence[int]) -> int:
+    """Blocks that two chains share. A hash covers all before it, so where one is equal all before it are."""
+    low, high = 0, min(len(chain), len(other))
+    while low < high:
+        middle = (low + high) >> 1
+        if chain[middle] == other[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 _REMEMBERED = 256
@@ -202,10 +204,13 @@ class PrefixIndex:
         """`blocks`, which follow each other in a chain, are now held by the owner of `bit` too."""
         masks = self._masks
         self.holdings += len(blocks)
-        shared = self.depth(blocks, -1)
-        for block in blocks[:shared]:
-            masks[block] |= bit
-        masks.update(dict.fromkeys(blocks[shared:], bit))
+        if blocks and blocks[0] in masks:
+            shared = self.depth(blocks, -1)
+            for block in blocks[:shared]:
+                masks[block] |= bit
+            blocks = blocks[shared:]
+        for block in blocks:
+            masks[block] = bit
 
     def claim(self, block: int, bit: int) -> bool:
         """`add` for one block that may be held already: then False, and nothing is done. Trusts no hashes."""
@@ -216,10 +221,23 @@ class PrefixIndex:
         self.holdings += 1
         return True
 
-    def drop(self, blocks: Sequence[int], bit: int) -> None:
-        """`blocks` are no longer held by the owner of `bit`."""
+    def drop_end(self, blocks: Sequence[int], bit: int) -> None:
+        """`drop` for what follows each other in a chain, up to the last that the owner of `bit` holds of it."""
         masks = self._masks
         self.holdings -= len(blocks)
+        if blocks and masks[blocks[0]] == bit:  # then nobody else holds one of those behind it
+            for block in blocks:
+                del masks[block]
+        else:
+            self._drop(blocks, bit)
+
+    def drop(self, blocks: Sequence[int], bit: int) -> None:
+        """`blocks` are no longer held by the owner of `bit`."""
+        self.holdings -= len(blocks)
+        self._drop(blocks, bit)
+
+    def _drop(self, blocks: Sequence[int], bit: int) -> None:
+        masks = self._masks
         for block in blocks:
             if masks[block] == bit:
                 del masks[block]

@@ -23,7 +23,7 @@ from epp.prefix.approximate import ApproximatePrefixCache, PrefixCache
 from epp.prefix.events.engine_cache import EndpointKvState, KvEventIndex
 from epp.prefix.events.sources import KvEvents
 from epp.prefix.events.subscriber import Subscribers
-from epp.prefix.index import PrefixIndex, packed, unpacked
+from epp.prefix.index import PrefixIndex, told
 from epp.prefix.lmcache.directory import Held
 from epp.prefix.lmcache.tiers import Lmcache, Tiers
 from epp.prefix.shadow_cache import Pin, ShadowCache
@@ -36,7 +36,7 @@ clearings were seen to wait 1.6 s on an idle engine."""
 
 
 _MOST_SENT: Final = 1 << 14
-"""Blocks of a prompt that other replicas are told of: 128 KB."""
+"""Blocks of a prompt that other replicas are told of: 144 KB."""
 _MOST_LINKS: Final = 1 << 16
 """Blocks of a prompt that are looked up: a million tokens in blocks of 16. Making so many links takes some 10 ms."""
 
@@ -361,16 +361,16 @@ class PrecisePrefixCache(PrefixCache):
         """
         read, approximate = self._reads.get(request), self._approximate.to_peers(request, endpoint)
         if read is None:
-            return approximate, 0, b"", -1
+            return approximate, 0, [], -1
         size, links = read.sent()
         sent = read.pins.get(endpoint)
-        return approximate, size, packed(links[:_MOST_SENT]), -1 if sent is None else sent.predicted
+        return approximate, size, links[:_MOST_SENT], -1 if sent is None else sent.predicted
 
     def from_peer(self, request: Request, endpoint: Endpoint, state: Any) -> None:
-        approximate, size, links, predicted = state or (None, 0, b"", -1)
+        approximate, size, links, predicted = state or (None, 0, [], -1)
         self._approximate.from_peer(request, endpoint, approximate)
         if size > 0:
-            read = self._reads.set(request, _Read.of_peer(request.tokens, size, unpacked(links)))
+            read = self._reads.set(request, _Read.of_peer(request.tokens, size, told(links)))
             self._pin(read, endpoint, predicted)
 
     def snapshot(self) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from epp.plugin import CacheRoom, Endpoint, Load
-from epp.prefix.index import PrefixIndex, bytes_at, depth_at
+from epp.prefix.index import PrefixIndex, bytes_at, common, depth_at
 
 
 class Segment(msgspec.Struct, eq=False):
@@ -95,34 +95,40 @@ class ShadowCache:
         self.capacity, self.page = capacity, page
         self._settle()
 
-    def pin(self, chain: Sequence[int], tokens: int, bytes_per_token: float) -> Pin:
+    def pin(self, chain: list[int], tokens: int, bytes_per_token: float) -> Pin:
         """A prompt of `tokens` tokens was sent: its full pages are held from now on, until `release` or `abandon`.
 
         Without a length (0) the whole chain is, and nothing beside it.
         """
         self.flights += 1
-        if tokens:
-            chain = chain[: depth_at(int(tokens // self.page * self.page * bytes_per_token + 1e-6))]
-        last, at, index = None, 0, self.index
-        depth = index.depth(chain, self.bit)
-        while at < depth:
-            last = self._segments[chain[at]]
-            if depth - at < len(last.blocks):
-                last = self._split(last, depth - at)
-            self._use(last)
-            at += len(last.blocks)
-        if (known := round(bytes_at(depth) / bytes_per_token)) > tokens:
+        page, index, segments, total = self.page, self.index, self._segments, len(chain)
+        if tokens and (whole := depth_at(int(tokens // page * page * bytes_per_token + 1e-6))) < total:
+            total = whole
+        depth, last = 0, None
+        while depth < total and (held := segments.get(chain[depth])) is not None:
+            count = len(held.blocks)
+            if depth + count > total or chain[depth + count - 1] != held.blocks[-1]:
+                held = self._split(held, count := common(chain[depth:total], held.blocks))
+            if held.users:
+                held.users += 1
+            else:
+                self._use(held)
+            depth, last = depth + count, held
+        size = bytes_at(depth)
+        if (known := round(size / bytes_per_token)) > tokens:
             known = tokens
-        covered, new = known, chain[depth:]
+        covered, new = known, chain[depth:total]
         if len(new) > index.limit - index.holdings:
             new = self._affordable(new)
         if new:
-            last = self._append(new, depth, bytes_per_token, last)
-            if (covered := known + last.tokens) > tokens:
+            more = round((bytes_at(depth + len(new)) - size) / bytes_per_token)
+            last = segments[new[0]] = Segment(more, depth, new, bytes_per_token, last, 1)
+            index.add(new, self.bit)
+            self.pinned += more
+            if (covered := known + more) > tokens:
                 covered = tokens
         # An engine reuses whole pages and computes at least the last token, so a wholly known prompt costs one page.
-        page = self.page
-        again = known - (known if known < tokens else max(0, tokens - 1)) // page * page
+        again = known - (known if known < tokens else max(0, tokens - 1)) // page * page if known else 0
         loose = -(-tokens // page) * page - covered + again
         self.pinned += loose
         self._settle()
@@ -140,19 +146,23 @@ class ShadowCache:
         """The request ended after `generated` tokens: what it used becomes idle, its tail first."""
         # The last generated token is never computed upon, so it takes no memory.
         computed, page = pin.prompt + (generated - 1 if generated > 1 else 0), self.page
-        pages = pin.prompt // -page - computed // -page  # those that the answer took: both are rounded up
-        loose = pin.loose + pages * page
-        self.pinned += loose - pin.loose
-        if self.pinned + self.idle > self.capacity:
+        answer = (pin.prompt // -page - computed // -page) * page  # in whole pages: both are rounded up
+        if self.pinned + answer + self.idle > self.capacity:
+            self.pinned += answer
             self._fit()  # before anything of it is idle: the partial page too has taken its room from others
+            self.pinned -= answer
         self.flights -= 1
-        self.pinned -= loose
-        if (left := loose - page if computed % page else loose) > 0:
+        self.pinned -= pin.loose
+        left = pin.loose + answer - (page if computed % page else 0)
+        if left > 0:
             self._let_go(left)
         segment = pin.last
         while segment is not None:
             segment.proven = True
-            self._leave(segment)
+            if segment.users > 1:
+                segment.users -= 1
+            else:
+                self._leave(segment)
             segment = segment.parent
         self._settle()
 
@@ -162,7 +172,9 @@ class ShadowCache:
         self.pinned -= pin.loose
         segment = pin.last
         while segment is not None:
-            if segment.proven or segment.users > 1:
+            if segment.users > 1:
+                segment.users -= 1
+            elif segment.proven:
                 self._leave(segment)
             else:
                 self.pinned -= segment.tokens
@@ -190,7 +202,7 @@ class ShadowCache:
     def restore(self, held: Remembered) -> None:
         """Another replica has seen that this is held: it counts as used just now."""
         if held.chain:
-            self.release(self.pin(held.chain, 0, held.bytes_per_token), 0)
+            self.release(self.pin(list(held.chain), 0, held.bytes_per_token), 0)
         else:
             if held.tokens:
                 self._let_go(held.tokens)
@@ -199,28 +211,28 @@ class ShadowCache:
     def forget(self) -> None:
         """The endpoint is gone: give back everything, its bit too. Nothing may be called after this."""
         for segment in self._segments.values():
-            self.index.drop(segment.blocks, self.bit)
+            self.index.drop_end(segment.blocks, self.bit)
         self._segments.clear()
         self._oldest.clear()
         self.index.leave(self.bit)
 
     def _use(self, segment: Segment) -> None:
-        if not segment.users:
-            del self._oldest[segment]
-            self.idle -= segment.tokens
-            # The rest of a half evicted block is either computed upon again, then it is counted as new, or the oldest
-            # memory there is and taken next.
-            segment.tokens -= segment.rest
-            segment.rest = 0
-            self.pinned += segment.tokens
-        segment.users += 1
+        """The first request pins it."""
+        del self._oldest[segment]
+        self.idle -= segment.tokens
+        # The rest of a half evicted block is either computed upon again, then it is counted as new, or the oldest
+        # memory there is and taken next.
+        segment.tokens -= segment.rest
+        segment.rest = 0
+        segment.users = 1
+        self.pinned += segment.tokens
 
     def _leave(self, segment: Segment) -> None:
-        segment.users -= 1
-        if not segment.users:
-            self.pinned -= segment.tokens
-            self.idle += segment.tokens
-            self._oldest[segment] = None
+        """The last request that pins it does no more."""
+        segment.users = 0
+        self.pinned -= segment.tokens
+        self.idle += segment.tokens
+        self._oldest[segment] = None
 
     def _let_go(self, tokens: int) -> None:
         """Memory no request can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
@@ -246,15 +258,7 @@ class ShadowCache:
         self._segments[segment.blocks[0]] = segment
         return upper
 
-    def _append(self, blocks: Sequence[int], depth: int, bytes_per_token: float, parent: Segment | None) -> Segment:
-        segment = Segment(0, depth, list(blocks), bytes_per_token, parent, 1)
-        segment.tokens = segment.tokens_of(len(blocks))
-        self.pinned += segment.tokens
-        self._segments[blocks[0]] = segment
-        self.index.add(blocks, self.bit)
-        return segment
-
-    def _affordable(self, blocks: Sequence[int]) -> Sequence[int]:
+    def _affordable(self, blocks: list[int]) -> list[int]:
         """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
         self.index.crowded += 1
         while len(blocks) > self.index.spare and self._oldest:
@@ -288,7 +292,7 @@ class ShadowCache:
     def _drop_blocks(self, segment: Segment, keep: int) -> None:
         if not keep:
             del self._segments[segment.blocks[0]]
-        self.index.drop(segment.blocks[keep:], self.bit)
+        self.index.drop_end(segment.blocks[keep:], self.bit)
         del segment.blocks[keep:]
 
     def check(self) -> None:

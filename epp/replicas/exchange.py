@@ -43,12 +43,17 @@ _LOST: Final = Response(lost=True)
 State = Literal["connecting", "live", "silent", "self", "left"]
 
 
+class Adopted(Protocol):
+    """Another replica's request, on account."""
+
+    def first_token(self) -> None: ...
+    def finished(self, response: Response) -> None: ...
+
+
 class Accounts(Protocol):
     """The scheduler of one pool, as far as other replicas' requests go."""
 
-    def adopt(self, request: Request, endpoint: Endpoint, states: Mapping[str, Any]) -> Any: ...
-    def first_token(self, decision: Any) -> None: ...
-    def finished(self, decision: Any, response: Response) -> None: ...
+    def adopt(self, request: Request, endpoint: Endpoint, states: Mapping[str, Any]) -> Adopted: ...
     def snapshot(self) -> Iterator[tuple[str, Any]]: ...
     def restore(self, name: str, piece: Any, endpoints: Mapping[str, Endpoint]) -> None: ...
 
@@ -61,7 +66,8 @@ class SharedPool:
     """`namespace/name`."""
     ready: Callable[[], bool]
     """Its endpoints are known. Before, nothing can be put on account."""
-    endpoints: Callable[[], Sequence[Endpoint]]
+    endpoints: Callable[[], Mapping[str, Endpoint]]
+    """By name."""
     accounts: Callable[[], Accounts]
 
 
@@ -80,10 +86,6 @@ class Link(Protocol):
 
 class Report(Protocol):
     def __call__(self, reason: str, detail: str = "", *, lasting: bool = False) -> None: ...
-
-
-Adopted = tuple[Accounts, Any]
-"""Who put a request on account, and its decision there."""
 
 
 @dataclass(eq=False)
@@ -159,8 +161,6 @@ class Exchange:
         )
         """Frames sent and received, and what became of them."""
         self._pools: dict[str, SharedPool] = {}
-        self._names: dict[str, tuple[Sequence[Endpoint], dict[str, Endpoint]]] = {}
-        """Of each pool, its endpoints when they were looked at last, and these by name."""
         self._link = link
         self._clock = clock
         self._degraded = degraded
@@ -269,7 +269,9 @@ class Exchange:
         self._outgoing_bytes += len(message)
         if self._outgoing_bytes > _LARGE:
             self.flush()
-        elif urgent and not self._urgent:
+        elif self._urgent:
+            return
+        elif urgent:
             self._urgent = True
             self._link.later(0.0, self.flush)
         elif len(self._outgoing) == 1:
@@ -330,8 +332,9 @@ class Exchange:
                     "replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing"
                 )
             peer.sequence = envelope.sequence
+            take = self._take
             for message in envelope.messages:
-                self._take(peer, message, now)
+                take(peer, message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
             for message in envelope.messages:
                 self._take_snapshot(peer, message)
@@ -405,11 +408,11 @@ class Exchange:
         if isinstance(message, wire.Decided):
             self._adopt(peer, message)
         elif isinstance(message, wire.Finished):
-            _end(peer.open.pop(message.number, None), _response(message, now))
+            if (adopted := peer.open.pop(message.number, None)) is not None:
+                adopted.finished(_response(message, now))
         elif isinstance(message, wire.FirstToken):
-            adopted = peer.open.get(message.number)
-            if adopted is not None:
-                adopted[0].first_token(adopted[1])
+            if (adopted := peer.open.get(message.number)) is not None:
+                adopted.first_token()
         elif isinstance(message, wire.Beat):
             self._take_beat(peer, message, now)
         elif isinstance(message, wire.Piece):
@@ -419,26 +422,17 @@ class Exchange:
             self._stop_asking(peer)
 
     def _adopt(self, peer: Peer, sent: wire.Decided) -> None:
-        if peer.open.get(sent.number) is not None:
+        number, open_ = sent.number, peer.open
+        if open_.get(number) is not None:
             return
-        if len(peer.open) >= _MOST_OPEN:
-            _end(peer.open.pop(next(iter(peer.open))), _LOST)
+        if len(open_) >= _MOST_OPEN:
+            _end(open_.pop(next(iter(open_))), _LOST)
         pool = self._pools.get(sent.pool)
-        if pool is None or (endpoint := self._endpoints(pool).get(sent.endpoint)) is None:
+        if pool is None or (endpoint := pool.endpoints().get(sent.endpoint)) is None:
             self.counts["unknown-endpoint"] += 1
-            peer.open[sent.number] = None
-            return
-        accounts = pool.accounts()
-        peer.open[sent.number] = accounts, accounts.adopt(wire.request_of(sent), endpoint, sent.states)
-
-    def _endpoints(self, pool: SharedPool) -> Mapping[str, Endpoint]:
-        """A pool's endpoints by name."""
-        endpoints = pool.endpoints()
-        known, names = self._names.get(pool.name, (None, {}))
-        if known is not endpoints:
-            names = {endpoint.name: endpoint for endpoint in endpoints}
-            self._names[pool.name] = endpoints, names
-        return names
+            open_[number] = None
+        else:
+            open_[number] = pool.accounts().adopt(wire.request_of(sent), endpoint, sent.states)
 
     def _take_beat(self, peer: Peer, beat: wire.Beat, now: float) -> None:
         if beat.version != wire.VERSION:
@@ -491,7 +485,7 @@ class Exchange:
             self._adopt(peer, sent)
             adopted = peer.open.get(sent.number)
             if message.first_token and adopted is not None:
-                adopted[0].first_token(adopted[1])
+                adopted.first_token()
         elif isinstance(message, wire.Opened):
             if len(peer.confirmed) == message.requests:
                 self._reconcile(peer)
@@ -513,7 +507,7 @@ class Exchange:
 
     def _restore(self, message: wire.Piece) -> None:
         if (pool := self._pools.get(message.pool)) is not None:
-            pool.accounts().restore(message.plugin, message.piece, self._endpoints(pool))
+            pool.accounts().restore(message.plugin, message.piece, pool.endpoints())
 
     def _reconcile(self, peer: Peer) -> None:
         """All it has in flight is known: what else we thought so has ended meanwhile."""
@@ -544,7 +538,7 @@ class Exchange:
 
 def _end(adopted: Adopted | None, response: Response) -> None:
     if adopted is not None:
-        adopted[0].finished(adopted[1], response)
+        adopted.finished(response)
 
 
 def _response(message: wire.Finished, now: float) -> Response:

@@ -5,7 +5,7 @@ All frames of a replica leave by one socket and arrive in the order they left; w
 the sequence. Topics are what subscribers ask for: `LIVE` goes to all, a snapshot to the one that asked for it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +22,7 @@ TOPIC_BYTES: Final = 17
 """Of a snapshot's topic: one of the above, the instance that asked, and a number of its own."""
 MAX_FRAME: Final = 1 << 20
 """Bytes. A larger frame is not sent, and one that arrives ends the connection."""
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Decided(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
@@ -137,6 +137,7 @@ class _Encoded(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
+encode: Final[Callable[[AnyMessage], bytes]] = _encoder.encode
 _envelopes: Final = msgspec.msgpack.Decoder(Envelope)
 _decisions: Final = msgspec.msgpack.Decoder(Decided)
 
@@ -178,10 +179,6 @@ def request_of(sent: Decided, identity: str = "") -> Request:
         stage=sent.stage,
         elsewhere=True,
     )
-
-
-def encode(message: AnyMessage) -> bytes:
-    return _encoder.encode(message)
 
 
 def frame(topic: bytes, sender: int, sequence: int, messages: Sequence[bytes]) -> bytes:

@@ -264,8 +264,8 @@ class _Account:
         self._come(sent)
         if first:
             self.pace()
-        else:
-            self._rank()
+        elif self.order is not None:
+            self.order.put(self)
 
     def decode(self, sent: _Sent) -> None:
         """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
@@ -274,7 +274,8 @@ class _Account:
         self.decodes += 1
         self.context += sent.tokens
         self._come(sent)
-        self._rank()
+        if self.order is not None:
+            self.order.put(self)
 
     def _come(self, sent: _Sent) -> None:
         if self.requests:
@@ -423,7 +424,8 @@ class _Account:
         else:
             self.decodes -= 1
             self.context -= sent.tokens
-            self._rank()
+            if self.order is not None:
+                self.order.put(self)
 
     def hasten(self) -> None:
         """Serve what waits anew, from when its first was sent: by the speed known until now that began too late."""
@@ -463,10 +465,6 @@ class _Account:
             load, work, _ = head.lasts
             began = self.served_at if self.served_at > head.sent else head.sent
             self.due = began + load + self.speed.factor * work
-        self._rank()
-
-    def _rank(self) -> None:
-        """Keep its place true."""
         if self.order is not None:
             self.order.put(self)
 
@@ -952,7 +950,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             raise ValueError(f"{work} s of computing, {load} s of loading, {tpot} s per token")
         now = self.clock()
         account = self.accounts.get(endpoint) or self._open(endpoint, now)
-        self._enter(request, account, (float(work), float(load)), tpot, now)
+        self._enter(request, account, (work, load), tpot, now)
 
     def _learn(self, account: _Account, before: Load, load: Load, now: float) -> None:
         """Compare the time between two scrapes with the work that the engine itself counts in it, whoever sent that.
@@ -1221,12 +1219,13 @@ class ExpectedTtft(Cost, Detector, Admitter):
             self.adapters.end(endpoint, sent.adapter)
         now = self.clock()
         if 200 <= response.status < 300 and sent.here:
-            generated = response.usage.completion if response.usage is not None else 0
-            seen, began = sent.predicted, sent.first_at
-            if seen is not None and began is not None and generated > 1 and now > began and request.is_sample:
-                self._tpot_errors.append(abs(seen.tpot * (generated - 1) / (now - began) - 1))
+            if (seen := sent.predicted) is not None and (began := sent.first_at) is not None and request.is_sample:
+                generated = response.usage.completion if response.usage is not None else 0
+                if generated > 1 and now > began:
+                    self._tpot_errors.append(abs(seen.tpot * (generated - 1) / (now - began) - 1))
             if not sent.prefills:
-                self._residence += _WEIGHT * (max(_SHORTEST, now - sent.sent) - self._residence)
+                seconds = now - sent.sent
+                self._residence += _WEIGHT * ((seconds if seconds > _SHORTEST else _SHORTEST) - self._residence)
             if sent.waiting:
                 sent.account.watched = False
                 sent.account.first_token(sent, now)

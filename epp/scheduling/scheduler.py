@@ -10,6 +10,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from epp import protocol
@@ -96,9 +97,8 @@ class Scheduler:
         self._asks_for_answer = _hooks(plugins, "asks_for_answer")
         self._on_picked = _hooks(plugins, "on_picked")
         self._on_answered = _hooks(plugins, "on_answered")
-        # Those for requests of our own, and those for other replicas'.
-        self._on_first_token = _hooks(plugins, "on_first_token"), _hooks(sharing, "on_first_token")
-        self._on_finished = _hooks(plugins, "on_finished"), _hooks(sharing, "on_finished")
+        self._on_first_token, self._on_finished = _hooks(plugins, "on_first_token"), _hooks(plugins, "on_finished")
+        self._of_peers = _hooks(sharing, "on_first_token"), _hooks(sharing, "on_finished")
         self._on_removed = _hooks(plugins, "on_removed")
         self._on_scraped = _hooks(plugins, "on_scraped")
         self._request_headers = _hooks(plugins, "request_headers")
@@ -234,19 +234,17 @@ class Scheduler:
                 self._on_error(name, error)
         return states
 
-    def adopt(self, request: Request, endpoint: Endpoint, states: Mapping[str, Any]) -> Decision:
+    def adopt(self, request: Request, endpoint: Endpoint, states: Mapping[str, Any]) -> "Adopted":
         """Another replica has sent `request` to `endpoint`: put it on our accounts as if we had.
 
-        `states` are what its `to_peers` gave. It ends with `finished`.
+        `states` are what its `to_peers` gave.
         """
-        decision = Decision(request, (endpoint,), NO_HEADERS, [], self._wall_clock())
-        self._open[decision] = False
         for name, hook in self._from_peer:
             try:
                 hook(request, endpoint, states.get(name))
             except Exception as error:
                 self._on_error(name, error)
-        return decision
+        return Adopted(self, request, endpoint)
 
     def forwarded(self, decision: Decision) -> None:
         """The request is on its way: let go of its prompt and body, which may be large."""
@@ -262,7 +260,7 @@ class Scheduler:
         old = decision.endpoint
         if decision not in self._open or endpoint is old:
             return
-        self._tell(self._on_finished[False], decision.request, old, Response(served=response.served))
+        self._tell(self._on_finished, decision.request, old, Response(served=response.served))
         decision.endpoints = [endpoint, *(other for other in decision.endpoints if other is not endpoint)]
         self._call(self._on_picked, decision.request, endpoint)
         if self._predictions and decision.request.is_timed:
@@ -280,7 +278,7 @@ class Scheduler:
         if self._open.get(decision, True):
             return
         self._open[decision] = True
-        self._call(self._on_first_token[decision.request.elsewhere], decision.request, decision.endpoint)
+        self._call(self._on_first_token, decision.request, decision.endpoint)
         if decision.parts:
             self._end_parts(decision, Response(status=200))
 
@@ -301,7 +299,7 @@ class Scheduler:
         if self._open.pop(decision, None) is not None:
             if decision.parts:
                 self._end_parts(decision, response)
-            self._tell(self._on_finished[decision.request.elsewhere], decision.request, decision.endpoint, response)
+            self._tell(self._on_finished, decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
         """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them; but
@@ -311,7 +309,7 @@ class Scheduler:
         for part, endpoint in parts:
             failed = response.prefill_failed and part.stage == "prefill"
             status = _NOT_PREFILLED if failed else response.status
-            self._tell(self._on_finished[False], part, endpoint, Response(status=status, lost=response.lost))
+            self._tell(self._on_finished, part, endpoint, Response(status=status, lost=response.lost))
 
     def snapshot(self) -> Iterator[tuple[str, Any]]:
         """What plugins know, for a replica that joins: (name of the plugin, a piece of it)."""
@@ -459,6 +457,26 @@ class Scheduler:
                 hook(request, endpoint, response)
             except Exception as error:
                 self._on_error(name, error)
+
+
+class Adopted(msgspec.Struct, eq=False):
+    """A request that another replica has sent to `endpoint`, on the accounts of `scheduler`."""
+
+    scheduler: Scheduler
+    request: Request
+    endpoint: Endpoint
+    begun: bool = False
+    """Its first token was seen."""
+
+    def first_token(self) -> None:
+        """The first token was seen; later calls do nothing."""
+        if not self.begun:
+            self.begun = True
+            self.scheduler._call(self.scheduler._of_peers[0], self.request, self.endpoint)
+
+    def finished(self, response: Response) -> None:
+        """It has left its endpoint. Closes the accounts; to be called once."""
+        self.scheduler._tell(self.scheduler._of_peers[1], self.request, self.endpoint, response)
 
 
 class _Runs:

@@ -61,7 +61,7 @@ class Promises:
 
     def start(self, tpot: float | None, work: float, now: float) -> None:
         """A request comes, with `work` modelled seconds of prefill."""
-        self._prefill = self._faded(now) + work
+        self._prefill = self._prefill * exp((self._at - now) / WINDOW) + work
         self._at = now
         if tpot is not None:
             insort(self.tpots, tpot)
@@ -70,12 +70,9 @@ class Promises:
         if tpot is not None:
             del self.tpots[bisect_left(self.tpots, tpot)]
 
-    def _faded(self, now: float) -> float:
-        return self._prefill * exp((self._at - now) / WINDOW) if self._prefill else 0.0
-
     def prefill(self, now: float) -> float:
         """Modelled seconds of prompts that came in a second."""
-        return self._faded(now) / WINDOW
+        return self._prefill * exp((self._at - now) / WINDOW) / WINDOW
 
 
 def busy_share(prefill: float) -> float:

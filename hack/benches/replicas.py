@@ -66,7 +66,7 @@ class Replica:
         self.scheduler = pipeline.scheduler(
             wall_clock=time.monotonic, on_error=_raise, others=(ratio.learner(), *([announcer] if tells else []))
         )
-        self.exchange.add_pool(SharedPool(NAME, lambda: True, lambda: pool.endpoints, lambda: self.scheduler))
+        self.exchange.add_pool(SharedPool(NAME, lambda: True, lambda: pool.by_name, lambda: self.scheduler))
         policy = Policy(Admission(pipeline.detector), self.scheduler)
         observer = Recorder(
             "llm", Metrics(time.monotonic), Decisions(), None, clock=time.monotonic, wall_clock=time.monotonic

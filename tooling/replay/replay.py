@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
@@ -11,6 +11,7 @@ from epp.errors import EppError, NoEndpoint
 from epp.plugin import Response, Usage
 from epp.prefix.events.wire import Batch
 from epp.scheduling.decision import Decision
+from epp.scheduling.scheduler import Adopted
 from tooling.replay.kv_events import TierLog, batch_of, batch_of_l1
 from tooling.replay.pod import VirtualPod
 from tooling.replay.replica import Build, Replica
@@ -114,12 +115,14 @@ class _Flight:
     number: int
     pod: VirtualPod
     job: Job
-    decisions: list[Decision | None]
-    """By replica; None where it is not known."""
+    decision: Decision | None
+    """None: foreign traffic."""
     home: int
     """The replica that chose; -1 for foreign traffic."""
     response: Response = field(default_factory=Response)
-    beside: list[tuple[int, Decision]] = field(default_factory=list)
+    adopted: dict[int, Adopted] = field(default_factory=dict)
+    """By each other replica that knows of it."""
+    beside: list[tuple[int, Adopted]] = field(default_factory=list)
     """Replica -> what it knows of the prefill elsewhere."""
     prefilled: VirtualPod | None = None
     """Who keeps its prompt's KV until it was fetched."""
@@ -129,8 +132,7 @@ class _Flight:
     @property
     def watched(self) -> bool:
         """Its replica sees the answer."""
-        decision = self.decisions[self.home] if self.home >= 0 else None
-        return decision is not None and decision.request.sees_answer
+        return self.decision is not None and self.decision.request.sees_answer
 
 
 class _Timer:
@@ -286,7 +288,7 @@ class Replay:
         if served.foreign:
             alive = [pod for pod in self.pods if pod.alive] or self.pods
             self._foreign_turn += 1
-            self._reach(number, ask, alive[self._foreign_turn % len(alive)], [], -1)
+            self._reach(number, ask, alive[self._foreign_turn % len(alive)], None, -1)
             return
         home = self._turn = (self._turn + 1) % len(self.replicas)
         replica = self.replicas[home]
@@ -313,8 +315,6 @@ class Replay:
         """A picker named a pod."""
         replica, ask = self.replicas[home], self.trace.asks[number]
         self.served[number].waited += self.now - asked
-        decisions: list[Decision | None] = [None] * len(self.replicas)
-        decisions[home] = decision
         pod = replica.pod_of[decision.endpoint]
         for fallback in decision.endpoints[1:]:  # the gateway's retry, where no endpoint answers
             if pod.alive:
@@ -323,9 +323,9 @@ class Replay:
             replica.scheduler.moved(decision, fallback, Response(served=fallback.address))
         prefill = next((replica.pod_of[where] for part, where in decision.parts if part.stage == "prefill"), None)
         if prefill is not None and prefill is not pod and prefill.alive and pod.alive:
-            self._prefill(number, ask, prefill, pod, decisions, home)
+            self._prefill(number, ask, prefill, pod, decision, home)
             return
-        self._reach(number, ask, pod, decisions, home)
+        self._reach(number, ask, pod, decision, home)
 
     def _prefill(
         self,
@@ -333,13 +333,13 @@ class Replay:
         ask: TraceRequest,
         prefill: VirtualPod,
         pod: VirtualPod,
-        decisions: list[Decision | None],
+        decision: Decision,
         home: int,
     ) -> None:
         """The sidecar of the pod that decodes asks another one for the prompt."""
         job = prefill.add(number, ask, self.now, prefills=True)
         self.served[number].pod, self.served[number].prefill = self._place[pod], self._place[prefill]
-        flight = _Flight(number, prefill, job, decisions, home, then=pod)
+        flight = _Flight(number, prefill, job, decision, home, then=pod)
         self._flights[prefill][job.id] = flight
         self._step_later(prefill)
         self._announce(flight)
@@ -356,9 +356,7 @@ class Replay:
             return
         job = pod.add(flight.number, ask, self.now, transfer=self.conditions.transfer)
         job.found = flight.job.cached
-        decoding = _Flight(
-            flight.number, pod, job, flight.decisions, flight.home, beside=flight.beside, prefilled=flight.pod
-        )
+        decoding = replace(flight, pod=pod, job=job, response=Response(), prefilled=flight.pod, then=None)
         self._flights[pod][job.id] = decoding
         self._step_later(pod)
 
@@ -367,44 +365,40 @@ class Replay:
             self.stranded += 1
             self._step_later(pod)
 
-    def _reach(
-        self, number: int, ask: TraceRequest, pod: VirtualPod, decisions: list[Decision | None], home: int
-    ) -> None:
+    def _reach(self, number: int, ask: TraceRequest, pod: VirtualPod, decision: Decision | None, home: int) -> None:
         """The request is at a pod, as a whole."""
         self.served[number].prefill = -1
         if not pod.alive:
-            for replica, decision in zip(self.replicas, decisions, strict=False):
-                if decision is not None:
-                    replica.scheduler.finished(decision, Response(status=503))
+            if decision is not None:
+                self.replicas[home].scheduler.finished(decision, Response(status=503))
             self._lost(number)
             return
         if pod.errors and self._chance.random() < pod.errors:
             self.served[number].pod = self._place[pod]
-            self._at(self.now + ERROR_SECONDS, self._error, number, decisions)
+            self._at(self.now + ERROR_SECONDS, self._error, number, decision, home)
             return
         job = pod.add(number, ask, self.now)
         self.served[number].pod = self._place[pod]
         self._peak = max(self._peak, sum(map(len, self._flights.values())) + 1)
-        flight = self._flights[pod][job.id] = _Flight(number, pod, job, decisions, home)
+        flight = self._flights[pod][job.id] = _Flight(number, pod, job, decision, home)
         self._step_later(pod)
         self._announce(flight)
 
     def _announce(self, flight: _Flight) -> None:
         """Tell the other replicas of a decision."""
         home, delay = flight.home, self.conditions.exchange
-        decision = flight.decisions[home] if home >= 0 else None
+        decision = flight.decision
         if decision is not None and delay is not None and len(self.replicas) > 1:
             announced = self.replicas[home].announce(flight.number, decision)
             for peer in range(len(self.replicas)):
                 if peer != home:
                     self._at(self.now + delay, self._tell_adopted, peer, flight, announced)
 
-    def _error(self, number: int, decisions: list[Decision | None]) -> None:
+    def _error(self, number: int, decision: Decision | None, home: int) -> None:
         """A client gets an error, which it does not take for a reason to ask again."""
-        for replica, decision in zip(self.replicas, decisions, strict=False):
-            if decision is not None:
-                replica.scheduler.answered(decision, Response(status=500))
-                replica.scheduler.finished(decision, Response(status=500))
+        if decision is not None:
+            self.replicas[home].scheduler.answered(decision, Response(status=500))
+            self.replicas[home].scheduler.finished(decision, Response(status=500))
         self._ended(number, failed=True)
 
     def _lost(self, number: int) -> None:
@@ -524,23 +518,27 @@ class Replay:
                     self._at(self.now + self.conditions.exchange, self._tell, peer, flight, what)
 
     def _tell(self, replica: int, flight: _Flight, what: str) -> None:
-        decision = flight.decisions[replica]
-        if decision is None:
+        if replica == flight.home:
+            scheduler, decision = self.replicas[replica].scheduler, flight.decision
+            assert decision is not None
+            if what == "answered":
+                scheduler.answered(decision, flight.response)
+            elif what == "first_token":
+                scheduler.first_token(decision)
+            else:
+                scheduler.finished(decision, flight.response)
             return
-        if what == "answered":
-            self.replicas[replica].scheduler.answered(decision, flight.response)
-            self._end_beside(replica, flight)
-        elif what == "first_token":
-            self.replicas[replica].scheduler.first_token(decision)
-        else:
-            self.replicas[replica].scheduler.finished(decision, flight.response)
-            self._end_beside(replica, flight)
-
-    def _end_beside(self, replica: int, flight: _Flight) -> None:
-        """A replica hears that the prefill elsewhere has ended."""
-        for known in [known for known in flight.beside if known[0] == replica]:
+        if (adopted := flight.adopted.get(replica)) is None:
+            return
+        if what == "first_token":
+            adopted.first_token()
+            return
+        for known in [known for known in flight.beside if known[0] == replica]:  # the prefill elsewhere has ended
             flight.beside.remove(known)
-            self.replicas[replica].scheduler.finished(known[1], flight.response)
+            known[1].finished(flight.response)
+        if what == "finished":
+            del flight.adopted[replica]
+            adopted.finished(flight.response)
 
     def _finish_all(self, flight: _Flight, status: int) -> None:
         flight.response.status = status
@@ -549,11 +547,11 @@ class Replay:
     def _tell_adopted(self, replica: int, flight: _Flight, announced: list[tuple[VirtualPod, bytes]]) -> None:
         ask = self.trace.asks[flight.number]
         for at, (pod, told) in enumerate(announced):
-            decision = self.replicas[replica].adopt(ask, pod, told)
-            if at == 0:
-                flight.decisions[replica] = decision
-            elif decision is not None:
-                flight.beside.append((replica, decision))
+            adopted = self.replicas[replica].adopt(ask, pod, told)
+            if adopted is not None and at == 0:
+                flight.adopted[replica] = adopted
+            elif adopted is not None:
+                flight.beside.append((replica, adopted))
 
     # --- what goes on beside ----------------------------------------------------------------------------------------
 
@@ -574,7 +572,7 @@ class Replay:
             if flight.then is not None and flight.then.alive:  # the sidecar has it computed where it is decoded
                 self.served[flight.number].prefill = -1
                 job = flight.then.add(flight.number, self.trace.asks[flight.number], self.now)
-                decoding = _Flight(flight.number, flight.then, job, flight.decisions, flight.home, beside=flight.beside)
+                decoding = replace(flight, pod=flight.then, job=job, response=Response(), then=None)
                 self._flights[flight.then][job.id] = decoding
                 self._step_later(flight.then)
                 continue

@@ -17,6 +17,7 @@ from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
 from epp.prefix.events.wire import Batch
 from epp.replicas import wire
 from epp.scheduling.decision import Decision
+from epp.scheduling.scheduler import Adopted
 from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of, tiers_of
 from tooling.replay.pod import VirtualPod
 from tooling.replay.trace import TraceRequest
@@ -215,7 +216,7 @@ class Replica:
             for request, endpoint in ((decision.request, decision.endpoint), *decision.parts)
         ]
 
-    def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Decision | None:
+    def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Adopted | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
         endpoint = self.endpoint_of.get(pod)
         if endpoint is None:

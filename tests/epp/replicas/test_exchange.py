@@ -27,7 +27,7 @@ async def test_what_is_in_flight_is_in_every_replicas_accounts_until_it_ends() -
     network.deliver()
     assert (a.exchange.open, b.exchange.open) == (0, 0)
     assert b.scheduler.statistics()["expected-ttft"]["decodes"] == 0
-    assert not b.scheduler._open
+    assert b.open == 0
 
 
 async def test_both_stages_of_a_request_are_in_every_replicas_accounts_until_each_ends() -> None:
@@ -44,7 +44,7 @@ async def test_both_stages_of_a_request_are_in_every_replicas_accounts_until_eac
     assert (a.exchange.open, b.exchange.open) == (0, 0)
     figures = b.scheduler.statistics()["expected-ttft"]
     assert (figures["pending_seconds"], figures["decodes"]) == (0, 0)
-    assert not b.scheduler._open
+    assert b.open == 0
 
 
 async def test_failures_seen_by_one_replica_keep_the_others_away() -> None:
@@ -135,7 +135,7 @@ async def test_an_end_that_was_lost_does_not_stay_in_flight() -> None:
     network.loses = lambda frame: False
     network.run(6.0)
     assert b.exchange.open == 0
-    assert not b.scheduler._open
+    assert b.open == 0
 
 
 async def test_what_a_silent_replica_had_in_flight_fades_and_what_it_sent_stays_known() -> None:
@@ -149,7 +149,7 @@ async def test_what_a_silent_replica_had_in_flight_fades_and_what_it_sent_stays_
     assert 0 < b.exchange.open < 8
     network.run(FADE / 2)
     assert b.exchange.open == 0
-    assert not b.scheduler._open
+    assert b.open == 0
     assert all(b.holds(a.chain(decision)) for decision in decisions)
     assert b.recovered == []
 

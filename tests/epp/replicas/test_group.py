@@ -43,7 +43,8 @@ class Process:
             on_error=fail,
             others=(self.group.announcer(POOL, lambda *sent: self.scheduler.to_peers(*sent)),),
         )
-        self.group.add_pool(SharedPool(POOL, lambda: True, lambda: self.endpoints, lambda: self.scheduler))
+        by_name = {endpoint.name: endpoint for endpoint in self.endpoints}
+        self.group.add_pool(SharedPool(POOL, lambda: True, lambda: by_name, lambda: self.scheduler))
         self.group.open()
         self.address = f"127.0.0.1:{self.group.port}"
 

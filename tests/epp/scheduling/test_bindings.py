@@ -71,7 +71,7 @@ def test_an_answer_another_replica_saw_is_known_here() -> None:
     a, b = pods("ab")
     follows = PreviousResponseFilter()
     s = scheduler(filters=[follows])
-    s.finished(s.adopt(ask(api="responses", elsewhere=True), b, {}), Response(status=200, id="resp_1"))
+    s.adopt(ask(api="responses", elsewhere=True), b, {}).finished(Response(status=200, id="resp_1"))
     assert follows.filter(after("resp_1"), [a, b]) == [b]
 
 
@@ -120,6 +120,6 @@ def test_every_strategy_goes_on_from_an_answer_where_it_was_given(strategy: str)
     endpoints = pods("abc")
     s = loaded(strategy_text(strategy)).scheduler(wall_clock=lambda: 0.0, on_error=fail)
     for n, endpoint in enumerate(endpoints):
-        s.finished(s.adopt(ask(api="responses", elsewhere=True), endpoint, {}), Response(status=200, id=f"resp_{n}"))
+        s.adopt(ask(api="responses", elsewhere=True), endpoint, {}).finished(Response(status=200, id=f"resp_{n}"))
     for n, endpoint in enumerate(endpoints):
         assert s.choose(after(f"resp_{n}"), endpoints).endpoint is endpoint

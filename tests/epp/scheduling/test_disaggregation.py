@@ -421,7 +421,7 @@ def test_other_replicas_hear_of_both() -> None:
     assert theirs.in_flight(CacheRoom) == ours.in_flight(CacheRoom)
     assert theirs.scheduler.statistics()["expected-ttft"]["decodes"] == 1
     for each in adopted:
-        theirs.scheduler.finished(each, Response(status=200))
+        each.finished(Response(status=200))
     assert theirs.diary.open == []
 
 

@@ -221,9 +221,9 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     assert adopted.endpoint is a
     assert load.produce(ask(), [a, b])[a] == (1, 20), "its picker knew that 10 of 30 tokens are held there"
     assert s.choose(ask("ours"), [a, b]).endpoint is b
-    s.first_token(adopted)
-    s.finished(adopted, Response(status=200))
-    s.finished(adopted, Response(status=200))
+    adopted.first_token()
+    adopted.first_token()
+    adopted.finished(Response(status=200))
     assert diary.lines == ["picked a", "picked b", "first token a", "finished a"]
 
 
@@ -250,7 +250,7 @@ def test_a_plugin_that_cannot_do_without_the_prompt_is_not_called_for_a_peers_re
     [a] = pods("a")
     plugin = NeedsThePrompt()
     s = scheduler(producers=[plugin])
-    s.finished(s.adopt(ask(elsewhere=True), a, {}), Response(status=200))
+    s.adopt(ask(elsewhere=True), a, {}).finished(Response(status=200))
     assert plugin.seen == []
     s.choose(ask(), [a])
     assert plugin.seen == ["produce", "picked"]
@@ -381,7 +381,7 @@ def test_a_hook_that_raises_breaks_nothing_and_is_reported() -> None:
 
 def test_plugins_without_hooks_are_never_called() -> None:
     s = scheduler(QueueScorer(), producers=[Held()], filters=[])
-    assert (s._on_picked, s._on_first_token, s._on_finished) == ([], ([], []), ([], []))
+    assert (s._on_picked, s._on_first_token, s._on_finished) == ([], [], [])
     hooks = (s._answer_headers, s._statistics, s._prepare, s._to_peers, s._from_peer, s._snapshots)
     assert (*hooks, s._endpoint_statistics) == ([], [], [], [], [], [], [])
     assert [name for name, _ in s._on_removed] == ["MaxScorePicker"]

@@ -187,7 +187,7 @@ def test_a_request_of_another_replica_is_a_turn() -> None:
     request = of("x")
     decision = here.choose(request, [a])
     adopted = other.adopt(ask(elsewhere=True), a, here.to_peers(decision.request, a))
-    other.finished(adopted, Response(status=200, id="resp_1"))
+    adopted.finished(Response(status=200, id="resp_1"))
     for next_one in (of("x"), after("resp_1")):
         found = known(there, next_one)
         assert found.turns == 1

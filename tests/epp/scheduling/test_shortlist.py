@@ -245,7 +245,7 @@ def test_who_gave_an_answer_is_found_among_all() -> None:
     pool = Pool(60, Random(1))
     for number in (50, 7):
         given = pool.scheduler.adopt(Request(id="a", model="m", elsewhere=True), pool.endpoints[number], {})
-        pool.scheduler.finished(given, Response(status=200, complete=True, id=f"resp_{number}"))
+        given.finished(Response(status=200, complete=True, id=f"resp_{number}"))
     for number in (50, 7):
         request = Request(id="b", model="m", tokens=400, previous=f"resp_{number}")
         decision = pool.scheduler.choose(request, pool.endpoints)
@@ -273,7 +273,7 @@ def test_what_only_other_replicas_pick_does_not_pile_up() -> None:
         pool.now += 0.001
         request = Request(id=str(number), model="m", tokens=400, elsewhere=True)
         adopted = pool.scheduler.adopt(request, pool.endpoints[number % 40], {})
-        pool.scheduler.finished(adopted, Response(status=200, complete=True))
+        adopted.finished(Response(status=200, complete=True))
     order = pool.cost._order
     assert order is not None
     assert len(order._due) <= 16 * 40

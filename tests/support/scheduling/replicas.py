@@ -81,11 +81,20 @@ class Member:
         pipeline = load_strategy("prefix-aware", clock=network.clock, random=Random(1))
         announcer = Announcer(self.exchange, POOL, lambda *sent: self.scheduler.to_peers(*sent))
         self.scheduler: Scheduler = pipeline.scheduler(wall_clock=network.clock, on_error=fail, others=(announcer,))
-        self.exchange.add_pool(SharedPool(POOL, lambda: self.ready, lambda: self.endpoints, lambda: self.scheduler))
+        self.exchange.add_pool(SharedPool(POOL, lambda: self.ready, lambda: self.by_name, lambda: self.scheduler))
         network.replicas[address] = self
 
     def _report(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
         self.degraded.append(reason)
+
+    @property
+    def by_name(self) -> dict[str, Endpoint]:
+        return {endpoint.name: endpoint for endpoint in self.endpoints}
+
+    @property
+    def open(self) -> int:
+        """Requests that are on its accounts: on those of a plugin that forgets none."""
+        return sum(shadow.flights for shadow in self.cache.shadows.values())
 
     @property
     def cache(self) -> ApproximatePrefixCache:
