@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -176,6 +177,7 @@ class Shared:
         self.replicas = _replicas(settings, self)
         if self.replicas is not None:
             self.metrics.add_replicas(self.replicas.exchange.figures)
+        self.hash_seed = secrets.randbits(64) if self.replicas is None else self.replicas.hash_seed
         self.tokens = TokenRatio()
         self.token_cache = TokenCache(_TOKEN_CACHE)
         self.tokenizers = load_tokenizers(
@@ -353,6 +355,7 @@ class ServedPool:
             degraded=degraded,
             recovered=metrics.recovered,
             wall_clock=wall_clock,
+            hash_seed=self._shared.hash_seed,
         )
 
     def _policy(self) -> Policy:

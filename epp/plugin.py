@@ -265,6 +265,9 @@ class Services:
     """A lasting degradation of this reason is over, as far as this plugin knows."""
     wall_clock: Callable[[], float]
     """Seconds since the epoch: for people and for what others' clocks say, never for a decision."""
+    hash_seed: int = 0
+    """Of 64 bits, for hashes of what clients send by functions that are not cryptographic: who does not know it cannot
+    choose them. The same in all replicas."""
     instead: Mapping[type[Any], Callable[..., Any]] = field(default_factory=dict)
     """What a plugin makes in place of a class it would use to reach outside; a replay has its own for virtual time."""
 

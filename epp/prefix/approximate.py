@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal
 
 import msgspec
 
-from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Slot
+from epp.plugin import CacheRoom, Endpoint, Level, PrefixMatch, Producer, Request, Response, Services, Slot
 from epp.prefix.index import SHORT, PrefixIndex, bytes_at, chain_of, common, seed_of, told
 from epp.prefix.shadow_cache import Pin, Remembered, ShadowCache
 
@@ -104,6 +104,10 @@ class ApproximatePrefixCache(PrefixCache):
         self.answer = _ANSWER_TOKENS
         """Tokens of an answer, in the mean of those seen lately."""
         self._sees_status = False
+        self._hash_seed = 0
+
+    def start(self, services: Services) -> None:
+        self._hash_seed = services.hash_seed
 
     @property
     def approximate(self) -> "ApproximatePrefixCache":
@@ -112,7 +116,7 @@ class ApproximatePrefixCache(PrefixCache):
     async def prepare(self, request: Request) -> None:
         size = len(request.prompt)
         per_token = size / request.tokens if size and request.tokens else _BYTES_PER_TOKEN
-        seed = seed_of(request.model, request.salt)
+        seed = seed_of(request.model, request.salt, self._hash_seed)
         self._prompts.set(request, _Prompt(chain_of(request.prompt, seed, int(self.longest * per_token)), per_token))
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, PrefixMatch]:

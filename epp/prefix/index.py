@@ -6,8 +6,9 @@ Each hash covers its block and, through its seed, everything before it: `h = xxh
 begins depends on its position alone: 256-byte blocks up to `LONG_FROM`, 1 KB blocks beyond, so a long prompt is cheap
 to hash and to remember and still shares its beginning with a short one. Only full blocks count.
 
-xxh3 is no cryptographic hash: a client who forges a collision gets a worse pick for it, never another's data, since
-the engine compares tokens by its own hashes.
+xxh3 is no cryptographic hash: who knows its seed makes blocks of any hash within milliseconds. So chains begin with a
+seed that clients do not know. A collision costs a worse pick, never another's data, since the engine compares tokens by
+its own hashes; and accounts stay right, since an endpoint counts as holding a hash once.
 
 The index is block hash -> bitmask of endpoints, and the longest match of all endpoints at once.
 
@@ -19,6 +20,7 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from struct import Struct as Packed
 from typing import Any, Final
 
@@ -36,9 +38,12 @@ _SHORT_BLOCKS: Final = LONG_FROM // SHORT
 _SHORT_BLOCK, _LONG_BLOCK = Packed(f"{SHORT}s"), Packed(f"{LONG}s")
 
 
-def seed_of(model: str, salt: str) -> int:
-    """Where a chain starts: prompts to different models, LoRA adapters (models by name) or salts share nothing."""
-    return xxh3_64_intdigest(f"{len(model)}:{model}{salt}".encode("utf-8", "surrogatepass"))
+def seed_of(model: str, salt: str, hash_seed: int = 0) -> int:
+    """Where a chain starts: prompts to different models, LoRA adapters (models by name) or salts share nothing.
+
+    `hash_seed`: see `epp.plugin.Services`.
+    """
+    return xxh3_64_intdigest(f"{len(model)}:{model}{salt}".encode("utf-8", "surrogatepass"), hash_seed)
 
 
 def chain_of(prompt: bytes, seed: int, limit: int | None = None) -> list[int]:
@@ -200,17 +205,30 @@ class PrefixIndex:
             mask ^= low
         return endpoints
 
-    def add(self, blocks: Sequence[int], bit: int) -> None:
-        """`blocks`, which follow each other in a chain, are now held by the owner of `bit` too."""
-        masks = self._masks
-        self.holdings += len(blocks)
-        if blocks and blocks[0] in masks:
-            shared = self.depth(blocks, -1)
-            for block in blocks[:shared]:
-                masks[block] |= bit
-            blocks = blocks[shared:]
-        for block in blocks:
-            masks[block] = bit
+    def add(self, blocks: Sequence[int], bit: int) -> int:
+        """`blocks`, which follow each other in a chain, are now held by the owner of `bit` too. Returns how many: up to
+        one that it holds in another chain, whose hash is the same.
+        """
+        masks, more = self._masks, len(blocks)
+        if masks.keys().isdisjoint(blocks):
+            size = len(masks) + more
+            for block in blocks:
+                masks[block] = bit
+            if len(masks) < size:  # a hash is there twice
+                added: set[int] = set()
+                for block in takewhile(lambda each: each not in added, blocks):
+                    added.add(block)
+                more = len(added)
+                for block in {*blocks[more:]} - added:
+                    del masks[block]
+        else:
+            for at, block in enumerate(blocks):
+                if (mask := masks.get(block, 0)) & bit:
+                    more = at
+                    break
+                masks[block] = mask | bit
+        self.holdings += more
+        return more
 
     def claim(self, block: int, bit: int) -> bool:
         """`add` for one block that may be held already: then False, and nothing is done. Trusts no hashes."""
@@ -221,25 +239,10 @@ class PrefixIndex:
         self.holdings += 1
         return True
 
-    def drop_end(self, blocks: Sequence[int], bit: int) -> None:
-        """`drop` for what follows each other in a chain, up to the last that the owner of `bit` holds of it."""
-        masks = self._masks
-        self.holdings -= len(blocks)
-        if blocks and masks[blocks[0]] == bit:  # then nobody else holds one of those behind it
-            for block in blocks:
-                del masks[block]
-        else:
-            self._drop(blocks, bit)
-
     def drop(self, blocks: Sequence[int], bit: int) -> None:
         """`blocks` are no longer held by the owner of `bit`."""
-        self.holdings -= len(blocks)
-        self._drop(blocks, bit)
-
-    def _drop(self, blocks: Sequence[int], bit: int) -> None:
         masks = self._masks
+        self.holdings -= len(blocks)
         for block in blocks:
-            if masks[block] == bit:
-                del masks[block]
-            else:
-                masks[block] ^= bit
+            if (mask := masks.pop(block)) != bit:
+                masks[block] = mask ^ bit

@@ -54,9 +54,11 @@ class TokenProcessor:
 class _Read:
     """What is kept of a request whose tokens are known."""
 
-    __slots__ = ("_chains", "adapter", "chunks", "held", "ids", "l2", "length", "pins", "salt", "without_events")
+    __slots__ = (
+        "_chains", "_hash_seed", "adapter", "chunks", "held", "ids", "l2", "length", "pins", "salt", "without_events",
+    )  # fmt: skip
 
-    def __init__(self, ids: Sequence[int], limit: int, adapter: str, salt: str) -> None:
+    def __init__(self, ids: Sequence[int], limit: int, adapter: str, salt: str, hash_seed: int = 0) -> None:
         self.length = len(ids)
         self.ids = ids[:limit] if len(ids) > limit else ids
         self.adapter = adapter
@@ -70,6 +72,7 @@ class _Read:
         self.chunks: Sequence[int] = ()
         """Its chunks, as LMCache names them."""
         self.pins: dict[Endpoint, _Sent] = {}
+        self._hash_seed = hash_seed
         self._chains: dict[int, list[int]] = {}
 
     @classmethod
@@ -90,7 +93,7 @@ class _Read:
         chain = self._chains.get(size)
         if chain is None:
             ids = self.ids if len(self.ids) <= size * _MOST_LINKS else self.ids[: size * _MOST_LINKS]
-            chain = self._chains[size] = chain_of_tokens(ids, size, self.adapter, self.salt)
+            chain = self._chains[size] = chain_of_tokens(ids, size, self.adapter, self.salt, self._hash_seed)
         return chain
 
     def reusable(self, size: int) -> list[int]:
@@ -159,6 +162,8 @@ class PrecisePrefixCache(PrefixCache):
 
     def start(self, services: Services) -> None:
         self._tokens, self._report = services.tokens, services.degraded
+        self._approximate.start(services)
+        self.kv_index.hash_seed = services.hash_seed
         if (tiers := services.instead.get(Tiers)) is not None:
             self.tiers = tiers(self.lmcache, lambda: self.clock())
 
@@ -187,7 +192,8 @@ class PrecisePrefixCache(PrefixCache):
                 known = len(ids)
                 request = replace(request, tokens=known)
                 adapter = request.model if request.model in self.kv_index.adapters else ""
-                read = self._reads.set(request, _Read(ids, self._approximate.longest, adapter, request.salt))
+                longest, seed = self._approximate.longest, self.kv_index.hash_seed
+                read = self._reads.set(request, _Read(ids, longest, adapter, request.salt, seed))
                 if self.tiers is not None:
                     read.chunks = await self.tiers.names(read.ids, request.salt)
         if reason:

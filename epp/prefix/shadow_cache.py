@@ -105,7 +105,7 @@ class ShadowCache:
         if tokens and (whole := depth_at(int(tokens // page * page * bytes_per_token + 1e-6))) < total:
             total = whole
         depth, last = 0, None
-        while depth < total and (held := segments.get(chain[depth])) is not None:
+        while depth < total and (held := segments.get(chain[depth])) is not None and held.parent is last:
             count = len(held.blocks)
             if depth + count > total or chain[depth + count - 1] != held.blocks[-1]:
                 held = self._split(held, count := common(chain[depth:total], held.blocks))
@@ -120,10 +120,11 @@ class ShadowCache:
         covered, new = known, chain[depth:total]
         if len(new) > index.limit - index.holdings:
             new = self._affordable(new)
-        if new:
-            more = round((bytes_at(depth + len(new)) - size) / bytes_per_token)
+        if new and (added := index.add(new, self.bit)):
+            if added < len(new):
+                del new[added:]
+            more = round((bytes_at(depth + added) - size) / bytes_per_token)
             last = segments[new[0]] = Segment(more, depth, new, bytes_per_token, last, 1)
-            index.add(new, self.bit)
             self.pinned += more
             if (covered := known + more) > tokens:
                 covered = tokens
@@ -136,10 +137,15 @@ class ShadowCache:
 
     def in_use(self, chain: Sequence[int]) -> int:
         """Tokens of a chain that requests in flight pin."""
-        tokens, at, depth = 0, 0, self.index.depth(chain, self.bit)
-        while at < depth and (segment := self._segments[chain[at]]).users:
-            tokens += segment.tokens_of(min(depth - at, len(segment.blocks)))
-            at += len(segment.blocks)
+        tokens, at, last = 0, 0, None
+        while at < len(chain) and (segment := self._segments.get(chain[at])) is not None:
+            if segment.parent is not last or not segment.users:
+                break
+            count = common(chain[at : at + len(segment.blocks)], segment.blocks)
+            tokens += segment.tokens_of(count)
+            if count < len(segment.blocks):
+                break
+            at, last = at + count, segment
         return tokens
 
     def release(self, pin: Pin, generated: int) -> None:
@@ -211,7 +217,7 @@ class ShadowCache:
     def forget(self) -> None:
         """The endpoint is gone: give back everything, its bit too. Nothing may be called after this."""
         for segment in self._segments.values():
-            self.index.drop_end(segment.blocks, self.bit)
+            self.index.drop(segment.blocks, self.bit)
         self._segments.clear()
         self._oldest.clear()
         self.index.leave(self.bit)
@@ -292,7 +298,7 @@ class ShadowCache:
     def _drop_blocks(self, segment: Segment, keep: int) -> None:
         if not keep:
             del self._segments[segment.blocks[0]]
-        self.index.drop_end(segment.blocks[keep:], self.bit)
+        self.index.drop(segment.blocks[keep:], self.bit)
         del segment.blocks[keep:]
 
     def check(self) -> None:

@@ -16,7 +16,7 @@ from epp.errors import ConfigError
 from epp.plugin import Plugin
 from epp.replicas.announcer import Announcer
 from epp.replicas.exchange import BEAT, Exchange, Report, SharedPool
-from epp.replicas.sockets import Sockets
+from epp.replicas.sockets import Sockets, hash_seed_of
 
 _LOOK: Final = 1.0
 """Seconds after which peers are looked up again by their name."""
@@ -73,6 +73,8 @@ class ReplicaGroup:
             for address in addresses:
                 _checked(flag, address)
         secret = _secret(settings.secret_file)
+        self.hash_seed = 0 if secret is None else hash_seed_of(secret)
+        """For `epp.plugin.Services`."""
         if secret is None and (open_to := [at for at in _reached(settings) if not _is_loopback(at)]):
             what = "expected where replicas speak beyond loopback, as"
             raise ConfigError("--replica-secret-file", f"{what} {open_to[0]} is")

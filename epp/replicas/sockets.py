@@ -40,6 +40,11 @@ def keys_of(secret: bytes) -> tuple[bytes, bytes]:
     return zmq.curve_public(private), private
 
 
+def hash_seed_of(secret: bytes) -> int:
+    """The seed of hashes (`epp.plugin.Services`) of all replicas that share a secret."""
+    return int.from_bytes(blake2b(secret, digest_size=8, person=b"warmpath-hashes").digest())
+
+
 class Sockets:
     """Of this process. `received(address, frame)`, `asked(topic)` and `refused(why)`, of a peer that this end did not
     let in or that did not let in this end, are called on the event loop.

@@ -514,6 +514,23 @@ async def test_replicas_that_cannot_be_are_refused(settings: Settings, changes: 
     assert reported in await refusal(replace(settings, **changes))
 
 
+async def test_hashes_have_a_seed_that_only_replicas_share(tmp_path: Path) -> None:
+    alone = {Shared(Settings()).hash_seed for _ in range(3)}
+    assert len(alone) == 3
+    seeds = []
+    for name, secret in (("a", "0123456789abcdef"), ("b", "0123456789abcdef\n"), ("c", "fedcba9876543210")):
+        (tmp_path / name).write_text(secret, encoding="utf-8")
+        shared = Shared(Settings(peer=("127.0.0.1:9",), replica_port=0, replica_secret_file=tmp_path / name))
+        seeds.append(shared.hash_seed)
+        given = ServedPool(Pool("p", random=shared.random), 0, shared)._services()
+        assert given.hash_seed == shared.hash_seed
+        assert shared.replicas is not None
+        shared.replicas.open()
+        shared.replicas.close()
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert not {0, *alone} & {*seeds}
+
+
 def test_models_that_differ_in_one_pool_are_said_until_they_do_in_none() -> None:
     shared = Shared(Settings())
     one, two = (ServedPool(Pool(name, random=shared.random), 0, shared) for name in ("one", "two"))

@@ -65,6 +65,8 @@ class KvEventIndex:
         self.sizes: Mapping[Medium, dict[int, int]] = {"device": {}, "l1": {}, "storage": {}}
         """Of each tier: tokens a block -> engines that have such blocks."""
         self.budget = Budget(limit)
+        self.hash_seed = 0
+        """See `epp.plugin.Services`; to be set before the first event."""
         self.adapters: dict[str, int] = {}
         """LoRA adapters that blocks were stored for -> engines that did; no others can have any."""
         self.counts = {"stored": 0, "removed": 0, "cleared": 0, "malformed": 0, "ignored": 0, "unresolved": 0}
@@ -342,7 +344,7 @@ class EngineCache:
         """Blocks with their tokens. False: the one before them is not known, so they wait for it."""
         counts = self._kv_index.counts
         if (parent := event.parent_block_hash) is None:
-            before, link = NO_ROW, root_of(event.block_size, event.lora_name or "")
+            before, link = NO_ROW, root_of(event.block_size, event.lora_name or "", self._kv_index.hash_seed)
         elif before := tier.rows.get(key_of(parent), NO_ROW):
             link = tier.keys[before]
         else:

@@ -20,9 +20,9 @@ WIDTH: Final = array("I").itemsize
 _pack: Final = msgspec.msgpack.Encoder().encode
 
 
-def root_of(size: int, adapter: str) -> int:
-    """Where the chains of `size` tokens a block start; "" = no LoRA adapter."""
-    return xxh3_64_intdigest(adapter.encode("utf-8", "surrogatepass"), size)
+def root_of(size: int, adapter: str, hash_seed: int = 0) -> int:
+    """Where the chains of `size` tokens a block start; "" = no LoRA adapter. `hash_seed`: see `epp.plugin.Services`."""
+    return xxh3_64_intdigest(adapter.encode("utf-8", "surrogatepass"), hash_seed ^ size)
 
 
 def mixed(link: int, extras: Sequence[Any]) -> int:
@@ -33,13 +33,15 @@ def mixed(link: int, extras: Sequence[Any]) -> int:
     return xxh3_64_intdigest(_pack([short_salt(each) if isinstance(each, str) else each for each in extras]), link)
 
 
-def chain_of_tokens(tokens: Sequence[int], size: int, adapter: str = "", salt: str = "") -> list[int]:
+def chain_of_tokens(
+    tokens: Sequence[int], size: int, adapter: str = "", salt: str = "", hash_seed: int = 0
+) -> list[int]:
     """Links of the full blocks of `size` tokens, first block first. 0.15 us a block.
 
     Raises OverflowError or TypeError for what is no token id (0..2**32 - 1).
     """
     data = (tokens if isinstance(tokens, array) and tokens.typecode == "I" else array("I", tokens)).tobytes()
-    digest, step, link = xxh3_64_intdigest, WIDTH * size, root_of(size, adapter)
+    digest, step, link = xxh3_64_intdigest, WIDTH * size, root_of(size, adapter, hash_seed)
     chain = []
     for at in range(0, len(data) - step + 1, step):
         link = digest(data[at : at + step], link)

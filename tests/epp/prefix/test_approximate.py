@@ -3,6 +3,7 @@
 import random
 import tracemalloc
 from collections import Counter
+from typing import Final
 
 import pytest
 
@@ -10,6 +11,7 @@ from epp.plugin import CacheRoom, Endpoint, Load, PrefixMatch, Request, Response
 from epp.prefix.approximate import ApproximateCacheRoom, ApproximatePrefixCache
 from epp.prefix.index import LONG_FROM
 from epp.scheduling.cost import ExpectedTtft
+from epp.testing import services
 from tests.support.scheduling.signals import with_signal
 from tooling.simulator.engine import H100_8B, Engine
 from tooling.simulator.tokenizer import hash_chain
@@ -184,6 +186,37 @@ async def test_answers_are_as_long_as_reported_or_as_those_seen() -> None:
     cache.on_picked(made, a)
     cache.on_finished(made, a, OK)
     assert cache.statistics()["idle_tokens"] == before + 640 + 16
+
+
+FORGED: Final = (
+    b"U]H&(T&CG4y,jLPLgHcYa*/;(hYmyfl,U3[<xvXzi{j,f.59%Y{2H^sdY3xit~j~"
+    b"rC.{;,?hoDUe}xdx);<B;6u~gx|zrUVedIk2w7}L2>?e}ziAK}yIcy:T|6r~/r|~"
+    b"FY-V){F[cF^v~ttt|a/.frg3.xRZ}R9vV)G?{+t.IYlvrm<>6QYjaDL}R,SgEo=~"
+    b"/hNW+om`dUrRzYyYzCyB6g+WC{|o}brRX#wOm8iIe&-RWsEZ)BgfT]#E|nz?-n9{",
+    b"3Kef,XRG%aI{{L}Vj[}H&/f[qlL~q^K{Dyt2#0[dasst|aof+S$C40#vqk}{]lrH"
+    b"h-/G2#sGJ}|Khx|A<x5PjVd9bCxw#g]J@@#aBoW0Prpszyysb#R-B-7Zbh|wgC{y"
+    b"28wVPdt/_zIpbtm10&.]imbY43txT7U+Z>)+^<V_5M{yxvzpuq(*xM%_4]}}k3z{"
+    b"w25<%@lzF}j4hY]=mR`8gC}zn$Yve4K0+_vQC&&<X^yvxvnw)X[RU~lkn~}un$uu",
+)
+"""Blocks that make all factors of xxh3's last sum 0, the first with the seed of model `m` and the second behind such a
+block, so that both have the hash that comes of none. Each takes milliseconds to make."""
+
+
+async def test_a_client_who_forges_hashes_harms_nobody() -> None:
+    cache, endpoints = ApproximatePrefixCache(lru_capacity_per_server=500), pool(3)
+    first, again = FORGED
+    assert len({*cache.chain(await asked(cache, first + 40 * again))}) == 1
+    for turn in range(60):
+        endpoint = endpoints[turn % 3]
+        await serve(cache, endpoint, first + (turn % 7) * again + text(600, turn))
+        await serve(cache, endpoint, text(2000, turn % 9))
+    assert await match(cache, endpoints, text(2000, 0)) == [448, 0, 0]
+    assert [cache.shadows[endpoint].pinned for endpoint in endpoints] == [0, 0, 0]
+    for endpoint in endpoints:
+        cache.on_removed(endpoint)
+    assert (cache.index.holdings, len(cache.index)) == (0, 0)
+    cache.start(services(hash_seed=1))
+    assert len({*cache.chain(await asked(cache, first + 40 * again))}) == 41, "no client knows the seed"
 
 
 async def test_a_removed_endpoint_is_forgotten_and_its_requests_still_end() -> None:

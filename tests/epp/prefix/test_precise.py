@@ -62,7 +62,7 @@ class Rig:
             self.cache.kv_index.state_of(endpoint).state = "live"
 
     def start(self, tokens: Callable[[Request], Awaitable[Sequence[int]]]) -> None:
-        self.cache.start(services(tokens=tokens, degraded=self.degraded))
+        self.cache.start(services(tokens=tokens, degraded=self.degraded, hash_seed=2**64 - 1))
 
     def degraded(self, reason: str, detail: str = "", *, lasting: bool = False) -> None:
         self.reasons.update([reason])

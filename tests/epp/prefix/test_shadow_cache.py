@@ -209,3 +209,34 @@ def test_books_balance_under_any_order_of_events(seed: int, blocks: int, limit: 
         one.release(pinned, 1)
     one.check()
     assert one.pinned == 0
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.sampled_from([6, 20, 200]))
+def test_books_balance_where_clients_forge_hashes(seed: int, hashes: int) -> None:
+    """Chains of a few hashes: each stands behind others too, and twice in one chain."""
+    draw, index = random.Random(seed), PrefixIndex(10**9)
+    caches = [ShadowCache(Endpoint(n, n), index, 40 * BLOCK, 16) for n in "abc"]
+    live: list[tuple[ShadowCache, Pin]] = []
+    for _ in range(150):
+        if draw.random() < 0.5 or not live:
+            cache, forged = draw.choice(caches), draw.choices(range(hashes), k=draw.randint(0, 12))
+            assert cache.in_use(forged) <= len(forged) * BLOCK
+            live.append((cache, pin(cache, forged)))
+            for depth, mask in index.match(forged):
+                assert depth <= len(forged)
+                assert index.holders(mask)
+        else:
+            cache, pinned = live.pop(draw.randrange(len(live)))
+            if draw.random() < 0.3:
+                cache.abandon(pinned)
+            else:
+                cache.release(pinned, draw.randint(0, 100))
+        for cache in caches:
+            cache.check()
+    for cache, pinned in live:
+        cache.release(pinned, 1)
+    assert [cache.pinned for cache in caches] == [0, 0, 0]
+    for cache in caches:
+        cache.forget()
+    assert (index.holdings, len(index)) == (0, 0)
