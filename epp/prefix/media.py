@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import xxhash
 
-from epp.plugin import EncoderMatch, Endpoint, Producer, Request, Scorer, Slot
+from epp.plugin import EncoderMatch, Endpoint, Producer, Request, Scorer, Services, Slot
 
 _ITEM: Final = re.compile(rb'"(?:url|data|file_data)"\s*+:\s*+"((?:[^"\\]++|\\.)*+)"', re.DOTALL)
 """Where OpenAI's parts (image_url, video_url, input_audio, file) and Anthropic's sources have what they show."""
@@ -28,13 +28,15 @@ _PIECE: Final = 500
 _NONE: Final = EncoderMatch(0, 0)
 
 
-def items_of(body: bytes) -> list[int]:
-    """Hashes of the items in a body, each once, in order; none for a body without any."""
+def items_of(body: bytes, hash_seed: int = 0) -> list[int]:
+    """Hashes of the items in a body, each once, in order; none for a body without any. `hash_seed`: see
+    `epp.plugin.Services`.
+    """
     if _KINDS.search(body) is None:
         return []
     found: dict[int, None] = {}
     for item in _ITEM.finditer(body):
-        found[xxhash.xxh3_64_intdigest(item[1])] = None
+        found[xxhash.xxh3_64_intdigest(item[1], hash_seed)] = None
         if len(found) == _MOST:
             break
     return list(found)
@@ -54,9 +56,13 @@ class EncoderCaches(Producer[EncoderMatch]):
     cache_size_in_mb_per_server: int = field(default=4096, metadata={"alias": "cacheSizeInMB"})
     _held: dict[Endpoint, "OrderedDict[int, None]"] = field(default_factory=dict, init=False, repr=False)
     _items: Slot[list[int]] = field(default_factory=Slot, init=False, repr=False)
+    _hash_seed: int = field(default=0, init=False, repr=False)
+
+    def start(self, services: Services) -> None:
+        self._hash_seed = services.hash_seed
 
     async def prepare(self, request: Request) -> None:
-        if items := items_of(request.prompt):
+        if items := items_of(request.prompt, self._hash_seed):
             self._items.set(request, items)
 
     def produce(self, request: Request, endpoints: Sequence[Endpoint]) -> Mapping[Endpoint, EncoderMatch]:

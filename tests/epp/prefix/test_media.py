@@ -8,6 +8,7 @@ import pytest
 
 from epp.plugin import EncoderMatch, Request
 from epp.prefix.media import EncoderCaches, EncoderCacheScorer, items_of
+from epp.testing import services
 from tests.support.scheduling.schedulers import ask, pods, scheduler
 
 
@@ -47,6 +48,17 @@ def test_an_endpoint_that_encoded_an_item_is_preferred() -> None:
     assert caches.statistics() == {"items": 3}
     picking.removed(b)
     assert caches.statistics() == {"items": 0}
+
+
+def test_hashes_of_items_are_nothing_that_a_client_can_work_out() -> None:
+    """And another replica with the same seed finds them."""
+    request, kept = asked("http://a/1"), []
+    for seed in (0, 7, 7):
+        caches = EncoderCaches()
+        caches.start(services(hash_seed=seed))
+        run(caches.prepare(request))
+        kept.append(caches._items.get(request))
+    assert kept[0] != kept[1] == kept[2]
 
 
 def test_a_request_without_items_prefers_nobody() -> None:
