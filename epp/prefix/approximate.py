@@ -25,7 +25,6 @@ _SMALLEST_BLOCK: Final = 64
 """Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
 _SEGMENT_BYTES: Final = 260
 """Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
-_EMPTY: Final[Sequence[int]] = ()
 _PIECE: Final = 1024
 """Blocks in a piece of a snapshot: 9 KB, taken in within a millisecond or two."""
 _ANSWER_TOKENS: Final = 256.0
@@ -228,15 +227,15 @@ class ApproximatePrefixCache(PrefixCache):
         a token] ...], unused longest first.
         """
         for endpoint, shadow in list(self.shadows.items()):
-            entries: list[tuple[int, int, Sequence[int], float]] = []
-            blocks, before = 0, _EMPTY
+            entries: list[tuple[int, int, list[int], float]] = []
+            blocks, before = 0, list[int]()
             for tokens, chain, per_token in list(shadow.remembered()):
                 shared = common(before, chain)
                 entries.append((tokens, shared, chain[shared:], per_token))
                 blocks, before = blocks + 1 + len(chain) - shared, chain
                 if blocks >= _PIECE:
                     yield endpoint.name, entries
-                    entries, blocks, before = [], 0, _EMPTY
+                    entries, blocks, before = [], 0, []
             if entries:
                 yield endpoint.name, entries
 

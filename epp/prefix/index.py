@@ -20,7 +20,6 @@ of bits). `approximate` keeps the law: it adds behind what is held and takes awa
 
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 from struct import Struct as Packed
 from typing import Any, Final
 
@@ -210,17 +209,9 @@ class PrefixIndex:
         one that it holds in another chain, whose hash is the same.
         """
         masks, more = self._masks, len(blocks)
-        if masks.keys().isdisjoint(blocks):
-            size = len(masks) + more
+        if len({*blocks}) == more and masks.keys().isdisjoint(blocks):
             for block in blocks:
                 masks[block] = bit
-            if len(masks) < size:  # a hash is there twice
-                added: set[int] = set()
-                for block in takewhile(lambda each: each not in added, blocks):
-                    added.add(block)
-                more = len(added)
-                for block in {*blocks[more:]} - added:
-                    del masks[block]
         else:
             for at, block in enumerate(blocks):
                 if (mask := masks.get(block, 0)) & bit:

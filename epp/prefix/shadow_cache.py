@@ -63,7 +63,7 @@ class Remembered(NamedTuple):
     """A chain that an endpoint holds, or (without one) memory that no request can use again."""
 
     tokens: int
-    chain: Sequence[int]
+    chain: list[int]
     bytes_per_token: float
 
 
@@ -129,7 +129,7 @@ class ShadowCache:
             if (covered := known + more) > tokens:
                 covered = tokens
         # An engine reuses whole pages and computes at least the last token, so a wholly known prompt costs one page.
-        again = known - (known if known < tokens else max(0, tokens - 1)) // page * page if known else 0
+        again = known - (known if known < tokens else max(0, tokens - 1)) // page * page
         loose = -(-tokens // page) * page - covered + again
         self.pinned += loose
         self._settle()
@@ -196,7 +196,7 @@ class ShadowCache:
         latest: Segment | None = None
         for segment in [*self._oldest, *(s for s in self._segments.values() if s.users and s.proven)]:
             if not segment.blocks:
-                yield Remembered(segment.tokens, (), 1.0)
+                yield Remembered(segment.tokens, [], 1.0)
             elif latest is None or latest.parent is not segment:  # else it is used again with the one before
                 path = [segment]
                 while path[-1].parent is not None:
@@ -208,7 +208,7 @@ class ShadowCache:
     def restore(self, held: Remembered) -> None:
         """Another replica has seen that this is held: it counts as used just now."""
         if held.chain:
-            self.release(self.pin(list(held.chain), 0, held.bytes_per_token), 0)
+            self.release(self.pin(held.chain, 0, held.bytes_per_token), 0)
         else:
             if held.tokens:
                 self._let_go(held.tokens)

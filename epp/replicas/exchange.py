@@ -269,13 +269,9 @@ class Exchange:
         self._outgoing_bytes += len(message)
         if self._outgoing_bytes > _LARGE:
             self.flush()
-        elif self._urgent:
-            return
-        elif urgent:
-            self._urgent = True
-            self._link.later(0.0, self.flush)
-        elif len(self._outgoing) == 1:
-            self._link.later(_WAITS, self.flush)
+        elif not self._urgent and (urgent or len(self._outgoing) == 1):
+            self._urgent = urgent
+            self._link.later(0.0 if urgent else _WAITS, self.flush)
 
     def flush(self) -> None:
         """Send what waits to be sent."""
@@ -332,9 +328,8 @@ class Exchange:
                     "replicas-gap", f"{envelope.sequence - peer.sequence - 1} frames of {address} are missing"
                 )
             peer.sequence = envelope.sequence
-            take = self._take
             for message in envelope.messages:
-                take(peer, message, now)
+                self._take(peer, message, now)
         elif data[: wire.TOPIC_BYTES] == peer.asked:
             for message in envelope.messages:
                 self._take_snapshot(peer, message)

@@ -264,8 +264,8 @@ class _Account:
         self._come(sent)
         if first:
             self.pace()
-        elif self.order is not None:
-            self.order.put(self)
+        else:
+            self.rank()
 
     def decode(self, sent: _Sent) -> None:
         """It comes with its prompt computed elsewhere. What it reads counts from now on, though it may take a while."""
@@ -274,8 +274,7 @@ class _Account:
         self.decodes += 1
         self.context += sent.tokens
         self._come(sent)
-        if self.order is not None:
-            self.order.put(self)
+        self.rank()
 
     def _come(self, sent: _Sent) -> None:
         if self.requests:
@@ -424,8 +423,7 @@ class _Account:
         else:
             self.decodes -= 1
             self.context -= sent.tokens
-            if self.order is not None:
-                self.order.put(self)
+            self.rank()
 
     def hasten(self) -> None:
         """Serve what waits anew, from when its first was sent: by the speed known until now that began too late."""
@@ -465,6 +463,10 @@ class _Account:
             load, work, _ = head.lasts
             began = self.served_at if self.served_at > head.sent else head.sent
             self.due = began + load + self.speed.factor * work
+        self.rank()
+
+    def rank(self) -> None:
+        """Keep its place true."""
         if self.order is not None:
             self.order.put(self)
 
@@ -1108,8 +1110,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             account.expire(now)
         if (seats := account.seats) is None:
             seats = account.seats = Seats()
-            if account.order is not None:
-                account.order.put(account)
+            account.rank()
         seats.look(endpoint.load)
         wait = account.speed.factor * account.ahead(now) / self._full_after(account)
         there = account.requests + account.foreign_waiting + account.foreign_decodes
@@ -1204,8 +1205,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
             one = Stretch(work, steps * self.step_seconds, steps * generated, elapsed)
             self._speeds.observe(account.speed, one, now, lone=account.lone is sent)
             self._adopt()
-            if account.order is not None:
-                account.order.put(account)
+            account.rank()
         account.watched = True
 
     def _step(self, account: _Account) -> float:

@@ -208,14 +208,12 @@ class FailureShares(Producer[FailureShare]):
         now, status = self.clock(), response.status
         if not request.elsewhere:
             record.contact.ended(request.tokens, part=bool(request.stage))
-        good = 200 <= status < 400
-        if good or 400 <= status < 500 or not (status or self._sees_status):
+        if 200 <= status < 500 or not (status or self._sees_status):
             record.contact.answered(now)
             if status and record.hanging is not None:
                 self._end(record, now)
-        if status:
-            record.known = True
-        if good:
+        record.known = record.known or status > 0
+        if 200 <= status < 400:
             self._sees_status = True
             record.answered = now
             if record.share or record.suspended:

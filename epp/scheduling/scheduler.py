@@ -98,7 +98,7 @@ class Scheduler:
         self._on_picked = _hooks(plugins, "on_picked")
         self._on_answered = _hooks(plugins, "on_answered")
         self._on_first_token, self._on_finished = _hooks(plugins, "on_first_token"), _hooks(plugins, "on_finished")
-        self._of_peers = _hooks(sharing, "on_first_token"), _hooks(sharing, "on_finished")
+        self._of_peers = _hooks(sharing, "on_first_token"), _hooks(sharing, "on_finished")  # of peers' requests
         self._on_removed = _hooks(plugins, "on_removed")
         self._on_scraped = _hooks(plugins, "on_scraped")
         self._request_headers = _hooks(plugins, "request_headers")
@@ -466,7 +466,8 @@ class Adopted(msgspec.Struct, eq=False):
     request: Request
     endpoint: Endpoint
     begun: bool = False
-    """Its first token was seen."""
+    """Its first token was seen, or it has ended."""
+    ended: bool = False
 
     def first_token(self) -> None:
         """The first token was seen; later calls do nothing."""
@@ -475,7 +476,10 @@ class Adopted(msgspec.Struct, eq=False):
             self.scheduler._call(self.scheduler._of_peers[0], self.request, self.endpoint)
 
     def finished(self, response: Response) -> None:
-        """It has left its endpoint. Closes the accounts; to be called once."""
+        """It has left its endpoint. Closes the accounts once; a second call does nothing."""
+        if self.ended:
+            return
+        self.begun = self.ended = True
         self.scheduler._tell(self.scheduler._of_peers[1], self.request, self.endpoint, response)
 
 

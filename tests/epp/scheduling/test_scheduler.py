@@ -224,6 +224,8 @@ def test_a_peers_decision_is_accounted_as_our_own() -> None:
     adopted.first_token()
     adopted.first_token()
     adopted.finished(Response(status=200))
+    adopted.finished(Response(status=200))
+    adopted.first_token()
     assert diary.lines == ["picked a", "picked b", "first token a", "finished a"]
 
 
