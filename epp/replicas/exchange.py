@@ -40,7 +40,9 @@ _LARGE: Final = wire.MAX_FRAME // 4
 """Bytes of messages that are sent at once."""
 _LOST: Final = Response(lost=True)
 
-State = Literal["connecting", "live", "silent", "self", "left"]
+State = Literal["connecting", "live", "silent", "other-version", "self", "left"]
+_LASTING: Final[Mapping[State, str]] = {"silent": "replica-silent", "other-version": "replicas-version"}
+"""What is degraded while a peer is in such a state."""
 
 
 class Adopted(Protocol):
@@ -156,9 +158,12 @@ class Exchange:
         self.joined = False
         """It knows what its peers know, as far as one answered in time."""
         self.counts = dict.fromkeys(
-            ("sent", "received", "missing", "malformed", "too-large", "unknown-endpoint", "snapshot-sent", "snapshot"),
+            (
+                "sent", "received", "missing", "malformed", "other-version", "too-large", "unknown-endpoint",
+                "snapshot-sent", "snapshot",
+            ),
             0,
-        )
+        )  # fmt: skip
         """Frames sent and received, and what became of them."""
         self._pools: dict[str, SharedPool] = {}
         self._link = link
@@ -304,12 +309,15 @@ class Exchange:
         live = data[:1] == wire.LIVE
         try:
             envelope = wire.decode(data, 1 if live else wire.TOPIC_BYTES)
+        except wire.OtherVersion as error:
+            self._differs(peer, str(error), now)
+            return
         except wire.MalformedFrame as error:
             self.counts["malformed"] += 1
             self._degraded("replicas-malformed", f"{address}: {error}")
             return
         if envelope.sender == self.instance:
-            peer.state = "self"
+            self._becomes(peer, "self")
             self._link.unsubscribe(address, wire.LIVE)
             return
         if envelope.sender != peer.instance:
@@ -338,10 +346,10 @@ class Exchange:
         """To be called every `BEAT` seconds: says that we live, and sees who does not."""
         now = self._clock()
         received = {peer.instance: (peer.beat[0], now - peer.beat[1]) for peer in self._others() if peer.beat[1]}
-        self._publish(wire.encode(wire.Beat(wire.VERSION, now, received, self.joined, self.open)))
+        self._publish(wire.encode(wire.Beat(now, received, self.joined, self.open)))
         for peer in self._others():
-            if peer.state == "live" and now - peer.received_at > SILENT:
-                peer.state = "silent"
+            if peer.state in ("live", "other-version") and now - peer.received_at > SILENT:
+                self._becomes(peer, "silent")
                 peer.lag = peer.agreement = None
                 peer.fading = len(peer.open)
                 log.warning("replica %s is silent; its %d requests in flight fade", peer.address, len(peer.open))
@@ -362,12 +370,25 @@ class Exchange:
     def _others(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.state != "self"]
 
+    def _becomes(self, peer: Peer, state: State) -> None:
+        """What was degraded for its state so far is so no more, if no other peer is in that."""
+        before, peer.state = peer.state, state
+        if (reason := _LASTING.get(before)) and not any(each.state == before for each in self._others()):
+            self._recovered(reason)
+
+    def _differs(self, peer: Peer, why: str, now: float) -> None:
+        """Nothing that it says can be read, so nothing of it is on account."""
+        self.counts["other-version"] += 1
+        peer.received_at = now
+        if peer.state != "other-version":
+            self._replaced(peer, 0)
+            self._becomes(peer, "other-version")
+            self._degraded("replicas-version", f"{peer.address}: {why}", lasting=True)
+
     def _lives(self, peer: Peer) -> None:
         """It was silent or new, and now speaks: what it has in flight has to be asked for."""
-        if peer.state == "silent" and not any(each.state == "silent" and each is not peer for each in self._others()):
-            self._recovered("replica-silent")
         log.info("replica %s is there", peer.address)
-        peer.state = "live"
+        self._becomes(peer, "live")
         peer.wanted = peer.wanted or (wire.IN_FLIGHT if self._full or self.joined else wire.SNAPSHOT)
 
     def _replaced(self, peer: Peer, instance: int) -> None:
@@ -380,8 +401,7 @@ class Exchange:
         self._stop_asking(peer)
 
     def _forget(self, peer: Peer) -> None:
-        if peer.state == "silent" and not any(each.state == "silent" for each in self._others()):
-            self._recovered("replica-silent")
+        self._becomes(peer, "left")
         self._orphan(peer)
 
     def _orphan(self, peer: Peer) -> None:
@@ -413,7 +433,8 @@ class Exchange:
         elif isinstance(message, wire.Piece):
             self._restore(message)
         elif isinstance(message, wire.Leaving):
-            peer.state, peer.ready, peer.fading = "left", False, len(peer.open)
+            self._becomes(peer, "left")
+            peer.ready, peer.fading = False, len(peer.open)
             self._stop_asking(peer)
 
     def _adopt(self, peer: Peer, sent: wire.Decided) -> None:
@@ -430,8 +451,6 @@ class Exchange:
             open_[number] = pool.accounts().adopt(wire.request_of(sent), endpoint, sent.states)
 
     def _take_beat(self, peer: Peer, beat: wire.Beat, now: float) -> None:
-        if beat.version != wire.VERSION:
-            self._degraded("replicas-version", f"{peer.address} speaks version {beat.version}, expected {wire.VERSION}")
         peer.beat, peer.ready = (beat.sent, now), beat.ready
         if (ours := beat.received.get(self.instance)) is not None:
             peer.lag = max(0.0, now - ours[0] - ours[1]) / 2
@@ -511,7 +530,7 @@ class Exchange:
 
     def _join(self, now: float) -> None:
         """See whether all is known that can be."""
-        others = self._others()
+        others = [peer for peer in self._others() if peer.state != "other-version"]
         asking = [peer for peer in others if peer.state == "live" and (peer.asked or peer.wanted)]
         live = [peer for peer in others if peer.state == "live" and peer.beat[1]]
         if self._full and not asking:

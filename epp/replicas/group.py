@@ -109,7 +109,7 @@ class ReplicaGroup:
     @property
     def live(self) -> int:
         """Replicas that serve now, this one counted."""
-        return 1 + sum(peer.state == "live" for peer in self.exchange.peers.values())
+        return 1 + sum(peer.state in ("live", "other-version") for peer in self.exchange.peers.values())
 
     @property
     def joined(self) -> bool:

@@ -1,8 +1,9 @@
 """The messages between replicas, in msgpack: one for each decision, first token and end.
 
-A frame is a topic and an `Envelope` of what was decided in one turn of the event loop, with ends that waited for it.
-All frames of a replica leave by one socket and arrive in the order they left; what a queue had no space for is seen by
-the sequence. Topics are what subscribers ask for: `LIVE` goes to all, a snapshot to the one that asked for it.
+A frame is a topic, the version of all that follows, and an `Envelope` of what was decided in one turn of the event
+loop, with ends that waited for it. All frames of a replica leave by one socket and arrive in the order they left; what
+a queue had no space for is seen by the sequence. Topics are what subscribers ask for: `LIVE` goes to all, a snapshot to
+the one that asked for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,8 @@ TOPIC_BYTES: Final = 17
 """Of a snapshot's topic: one of the above, the instance that asked, and a number of its own."""
 MAX_FRAME: Final = 1 << 20
 """Bytes. A larger frame is not sent, and one that arrives ends the connection."""
-VERSION: Final = 3
+VERSION: Final = b"\4"
+"""Other versions are not read: what is meant by a field may have changed where its form has not."""
 
 
 class Decided(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
@@ -67,7 +69,6 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
 class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=4):
     """Sent twice a second, so that silence is seen."""
 
-    version: int
     sent: float
     """By the sender's clock, in seconds: comes back in `received`."""
     received: dict[int, tuple[float, float]]
@@ -146,6 +147,10 @@ class MalformedFrame(ValueError):
     """What came is no frame of ours. `str()` says why."""
 
 
+class OtherVersion(MalformedFrame):
+    """It may be one of another version of this protocol."""
+
+
 def decided(number: int, pool: str, request: Request, endpoint: Endpoint, states: dict[str, Any]) -> Decided:
     """What peers are told of a request that was picked here; `states` are what plugins share of it."""
     return Decided(
@@ -183,13 +188,15 @@ def request_of(sent: Decided, identity: str = "") -> Request:
 
 def frame(topic: bytes, sender: int, sequence: int, messages: Sequence[bytes]) -> bytes:
     """A whole frame around encoded messages, at least one."""
-    return topic + _encoder.encode(_Encoded(sender, sequence, [*map(msgspec.Raw, messages)]))
+    return topic + VERSION + _encoder.encode(_Encoded(sender, sequence, [*map(msgspec.Raw, messages)]))
 
 
 def decode(data: bytes | memoryview, topic_bytes: int) -> Envelope:
     """What `frame` made, its topic being so long. Raises MalformedFrame."""
+    if (version := data[topic_bytes : topic_bytes + 1]) != VERSION:
+        raise OtherVersion(f"messages of version {int.from_bytes(version)}, expected {int.from_bytes(VERSION)}")
     try:
-        return _envelopes.decode(memoryview(data)[topic_bytes:])
+        return _envelopes.decode(memoryview(data)[topic_bytes + 1 :])
     except UNREADABLE as error:
         raise MalformedFrame(str(error)) from None
 

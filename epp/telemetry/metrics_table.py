@@ -458,7 +458,12 @@ FAMILIES: tuple[Family, ...] = (
         ("pool", "outcome"),
     ),
     # --- replicas, where there are several
-    Family("warmpath_replica_peers", "gauge", "Other replicas by state: connecting, live, silent, left", ("state",)),
+    Family(
+        "warmpath_replica_peers",
+        "gauge",
+        "Other replicas by state: connecting, live, silent, other-version, left",
+        ("state",),
+    ),
     Family(
         "warmpath_replica_lag_seconds",
         "gauge",
@@ -475,8 +480,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "warmpath_replica_frames_total",
         "counter",
-        "Messages between replicas: sent, received, missing (a queue was full), malformed, too-large, of an "
-        "unknown-endpoint; snapshot-sent and snapshot count snapshots given and taken",
+        "Messages between replicas: sent, received, missing (a queue was full), malformed, of an other-version, "
+        "too-large, of an unknown-endpoint; snapshot-sent and snapshot count snapshots given and taken",
         ("outcome",),
     ),
     # --- pools

@@ -465,7 +465,7 @@ STREAMS: Final = [
 ]
 STRATEGIES: Final = [strategy_text(name).encode() for name in ("prefix-aware", "kv-aware", "session", "least-load")]
 CONFIGS: Final = [file.read_bytes() for file in sorted((ROOT / "manifests" / "configs").glob("*.yaml"))]
-BEAT: Final = replicas.Beat(1, 2.0, {3: (4.0, 5.0)}, ready=True, open=6)
+BEAT: Final = replicas.Beat(2.0, {3: (4.0, 5.0)}, ready=True, open=6)
 MESSAGES: Final = (BEAT, replicas.Begin(7), replicas.Leaving())
 FRAME: Final = replicas.frame(b"l", 1, 2, [replicas.encode(message) for message in MESSAGES])
 TARGETS: Final = {

@@ -182,6 +182,80 @@ async def test_a_replica_that_was_restarted_leaves_nothing_in_flight() -> None:
     assert b.exchange.open == again.exchange.open == 0
 
 
+def of_another_version(member: Member) -> None:
+    """From now on its frames say that they are of another version."""
+    publish = member.publish
+
+    def changed(frame: bytes) -> None:
+        at = 1 if frame[:1] == wire.LIVE else wire.TOPIC_BYTES
+        publish(frame[:at] + b"\x7f" + frame[at + 1 :])
+
+    member.publish = changed  # type: ignore[method-assign]
+
+
+def state(member: Member, of: Member) -> str:
+    return member.exchange.peers[of.address].state
+
+
+async def test_a_replica_of_another_version_is_not_read_until_one_of_ours_has_its_place() -> None:
+    network, (a, b) = together(2)
+    decision = await a.ask()
+    network.deliver()
+    assert b.exchange.open == 1
+    other = Member(network, a.address, instance=77)
+    of_another_version(other)
+    other.exchange.found(list(network.replicas))
+    await other.ask(b"x" * 4096)
+    network.run(2.0)
+    assert state(b, a) == "other-version"
+    assert b.degraded == ["replicas-version"]
+    assert b.exchange.counts["malformed"] == 0
+    assert b.exchange.counts["other-version"] > 2, "said once, counted each time"
+    network.run(FADE)
+    assert b.exchange.open == b.open == 0
+    assert b.holds(a.chain(decision)), "what was known before stays known"
+    again = Member(network, a.address, instance=78)
+    again.exchange.found(list(network.replicas))
+    network.run(2.0)
+    assert state(b, a) == "live"
+    assert again.exchange.joined
+    assert b.recovered == ["replicas-version"]
+    await again.ask()
+    network.deliver()
+    assert b.exchange.open == 1
+
+
+async def test_replicas_of_another_version_are_not_waited_for_longer_than_for_nobody() -> None:
+    network, olds = together(2)
+    for old in olds:
+        of_another_version(old)
+    new = Member(network, "replica-9:9004")
+    new.exchange.found(list(network.replicas))
+    network.run(JOIN + 1.0)
+    assert new.exchange.joined
+    assert new.degraded == ["replicas-version"] * 2
+    second = Member(network, "replica-10:9004")
+    for member in (new, second):
+        member.exchange.found(list(network.replicas))
+    sent = await new.ask()
+    network.run(1.0)
+    assert second.exchange.joined
+    assert second.holds(new.chain(sent)) == new.holds(new.chain(sent)) != []
+    for member in (new, second):
+        member.exchange.found([new.address, second.address])
+    assert new.recovered == second.recovered == ["replicas-version"]
+
+
+async def test_a_replica_of_another_version_that_says_no_more_is_silent() -> None:
+    network, (a, b) = together(2)
+    of_another_version(a)
+    network.run(1.0)
+    a.alive = False
+    network.run(SILENT + 1.0)
+    assert state(b, a) == "silent"
+    assert (b.degraded, b.recovered) == (["replicas-version", "replica-silent"], ["replicas-version"])
+
+
 async def test_a_replica_that_leaves_is_not_missed() -> None:
     network, (a, b) = together(2)
     a.exchange.leave()
@@ -234,8 +308,8 @@ async def test_a_decision_for_an_endpoint_that_is_not_known_here_is_counted() ->
 
 async def test_noise_is_counted_and_harms_nothing() -> None:
     network, (a, b) = together(2)
-    b.exchange.received(a.address, b"L\x93\x01")
-    b.exchange.received("stranger:1", b"L\x93\x01")
+    b.exchange.received(a.address, wire.LIVE + wire.VERSION + b"\x93\x01")
+    b.exchange.received("stranger:1", wire.LIVE + wire.VERSION + b"\x93\x01")
     assert b.exchange.counts["malformed"] == 1
     assert b.degraded == ["replicas-malformed"]
     await a.ask()

@@ -35,7 +35,7 @@ def test_what_a_request_says_is_not_sent() -> None:
 @given(st.binary(max_size=200))
 def test_noise_is_refused(noise: bytes) -> None:
     try:
-        envelope = wire.decode(wire.LIVE + noise, 1)
+        envelope = wire.decode(wire.LIVE + wire.VERSION + noise, 1)
     except wire.MalformedFrame:
         return
     assert all(isinstance(message, wire.AnyMessage) for message in envelope.messages)
@@ -50,6 +50,14 @@ def test_text_that_is_none_is_noise_too() -> None:
                 wire.decode(whole[:at] + b"\xa4\xff\xff\xff\xff" + whole[at + 1 :], 1)
     with pytest.raises(wire.MalformedFrame):
         wire.decode_decided(msgspec.Raw(wire.encode(sent({})).replace(b"llama", b"ll\xffma")))
+
+
+@pytest.mark.parametrize("version", [b"", b"\0", b"\3", b"\5", b"\x93"])
+def test_another_version_is_not_read(version: bytes) -> None:
+    frame = wire.frame(wire.LIVE, 42, 3, [wire.encode(wire.Leaving())])
+    assert frame[1:2] == wire.VERSION
+    with pytest.raises(wire.OtherVersion, match=f"version {int.from_bytes(version)}, expected 4"):
+        wire.decode(frame[:1] + version + (frame[2:] if version else b""), 1)
 
 
 def test_a_cut_frame_is_refused() -> None:
