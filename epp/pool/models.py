@@ -5,6 +5,7 @@ answer (it wants a key, or has no such path) its models are not known.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
@@ -77,6 +78,10 @@ class ModelReader:
     ) -> None:
         self._tell_differ = differ
         self._differs = False
+        self._bases: dict[Endpoint, frozenset[str]] = {}
+        """Names of the models that an endpoint serves, without adapters; none where they are not known."""
+        self._served: Counter[frozenset[str]] = Counter()
+        """How many endpoints serve the same: few kinds, however many endpoints."""
         self._pool = pool
         self._rounds = Rounds(pool, random, interval)
         self._timeout = timeout
@@ -86,7 +91,7 @@ class ModelReader:
 
     async def run(self) -> None:
         """Read for ever, following the pool as it changes."""
-        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._changed())
+        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._changed(endpoint, ()))
 
     def answer(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None = None) -> bytes | None:
         """OpenAI's list of what these endpoints serve and of the names that are rewritten, as far as the asker `may`
@@ -120,19 +125,20 @@ class ModelReader:
         data = [entry for name, entry in entries.items() if may is None or may(name)]
         return msgspec.json.encode({"object": "list", "data": data})
 
-    def _changed(self) -> None:
-        """The list is to be made anew."""
+    def _changed(self, endpoint: Endpoint, models: Sequence[ServedModel]) -> None:
+        """It serves these now, so the list is to be made anew."""
         self._made = (None, None, None)
-        served = {self._base_of(endpoint) for endpoint in self._pool.endpoints} - {frozenset()}
-        differs = len(served) > 1 and not frozenset.intersection(*served)
+        if before := self._bases.pop(endpoint, None):
+            self._served[before] -= 1
+            if not self._served[before]:
+                del self._served[before]
+        if base := frozenset(model.id for model in models if not model.parent):
+            self._bases[endpoint] = base
+            self._served[base] += 1
+        differs = len(self._served) > 1 and not frozenset.intersection(*self._served)
         if differs != self._differs:
             self._differs = differs
-            self._tell_differ(sorted(frozenset().union(*served)) if differs else None)
-
-    @staticmethod
-    def _base_of(endpoint: Endpoint) -> frozenset[str]:
-        """Names of the models that it serves, without adapters."""
-        return frozenset(model.id for model in endpoint.models or () if not model.parent)
+            self._tell_differ(sorted(frozenset().union(*self._served)) if differs else None)
 
     async def _follow(self, endpoint: Endpoint) -> None:
         if endpoint.rank:  # its list is that of rank 0, which is read for all of them
@@ -155,13 +161,10 @@ class ModelReader:
             return True
         except BadAnswer:
             models = None
-        changed = False
         for rank in self._pool.ranks_at(endpoint.address):
             if models is None or rank.models is None or not _same(models, rank.models):
                 rank.models = models
-                changed = True
-        if changed:
-            self._changed()
+                self._changed(rank, models or ())
         return models is not None
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epp.pool.models import ModelReader, models_of
 from epp.pool.store import Endpoint, Pool, PoolState, Rewrite, ServedModel, Target
@@ -126,6 +128,24 @@ async def test_endpoints_without_a_common_base_model_are_told_of_until_they_have
             await until(lambda: len(told) > 1)
             assert told[1:] == [None]
             task.cancel()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.sampled_from("abc")))))
+def test_whether_they_have_one_is_said_whatever_changes(changes: list[tuple[int, set[str]]]) -> None:
+    """No names: it leaves, or its models are not known."""
+    told: list[Sequence[str] | None] = [None]
+    reader = ModelReader(pool_of(), random.Random(1), told.append)
+    endpoints = [Endpoint(f"e{n}", f"10.0.0.{n}:80") for n in range(4)]
+    bases: dict[int, set[str]] = {}
+    for number, names in changes:
+        bases[number] = names
+        reader._changed(endpoints[number], served(*names))
+        known = [each for each in bases.values() if each]
+        differ = bool(known) and not set.intersection(*known)
+        assert (told[-1] is not None) == differ
+    for endpoint in endpoints:
+        reader._changed(endpoint, ())
+    assert (told[-1], reader._bases, reader._served) == (None, {}, {})
 
 
 def test_nothing_is_answered_while_nothing_is_known() -> None:
