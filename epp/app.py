@@ -342,12 +342,12 @@ class ServedPool:
         self._reports.degraded(reason, detail, lasting=True)
 
     def _services(self) -> Services:
-        metrics, pool = self._shared.metrics, self.pool
+        metrics, pool, group = self._shared.metrics, self.pool, self._shared.replicas
 
         def degraded(reason: str, detail: str = "", *, lasting: bool = False) -> None:
             metrics.degraded(reason, f"{pool.name}: {detail}", lasting=lasting)
 
-        return Services(
+        given = Services(
             endpoints=lambda: pool.endpoints,
             for_each_endpoint=pool.run_for_each,
             tokens=self._prompts.of,
@@ -357,6 +357,9 @@ class ServedPool:
             wall_clock=wall_clock,
             hash_seed=self._shared.hash_seed,
         )
+        if group is None:
+            return given
+        return replace(given, replicas=partial(group.exchange.replicas, f"{pool.namespace}/{pool.name}"))
 
     def _policy(self) -> Policy:
         flow, limits = self._flow_control(), self._tenants_limits()

@@ -44,6 +44,7 @@ from epp.telemetry.series import KvEventFigures
 
 __all__ = [
     "AGENT_IDENTITY",
+    "ALONE",
     "NO_HEADERS",
     "Admitter",
     "Api",
@@ -79,6 +80,7 @@ __all__ = [
     "ReadsPrefixMatch",
     "Reference",
     "Refusal",
+    "Replicas",
     "Report",
     "Request",
     "Response",
@@ -243,6 +245,19 @@ class Report(Protocol):
         """
 
 
+class Replicas(NamedTuple):
+    """The replicas of the picker that serve a pool, as one of them knows them."""
+
+    number: int = 0
+    """Of this one: each of them has another, from 0 on."""
+    total: int = 1
+    unreported: float = 0.0
+    """Requests of the pool that the others have sent to endpoints and that are not known here yet, in the mean."""
+
+
+ALONE: Final = Replicas()
+
+
 @dataclass(frozen=True)
 class Services:
     """What the process gives to the plugins of one pool, beside their `clock` and `random`."""
@@ -268,6 +283,8 @@ class Services:
     hash_seed: int = 0
     """Of 64 bits, for hashes of what clients send by functions that are not cryptographic: who does not know it cannot
     choose them. The same in all replicas."""
+    replicas: Callable[[], Replicas] = lambda: ALONE
+    """As they are now."""
     instead: Mapping[type[Any], Callable[..., Any]] = field(default_factory=dict)
     """What a plugin makes in place of a class it would use to reach outside; a replay has its own for virtual time."""
 

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from epp.plugin import Endpoint, Request, Response, Usage
+from epp.plugin import ALONE, Endpoint, Replicas, Request, Response, Usage
 from epp.replicas import wire
+from epp.replicas.unreported import Unreported
 from epp.telemetry.series import ReplicaFigures
 
 log = logging.getLogger("warmpath")
@@ -166,6 +167,9 @@ class Exchange:
         )  # fmt: skip
         """Frames sent and received, and what became of them."""
         self._pools: dict[str, SharedPool] = {}
+        self._unreported: dict[str, Unreported] = {}
+        self._replicas: dict[str, Replicas] = {}
+        """By the pool's name, as they were at the last beat."""
         self._link = link
         self._clock = clock
         self._degraded = degraded
@@ -197,6 +201,11 @@ class Exchange:
     def add_pool(self, pool: SharedPool) -> None:
         """To be called for each pool before the first request."""
         self._pools[pool.name] = pool
+        self._unreported[pool.name] = Unreported(self._clock())
+
+    def replicas(self, pool: str) -> Replicas:
+        """For `epp.plugin.Services`."""
+        return self._replicas.get(pool, ALONE)
 
     # --- our own requests -------------------------------------------------------------------------------------------
 
@@ -356,6 +365,7 @@ class Exchange:
                 self._degraded("replica-silent", peer.address, lasting=True)
             if peer.state in ("silent", "left") and peer.open:
                 self._fade(peer, now)
+        self._look(now)
         ended = [adopted for at, adopted in self._fading if at <= now]
         self._fading = [each for each in self._fading if each[0] > now]
         for adopted in ended:
@@ -366,6 +376,15 @@ class Exchange:
         self._ask(now)
         if not self.joined:
             self._join(now)
+
+    def _look(self, now: float) -> None:
+        """Which replicas there are, and what they have not told yet."""
+        live = [peer for peer in self._others() if peer.state == "live"]
+        number = sum(peer.instance < self.instance for peer in live)
+        lags = [peer.lag for peer in live if peer.lag is not None]
+        for name, unreported in self._unreported.items():
+            unreported.look(sum(lags) / len(lags) if lags else 0.0, now)
+            self._replicas[name] = Replicas(number, 1 + len(live), unreported.requests)
 
     def _others(self) -> list[Peer]:
         return [peer for peer in self.peers.values() if peer.state != "self"]
@@ -421,6 +440,8 @@ class Exchange:
 
     def _take(self, peer: Peer, message: wire.AnyMessage, now: float) -> None:
         if isinstance(message, wire.Decided):
+            if (unreported := self._unreported.get(message.pool)) is not None:
+                unreported.add()
             self._adopt(peer, message)
         elif isinstance(message, wire.Finished):
             if (adopted := peer.open.pop(message.number, None)) is not None:

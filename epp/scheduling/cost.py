@@ -56,6 +56,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.plugin import (
+    ALONE,
     Admitter,
     CacheRoom,
     Cost,
@@ -81,6 +82,7 @@ from epp.scheduling.failures import ONE
 from epp.scheduling.fullness import Seats
 from epp.scheduling.heaviest import Heaviest
 from epp.scheduling.overhead import Overhead
+from epp.scheduling.parts import Parts
 from epp.scheduling.shortlist import NS, Cheapest, Order, Place, Terms
 from epp.scheduling.slo import WINDOW, Promises, Verdict, busy_share, judge
 from epp.scheduling.speeds import Speed, Speeds
@@ -488,6 +490,7 @@ class _Costs:
         self._adapter = scorer.adapter_of(request)
         self.fit = scorer.adapters.holders(self._adapter) if self._adapter else {}
         self.beyond = scorer.adapter_load_seconds if self._adapter else 0.0
+        self._unreported, self._part = scorer._parts.look(scorer._work)
 
     def terms(self, match: PrefixMatch) -> Terms:
         one = self._scorer
@@ -506,6 +509,8 @@ class _Costs:
             certain = account.load is account.endpoint.load
             if certain:
                 cost += one._foreign(account, self._now, factor * terms.work, sum_, rate)[0]
+        if self._unreported and account.endpoint not in self._part:
+            cost += factor * self._unreported
         if self._adapter:
             cost += one._adapter_seconds(account, one.adapters.need(account.endpoint, self._adapter))
         if account.endpoint in self._failures:
@@ -526,7 +531,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         "stall": "what requests in flight there, and those that come meanwhile, lose by this prompt's prefill",
         "crowd": "what the decodes there take from each engine step, so from all of the above",
         "foreign": "what all of this grows by traffic that other pickers or clients send there, as the engine's "
-        "metrics show it",
+        "metrics show it, and by what other replicas of this picker may have sent there and not told yet",
         "memory": "waiting until running requests have freed enough KV memory",
         "adapter": "loading the LoRA adapter that is asked for, for all requests that wait for that, and waiting for a "
         "slot for it",
@@ -636,6 +641,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         self._per_chunk = 1 / full_chunk
         self._decay = _Decay()
         self._endpoints: Callable[[], Sequence[Endpoint]] = tuple
+        self._parts = Parts(tuple, lambda: ALONE)
         self._order: Order | None = None
         """Of a large pool: its accounts, as they were in order when speeds had the version `_ordered`."""
         self._ordered = 0
@@ -667,6 +673,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         rows: list[tuple[float, ...]] = []
         adapter = self.adapter_of(request)
         work, load, whole, last = 0.0, 0.0, 0.0, None
+        unreported, part = self._parts.look(self._work)
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
                 account = self._open(endpoint, now)
@@ -703,6 +710,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if account.foreign_waiting or account.foreign_decodes:
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
+            if unreported and endpoint not in part:
+                foreign += factor * unreported
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
             other = self._adapter_seconds(account, self.adapters.need(endpoint, adapter)) if adapter else 0.0
             rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, other, 0.0, 0.0))
@@ -1026,6 +1035,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
 
     def start(self, services: Services) -> None:
         self._endpoints = services.endpoints
+        self._parts = Parts(services.endpoints, services.replicas)
 
     def shortlist(
         self,

@@ -18,6 +18,7 @@ import pytest
 
 from epp.app import ServedPool, Settings, Shared, discovered, serve
 from epp.errors import ConfigError
+from epp.plugin import Replicas
 from epp.pool.store import Pool
 from epp.process.watchdog import EXIT_STALLED
 from tests.support.ext_proc import messages as ext_proc
@@ -524,7 +525,11 @@ async def test_hashes_have_a_seed_that_only_replicas_share(tmp_path: Path) -> No
         seeds.append(shared.hash_seed)
         given = ServedPool(Pool("p", random=shared.random), 0, shared)._services()
         assert given.hash_seed == shared.hash_seed
+        assert given.replicas() == (0, 1, 0.0)
         assert shared.replicas is not None
+        shared.replicas.exchange._look(shared.clock())
+        shared.replicas.exchange._replicas["default/p"] = Replicas(2, 3, 0.4)
+        assert given.replicas() == (2, 3, 0.4)
         shared.replicas.open()
         shared.replicas.close()
     assert seeds[0] == seeds[1] != seeds[2]

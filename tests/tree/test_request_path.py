@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.ext_proc.request_path import ROOT, files_named, files_run
 
-FILES, PACKAGES, LINES = 32, 8, 60
+FILES, PACKAGES, LINES = 33, 8, 60
 """At most so many files, types and constants included, in so many folders; lines of a function, its docstring too."""
 WAYMARKS = {"extproc/server", "extproc/stream", "route", "parsing/parser", "prefix/approximate", "scheduling/cost"}
 """Some that must be there, or nothing was measured."""

@@ -14,7 +14,7 @@ from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Adopted
 from tooling.replay.kv_events import TierLog, batch_of, batch_of_l1
 from tooling.replay.pod import VirtualPod
-from tooling.replay.replica import Build, Replica
+from tooling.replay.replica import Build, Replica, Told
 from tooling.replay.trace import Trace, TraceRequest
 from tooling.simulator.engine import Job, Transfer
 from tooling.simulator.presets import PodKind, lowers
@@ -186,6 +186,7 @@ class Replay:
                 watched=1.0 if conditions.sees_answer else conditions.watched,
                 later=self._later,
                 tier_log=self._tier_log,
+                told=Told() if conditions.exchange is None else Told(n, conditions.replicas, conditions.exchange),
             )
             for n in range(conditions.replicas)
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from msgspec import Raw
 
@@ -13,9 +13,11 @@ from epp.errors import ConfigError, EppError, NoEndpoint, Rejected
 from epp.extproc.stream import Sampler
 from epp.flow.control import FlowControl, Later, Outcome
 from epp.flow.queues import Entry
-from epp.plugin import Endpoint, Load, Plugin, Request, Services, Slot
+from epp.plugin import Endpoint, Load, Plugin, Replicas, Request, Services, Slot
 from epp.prefix.events.wire import Batch
 from epp.replicas import wire
+from epp.replicas.exchange import BEAT
+from epp.replicas.unreported import Unreported
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Adopted
 from tooling.replay.kv_events import TierLog, at_once, delivery_to, ids_of, tiers_of
@@ -50,6 +52,17 @@ class SeesPods(Plugin):
         self.pods = services.pods
 
 
+class Told(NamedTuple):
+    """Which one it is of `total` replicas that tell each other what they pick, `lag` seconds later."""
+
+    number: int = 0
+    total: int = 1
+    lag: float = 0.0
+
+
+_ALONE: Final = Told()
+
+
 class Replica:
     """What `route` drives in production, driven by the replay; nothing in here decides anything."""
 
@@ -63,7 +76,11 @@ class Replica:
         watched: float,
         later: Later,
         tier_log: TierLog | None = None,
+        told: Told = _ALONE,
     ) -> None:
+        self._told = told
+        self._clock = clock
+        self._unreported = Unreported(clock())
         pipeline = build(clock, random)
         self.flow: FlowControl | None = None
         """Where the policy has requests wait."""
@@ -97,6 +114,7 @@ class Replica:
             degraded=_unreported,
             recovered=lambda reason: None,
             wall_clock=clock,
+            replicas=lambda: Replicas(told.number, told.total, self._unreported.requests),
             instead=tiers_of(tier_log),
             pods=self.pod_of,
         )
@@ -218,7 +236,10 @@ class Replica:
 
     def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Adopted | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
-        endpoint = self.endpoint_of.get(pod)
+        endpoint, now = self.endpoint_of.get(pod), self._clock()
+        self._unreported.add()
+        if now - self._unreported.looked >= BEAT:
+            self._unreported.look(self._told.lag, now)
         if endpoint is None:
             return None
         sent = wire.decode_decided(Raw(announced))

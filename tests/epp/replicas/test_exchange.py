@@ -1,5 +1,7 @@
 from collections.abc import Callable
 
+import pytest
+
 from epp.replicas import wire
 from epp.replicas.exchange import FADE, JOIN, SILENT
 from tests.support.scheduling.replicas import POOL, Member, Network, together
@@ -78,6 +80,31 @@ async def test_a_replica_that_joins_knows_within_a_second_what_the_others_know()
     a.answer(running)
     network.deliver()
     assert late.exchange.open == 0
+
+
+async def test_replicas_have_numbers_of_their_own_and_know_how_much_is_not_told_yet() -> None:
+    network, members = together(3)
+    seen = [member.exchange.replicas(POOL) for member in members]
+    assert {(each.number, each.total, each.unreported) for each in seen} == {(n, 3, 0.0) for n in range(3)}
+    a, b, c = members
+    for member in members:
+        assert member.exchange.replicas("default/unknown") == (0, 1, 0.0)
+        for peer in member.exchange.peers.values():
+            peer.lag = 0.01  # a network of tests has none; the next beats measure it anew
+    for _ in range(25):
+        a.answer(await a.ask())
+    network.deliver()
+    for member in members:
+        member.exchange._look(network.now + 0.5)
+    assert a.exchange.replicas(POOL).unreported == 0.0, "its own are known"
+    assert (
+        b.exchange.replicas(POOL).unreported == c.exchange.replicas(POOL).unreported == pytest.approx(0.2 * 50 * 0.01)
+    )
+    c.exchange.leave()
+    c.alive = False
+    network.run(20.0)
+    assert [each.exchange.replicas(POOL).total for each in (a, b)] == [2, 2]
+    assert b.exchange.replicas(POOL).unreported < 0.001
 
 
 def test_what_a_plugin_tells_comes_to_the_same_plugin_of_all_peers() -> None:

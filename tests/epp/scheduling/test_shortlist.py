@@ -11,7 +11,7 @@ import pytest
 from epp.admin.recorder import brief
 from epp.configuration.loader import Pipeline, load_text, strategy_text
 from epp.parsing.request import Request, Response
-from epp.plugin import Endpoint, Load, Services
+from epp.plugin import Endpoint, Load, Replicas, Services
 from epp.scheduling.cost import ExpectedTtft
 from epp.scheduling.decision import Decision
 from epp.scheduling.scheduler import Scheduler
@@ -26,8 +26,9 @@ MODES = {
     "adapters": "adapters",
     "two adapters": "adapters two",
     "flow control": "flow",
-    "everything": "blocks foreign failures speeds adapters",
-    "everything, with flow control": "blocks foreign failures speeds adapters flow",
+    "replicas": "replicas",
+    "everything": "blocks foreign failures speeds adapters replicas",
+    "everything, with flow control": "blocks foreign failures speeds adapters flow replicas",
 }
 
 
@@ -49,7 +50,8 @@ class Pool:
             on_error=lambda plugin, error: self.errors.append(f"{plugin}: {error!r}"),
             fallbacks=fallbacks,
         )
-        given: Services = replace(services(), endpoints=lambda: self.endpoints)
+        seen = Replicas(1, 3, random.choice((0.01, 0.5, 5.0))) if "replicas" in mode else Replicas()
+        given: Services = replace(services(), endpoints=lambda: self.endpoints, replicas=lambda: seen)
         for plugin in self.pipeline.plugins:
             plugin.start(given)
         self.open: list[Decision] = []

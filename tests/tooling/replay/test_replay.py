@@ -258,6 +258,15 @@ def test_four_replicas_that_speak_are_as_good_as_one() -> None:
     assert fmean(waits(silent)) > 1.5 * fmean(waits(one))
 
 
+def test_replicas_of_a_large_pool_do_not_all_send_to_who_is_idle_before_they_hear_of_each_other() -> None:
+    """Without parts (`epp.scheduling.parts`) they wait 1.44 times as long as with one replica."""
+    trace = WORKLOADS["independent"](1, 600, "poisson")
+    trace = trace.scaled(170 / trace.rate)
+    one = play(trace, pods="32*h100-8b")
+    four = play(trace, pods="32*h100-8b", conditions=Conditions(replicas=4, exchange=0.002))
+    assert fmean(waits(four)) < 1.2 * fmean(waits(one))
+
+
 def test_saturating_keeps_pods_busy_and_stops_when_it_has_seen_enough() -> None:
     trace = WORKLOADS["independent"](1, 6000, "poisson")
     made = Replay(trace, pods("2*laptop"), policy("round-robin").build, replace(CALM, saturate=True), 0)
