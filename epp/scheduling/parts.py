@@ -1,9 +1,9 @@
 """`Parts`: endpoints shared out among replicas of the picker, so that not all pick the same of those that cost alike.
 
 All replicas have the same on account, so they find the same endpoint the cheapest, and until one is told of another's
-pick, a millisecond or a few later, it picks that endpoint too: with hundreds of requests a second, requests wait 1.6
-times as long as with one replica (docs/replay.md, several pickers). So each has a part of the endpoints, and one of
-another's part costs more: the mean prefill, as likely as a request is on its way there that is not known here yet.
+pick, a millisecond or a few later, it picks that endpoint too: the more often, the more requests come in a second
+(docs/replay.md, several pickers). So each has a part of the endpoints, and one of another's part costs more: the mean
+prefill, as likely as a request is on its way there that is not known here yet.
 """
 
 from collections.abc import Callable, Collection, Sequence
