@@ -91,7 +91,7 @@ class ModelReader:
 
     async def run(self) -> None:
         """Read for ever, following the pool as it changes."""
-        await self._pool.run_for_each("models", self._follow, lambda endpoint: self._changed(endpoint, ()))
+        await self._pool.run_for_each("models", self._follow, self._left)
 
     def answer(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool] | None = None) -> bytes | None:
         """OpenAI's list of what these endpoints serve and of the names that are rewritten, as far as the asker `may`
@@ -125,9 +125,12 @@ class ModelReader:
         data = [entry for name, entry in entries.items() if may is None or may(name)]
         return msgspec.json.encode({"object": "list", "data": data})
 
-    def _changed(self, endpoint: Endpoint, models: Sequence[ServedModel]) -> None:
-        """It serves these now, so the list is to be made anew."""
-        self._made = (None, None, None)
+    def _left(self, endpoint: Endpoint) -> None:
+        self._serves(endpoint, ())
+        self._changed()
+
+    def _serves(self, endpoint: Endpoint, models: Sequence[ServedModel]) -> None:
+        """It does from now on; to be followed by `_changed` when all that changes together is known."""
         if before := self._bases.pop(endpoint, None):
             self._served[before] -= 1
             if not self._served[before]:
@@ -135,6 +138,10 @@ class ModelReader:
         if base := frozenset(model.id for model in models if not model.parent):
             self._bases[endpoint] = base
             self._served[base] += 1
+
+    def _changed(self) -> None:
+        """The list is to be made anew."""
+        self._made = (None, None, None)
         differs = len(self._served) > 1 and not frozenset.intersection(*self._served)
         if differs != self._differs:
             self._differs = differs
@@ -161,10 +168,14 @@ class ModelReader:
             return True
         except BadAnswer:
             models = None
+        changed = False
         for rank in self._pool.ranks_at(endpoint.address):
             if models is None or rank.models is None or not _same(models, rank.models):
                 rank.models = models
-                self._changed(rank, models or ())
+                self._serves(rank, models or ())
+                changed = True
+        if changed:
+            self._changed()
         return models is not None
 
 

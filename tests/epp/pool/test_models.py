@@ -4,13 +4,16 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock
 
 import aiohttp
+import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.pool.models import ModelReader, models_of
+from epp.pool.scrape import Visit
 from epp.pool.store import Endpoint, Pool, PoolState, Rewrite, ServedModel, Target
 from tests.support.process.waiting import until
 from tests.support.process.web_server import serving
@@ -139,13 +142,28 @@ def test_whether_they_have_one_is_said_whatever_changes(changes: list[tuple[int,
     bases: dict[int, set[str]] = {}
     for number, names in changes:
         bases[number] = names
-        reader._changed(endpoints[number], served(*names))
+        reader._serves(endpoints[number], served(*names))
+        reader._changed()
         known = [each for each in bases.values() if each]
         differ = bool(known) and not set.intersection(*known)
         assert (told[-1] is not None) == differ
     for endpoint in endpoints:
-        reader._changed(endpoint, ())
+        reader._left(endpoint)
     assert (told[-1], reader._bases, reader._served) == (None, {}, {})
+
+
+async def test_ranks_behind_one_port_change_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Sequence[str] | None] = []
+    pool = Pool("p", random=random.Random(1))
+    pool.replace([Endpoint(f"e-rank-{rank}", "10.0.0.1:80", rank=rank) for rank in (0, 1)])
+    reader = ModelReader(pool, random.Random(1), told.append)
+    visit = Visit("10.0.0.1:80", "/v1/models", 9999)
+    for model in ("m", "n"):
+        page = json.dumps({"data": [{"id": model}]}).encode()
+        monkeypatch.setattr(visit, "page", AsyncMock(return_value=page))
+        assert await reader._read(pool.endpoints[0], visit)
+    assert [[model.id for model in endpoint.models or ()] for endpoint in pool.endpoints] == [["n"], ["n"]]
+    assert told == []
 
 
 def test_nothing_is_answered_while_nothing_is_known() -> None:
