@@ -490,7 +490,7 @@ class _Costs:
         self._adapter = scorer.adapter_of(request)
         self.fit = scorer.adapters.holders(self._adapter) if self._adapter else {}
         self.beyond = scorer.adapter_load_seconds if self._adapter else 0.0
-        self._unreported, self._part = scorer._parts.look(scorer._work)
+        self._behind_others, self._part = scorer._parts.look(scorer._work)
 
     def terms(self, match: PrefixMatch) -> Terms:
         one = self._scorer
@@ -509,8 +509,8 @@ class _Costs:
             certain = account.load is account.endpoint.load
             if certain:
                 cost += one._foreign(account, self._now, factor * terms.work, sum_, rate)[0]
-        if self._unreported and account.endpoint not in self._part:
-            cost += factor * self._unreported
+        if self._behind_others and account.endpoint not in self._part:
+            cost += factor * self._behind_others
         if self._adapter:
             cost += one._adapter_seconds(account, one.adapters.need(account.endpoint, self._adapter))
         if account.endpoint in self._failures:
@@ -673,7 +673,7 @@ class ExpectedTtft(Cost, Detector, Admitter):
         rows: list[tuple[float, ...]] = []
         adapter = self.adapter_of(request)
         work, load, whole, last = 0.0, 0.0, 0.0, None
-        unreported, part = self._parts.look(self._work)
+        behind_others, part = self._parts.look(self._work)
         for endpoint in endpoints:
             if (account := accounts.get(endpoint)) is None:
                 account = self._open(endpoint, now)
@@ -710,8 +710,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
             if account.foreign_waiting or account.foreign_decodes:
                 foreign, used = self._foreign(account, now, own, sum_, rate)
                 over += used
-            if unreported and endpoint not in part:
-                foreign += factor * unreported
+            if behind_others and endpoint not in part:
+                foreign += factor * behind_others
             memory = over / room.capacity * self._residence if over > 0 and room.capacity else 0.0
             other = self._adapter_seconds(account, self.adapters.need(endpoint, adapter)) if adapter else 0.0
             rows.append((pending, own + load, shared, stall, rate * sum_, foreign, memory, other, 0.0, 0.0))

@@ -33,10 +33,10 @@ class Parts:
         number, total, unreported = self._replicas()
         if unreported <= 0 or total < 2:
             return 0.0, self._own
-        endpoints = self._endpoints()
-        if self._of[0] is not endpoints or self._of[1:] != (number, total):
-            self._of = endpoints, number, total
-            self._own = frozenset(sorted(endpoints, key=_place)[number::total])
+        of = self._endpoints(), number, total
+        if of != self._of:
+            self._of = of
+            self._own = frozenset(sorted(of[0], key=_place)[number::total])
         return _TIMES * (1 - exp(-unreported)) * work, self._own
 
 

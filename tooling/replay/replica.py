@@ -80,7 +80,8 @@ class Replica:
     ) -> None:
         self._told = told
         self._clock = clock
-        self._unreported = Unreported(clock())
+        self._elsewhere = Unreported(clock())
+        """What the other replicas have sent."""
         pipeline = build(clock, random)
         self.flow: FlowControl | None = None
         """Where the policy has requests wait."""
@@ -114,7 +115,7 @@ class Replica:
             degraded=_unreported,
             recovered=lambda reason: None,
             wall_clock=clock,
-            replicas=lambda: Replicas(told.number, told.total, self._unreported.requests),
+            replicas=lambda: Replicas(told.number, told.total, self._elsewhere.requests),
             instead=tiers_of(tier_log),
             pods=self.pod_of,
         )
@@ -237,9 +238,9 @@ class Replica:
     def adopt(self, ask: TraceRequest, pod: VirtualPod, announced: bytes) -> Adopted | None:
         """Another replica has sent this request to `pod`; None if that is no endpoint here."""
         endpoint, now = self.endpoint_of.get(pod), self._clock()
-        self._unreported.add()
-        if now - self._unreported.looked >= BEAT:
-            self._unreported.look(self._told.lag, now)
+        self._elsewhere.add()
+        if now - self._elsewhere.looked >= BEAT:
+            self._elsewhere.look(self._told.lag, now)
         if endpoint is None:
             return None
         sent = wire.decode_decided(Raw(announced))
