@@ -232,7 +232,7 @@ class Slot(Generic[T]):
         return value
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts as the endpoint reported them. -1 = not reported."""
 
     prompt: int = -1
@@ -240,7 +240,7 @@ class Usage(msgspec.Struct, frozen=True):
     cached: int = -1
 
 
-class Response(msgspec.Struct, eq=False):
+class Response(msgspec.Struct, eq=False, gc=False):
     """What we learned of the answer, filled as it passes. Times are seconds on the EPP's monotonic clock."""
 
     status: int = 0

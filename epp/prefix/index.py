@@ -234,6 +234,6 @@ class PrefixIndex:
         """`blocks` are no longer held by the owner of `bit`."""
         masks = self._masks
         self.holdings -= len(blocks)
-        for block in blocks:
-            if (mask := masks.pop(block)) != bit:
-                masks[block] = mask ^ bit
+        found = [*map(masks.pop, blocks)]
+        if found.count(bit) < len(blocks):
+            masks.update((block, mask ^ bit) for block, mask in zip(blocks, found, strict=True) if mask != bit)

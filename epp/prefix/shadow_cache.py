@@ -28,9 +28,9 @@ from epp.plugin import CacheRoom, Endpoint, Load
 from epp.prefix.index import PrefixIndex, bytes_at, common, depth_at
 
 
-class Segment(msgspec.Struct, eq=False):
+class Segment(msgspec.Struct, eq=False, gc=False):
     """Memory that is kept and evicted together: blocks of one chain in order, or (no blocks) tokens no request can
-    reuse.
+    reuse. Segments name those before them only, so there are no cycles to collect.
     """
 
     tokens: int
@@ -51,7 +51,7 @@ class Segment(msgspec.Struct, eq=False):
         return round((bytes_at(self.start + count) - bytes_at(self.start)) / self.bytes_per_token)
 
 
-class Pin(msgspec.Struct, eq=False):
+class Pin(msgspec.Struct, eq=False, gc=False):
     """What a request in flight holds: a path of segments down to `last`, and `loose` tokens that fill no block."""
 
     last: Segment | None
@@ -184,7 +184,7 @@ class ShadowCache:
                 self._leave(segment)
             else:
                 self.pinned -= segment.tokens
-                self._drop_blocks(segment, 0)
+                self._drop(segment.blocks)
             segment = segment.parent
         self._settle()
 
@@ -268,7 +268,7 @@ class ShadowCache:
         """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
         self.index.crowded += 1
         while len(blocks) > self.index.spare and self._oldest:
-            self._evict(next(iter(self._oldest)), 0)
+            self._evict(next(iter(self._oldest)))
         return blocks[: self.index.spare]
 
     def _settle(self) -> None:
@@ -279,27 +279,41 @@ class ShadowCache:
 
     def _fit(self) -> None:
         """Evict the oldest idle memory until what is left fits."""
-        while (excess := self.pinned + self.idle - self.capacity) > 0 and self._oldest:
-            segment = next(iter(self._oldest))
-            self._evict(segment, max(0, segment.tokens - excess))
+        excess, oldest = self.pinned + self.idle - self.capacity, self._oldest
+        while excess > 0 and oldest:
+            segment = next(iter(oldest))
+            if (left := segment.tokens - excess) > 0:
+                self._shrink(segment, left)
+                return
+            excess = -left
+            self._evict(segment)
 
-    def _evict(self, segment: Segment, tokens: int) -> None:
-        """Shrink an idle segment from its end until `tokens` are left; 0 = altogether."""
+    def _evict(self, segment: Segment) -> None:
+        """Forget an idle segment."""
+        self.idle -= segment.tokens
+        del self._oldest[segment]
+        if blocks := segment.blocks:
+            self._drop(blocks)
+
+    def _shrink(self, segment: Segment, tokens: int) -> None:
+        """Evict an idle segment from its end until `tokens` are left, more than none."""
         self.idle -= segment.tokens - tokens
-        if not tokens:
-            del self._oldest[segment]
-        if segment.blocks:
-            end = bytes_at(segment.start) + int(tokens * segment.bytes_per_token + 1e-6)
-            keep = min(depth_at(end) - segment.start, len(segment.blocks))
-            self._drop_blocks(segment, keep)
-            segment.rest = tokens - segment.tokens_of(keep)
         segment.tokens = tokens
+        if blocks := segment.blocks:
+            start, per_token = bytes_at(segment.start), segment.bytes_per_token
+            keep = depth_at(start + int(tokens * per_token + 1e-6)) - segment.start
+            if keep < len(blocks):
+                if keep:
+                    self.index.drop(blocks[keep:], self.bit)
+                else:
+                    self._drop(blocks)
+                del blocks[keep:]
+            segment.rest = tokens - round((bytes_at(segment.start + len(blocks)) - start) / per_token)
 
-    def _drop_blocks(self, segment: Segment, keep: int) -> None:
-        if not keep:
-            del self._segments[segment.blocks[0]]
-        self.index.drop(segment.blocks[keep:], self.bit)
-        del segment.blocks[keep:]
+    def _drop(self, blocks: list[int]) -> None:
+        """Nothing is held any more of a segment of these blocks."""
+        del self._segments[blocks[0]]
+        self.index.drop(blocks, self.bit)
 
     def check(self) -> None:
         """Raise AssertionError if the accounts do not add up. Costs a pass over everything: for tests."""
