@@ -1,7 +1,7 @@
 """Hours of mixed load through a real Envoy on simulated pods: does memory, or anything else, grow with requests?
 
-Chats, long documents, streams, clients that leave, malformed requests; pods come and go, and configuration is reloaded.
-What is sampled is the picker's: memory, what of it is in use, file descriptors, threads, series of /metrics, sizes of
+Chats, long documents, streams, clients that leave, malformed requests; pods come and go, and configuration is reloaded;
+of several replicas the last is restarted again and again. What is sampled is the first replica's: memory, what of it is in use, file descriptors, threads, series of /metrics, sizes of
 its tables, and what clients wait for a first byte. After a warm-up each is fitted by a line over the requests sent.
 """
 
@@ -83,9 +83,10 @@ def slope(requests: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 async def sample(chain: Chain, load: MixedLoad, seen: int, in_use: Path) -> Sample:
-    """`seen`: requests that ended before the sample before. `in_use`: what the picker writes of its memory."""
-    [replica] = chain.replicas
-    process = Path("/proc") / str(chain.processes.pid(replica.name))
+    """`seen`: requests that ended before the sample before. `in_use`: where pickers write of their memory."""
+    replica = chain.replicas[0]
+    pid = str(chain.processes.pid(replica.name))
+    process = Path("/proc") / pid
     status = process.joinpath("status").read_text()
     async with chain.http.get(f"{replica.admin}/metrics") as answer:
         page = await answer.text()
@@ -94,7 +95,7 @@ async def sample(chain: Chain, load: MixedLoad, seen: int, in_use: Path) -> Samp
         counted[name] += float(value)
     waits = [each.took for each in load.done[seen:] if each.kind != "abort" and each.outcome == "answered"]
     cuts = quantiles(waits, n=20, method="inclusive") if len(waits) > 1 else [0.0] * 19
-    blocks, malloc = map(int, in_use.read_text().split())
+    blocks, malloc = map(int, (in_use / pid).read_text().split())
     return Sample(
         requests=load.sent,
         rss_kb=int(status.partition("VmRSS:")[2].split()[0]),
@@ -143,22 +144,36 @@ async def reloads(config: Path, every: float) -> None:
         number += 1
 
 
-async def soak(minutes: float, rate: float, folder: Path) -> tuple[list[Sample], MixedLoad]:
+async def restarts(chain: Chain, every: float) -> None:
+    """The last replica ends, as in a rollout, and starts anew."""
+    replica = chain.replicas[-1]
+    while True:
+        await asyncio.sleep(every)
+        await chain.processes.stop(replica.name)
+        await chain.start_replica(replica)
+        await chain.ready(f"{replica.admin}/ready", replica.name)
+
+
+async def soak(minutes: float, rate: float, folder: Path, replicas: int = 1) -> tuple[list[Sample], MixedLoad]:
     config = folder / "config.yaml"
     config.write_text(strategy_text("prefix-aware"))
     engine = Simulated(flags=("--time-scale", "5"))
     in_use = folder / "in_use"
+    in_use.mkdir()
     shape = Shape(
         pods=PODS,
+        replicas=replicas,
         port=0,
         picking=("--config", str(config)),
         engine=engine,
-        environment={"PYTHONPATH": f"{IN_USE}{os.pathsep}{SOURCE}", "IN_USE_FILE": str(in_use)},
+        environment={"PYTHONPATH": f"{IN_USE}{os.pathsep}{SOURCE}", "IN_USE": str(in_use)},
     )
     samples: list[Sample] = []
     async with running_chain(shape, folder) as chain:
         load = MixedLoad(chain.url)
-        beside = (watch(chain, lambda line: None), comings_and_goings(chain, 20), reloads(config, 15))
+        beside = [watch(chain, lambda line: None), comings_and_goings(chain, 20), reloads(config, 15)]
+        if replicas > 1:
+            beside.append(restarts(chain, 25))
         async with asyncio.TaskGroup() as tasks, mixed_load(load, rate):
             running = [tasks.create_task(each) for each in beside]
             end, every = time.monotonic() + minutes * 60, minutes * 60 / SAMPLES
@@ -233,9 +248,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="hack/soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--rate", type=float, default=40, help="requests a second")
+    parser.add_argument("--replicas", type=int, default=1, help="pickers behind the Envoy")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="warmpath-soak-") as folder:
-        samples, load = asyncio.run(soak(options.minutes, options.rate, Path(folder)))
+        samples, load = asyncio.run(soak(options.minutes, options.rate, Path(folder), options.replicas))
     return report(samples, load)
 
 

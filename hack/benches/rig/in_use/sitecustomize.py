@@ -1,8 +1,9 @@
 """In processes that have this directory in PYTHONPATH: each second, how much of their memory is in use.
 
 Which is less than what they have of the machine: allocators give back whole pages only, each of which one live block
-keeps. What is written to the file that the environment variable IN_USE_FILE names: the blocks of up to 512 bytes that
-Python's own allocator has given out, and the bytes that malloc has (mallinfo2 of glibc 2.33).
+keeps. What is written to a file of the process's number in the directory that the environment variable IN_USE names:
+the blocks of up to 512 bytes that Python's own allocator has given out, and the bytes that malloc has (mallinfo2 of
+glibc 2.33).
 """
 
 import ctypes
@@ -32,4 +33,4 @@ def _look(file: str) -> None:
         time.sleep(1)
 
 
-threading.Thread(target=_look, args=(os.environ["IN_USE_FILE"],), daemon=True).start()
+threading.Thread(target=_look, args=(os.path.join(os.environ["IN_USE"], str(os.getpid())),), daemon=True).start()
