@@ -1,8 +1,9 @@
 """Hours of mixed load through a real Envoy on simulated pods: does memory, or anything else, grow with requests?
 
 Chats, long documents, streams, clients that leave, malformed requests; pods come and go, and configuration is reloaded;
-of several replicas the last is restarted again and again. What is sampled is the first replica's: memory, what of it is in use, file descriptors, threads, series of /metrics, sizes of
-its tables, and what clients wait for a first byte. After a warm-up each is fitted by a line over the requests sent.
+of several replicas the last is restarted again and again. What is sampled is the first replica's: memory, what of it is
+in use, file descriptors, threads, series of /metrics, sizes of its tables, and what clients wait for a first byte.
+After a warm-up each is fitted by a line over the requests sent.
 """
 
 import argparse

@@ -36,6 +36,8 @@ from tests.support.process.waiting import beside
 from tests.support.process.web_server import serving
 from tooling.laptop.ports import free_ports
 
+pytestmark = pytest.mark.long
+
 FLOOD = 1500
 """Requests of a flood; more than any bound that is set here."""
 BOUND = 300

@@ -198,6 +198,7 @@ def test_exact_one_at_a_time_with_answers_of_any_length(seed: int, tokens_16: in
     assert max(map(abs, rig.errors)) < BLOCK, rig.errors
 
 
+@pytest.mark.long
 @examples(60)
 @given(st.integers(0, 2**32), st.sampled_from(PAGES), st.sampled_from([40, 100]))
 def test_the_same_is_held_after_each_of_many_answers(seed: int, page: int, units: int) -> None:
@@ -210,6 +211,7 @@ def test_the_same_is_held_after_each_of_many_answers(seed: int, page: int, units
         assert rig.apart() == []
 
 
+@pytest.mark.long
 @examples(60)
 @given(st.integers(0, 2**32), st.sampled_from(PAGES), st.sampled_from([60, 150]))
 def test_the_same_is_held_while_many_are_computed_at_once(seed: int, page: int, units: int) -> None:

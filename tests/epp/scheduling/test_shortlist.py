@@ -151,7 +151,13 @@ def costs_of_all(pool: Pool, request: Request) -> dict[Endpoint, float]:
     return dict(zip(pool.endpoints, map(sum, bills), strict=True))
 
 
-@pytest.mark.parametrize("mode", MODES)
+QUICK = ("plain", "everything")
+"""Modes that are tried in the lane of unit tests."""
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=() if mode in QUICK else pytest.mark.long) for mode in MODES]
+)
 @pytest.mark.parametrize("fallbacks", [0, 2])
 def test_nobody_who_is_left_out_would_have_cost_less(
     mode: str, fallbacks: int, monkeypatch: pytest.MonkeyPatch

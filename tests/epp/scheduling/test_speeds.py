@@ -220,6 +220,7 @@ def test_a_pod_that_tells_its_first_token_too_early_does_not_take_the_pools_traf
     assert all(pool.share(i) > 0.05 for i in range(1, 4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("times", [1 / 3, 3.0])
 def test_priors_wrong_by_three_times_cost_little(times: float) -> None:
     for pods_, most, known in (([H100_8B] * 4, 1.03, {}), (MIXED, 1.05, TWICE)):

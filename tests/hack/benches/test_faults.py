@@ -12,6 +12,7 @@ def test_names_are_different_and_the_table_has_a_row_for_each() -> None:
     assert made.splitlines()[-1] == "| a fault | 10 | 8 | 1 | 1 | 3 | ? | 1.2 |"
 
 
+@pytest.mark.long
 @pytest.mark.envoy
 async def test_a_pod_that_fails_loses_nothing_and_is_asked_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_each_workload_is_played_after_a_warm_up_of_its_first_requests(
     assert [*found] == [flow.ALONE, flow.WITHOUT]
 
 
+@pytest.mark.long
 @pytest.mark.envoy
 def test_every_picker_answers_through_envoy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "_WARM_UP", 6)

@@ -7,6 +7,7 @@ import pytest
 from hack.benches.http2_fuzz import conversation, judged, pieces, throw
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_mutated_streams_break_nothing_and_leave_nothing(seed: int) -> None:
     reported: list[str] = []

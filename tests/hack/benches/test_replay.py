@@ -34,6 +34,7 @@ def test_priors_are_wrong_by_what_they_say() -> None:
     assert {round(times, 3) for times in WRONG.values()} == {0.333, 1.0, 3.0}
 
 
+@pytest.mark.long
 def test_a_row_for_each_prior_with_its_regret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "LOAD", 0.5)
     rows = learnt("independent", POOLS[0], seeds=1, share=0.03, workers=1)

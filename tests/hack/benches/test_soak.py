@@ -42,6 +42,7 @@ def test_the_report_says_what_grows_and_what_failed(capsys: pytest.CaptureFixtur
     assert "failed: TimeoutError" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.envoy
 async def test_some_seconds_of_it(tmp_path: Path) -> None:
     """Whether there is a leak, minutes do not say; that every kind of request ends as it should, they do."""

@@ -8,6 +8,8 @@ import pytest
 from epp import __version__
 from hack.supply.sbom import sbom
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 
 

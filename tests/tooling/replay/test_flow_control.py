@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from statistics import fmean
 
+import pytest
+
 from tooling.replay.figures import Figures, Slo
 from tooling.replay.policies import FLOW, policy
 from tooling.replay.replay import Conditions
 from tooling.replay.runs import Plan, Rate, Source, compare
 from tooling.simulator.presets import pods
+
+pytestmark = pytest.mark.long
 
 DEFAULT = "prefix-aware"
 SEEDS = (0, 1)

@@ -9,6 +9,7 @@ from tooling.replay.generators import WORKLOADS
 from tooling.replay.trace import Piece, Trace, TraceRequest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("workload", "pods", "rate"),
     [

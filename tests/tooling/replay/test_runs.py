@@ -71,6 +71,7 @@ def test_a_rate_is_what_it_says() -> None:
     assert results.runs[0].seconds == pytest.approx(40, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_load_is_a_share_of_what_the_pods_can_do() -> None:
     half, seen = run(plan(Source("independent", 2500), kinds="laptop", rate=Rate("load", 0.5)))
     over, _ = run(plan(Source("independent", 2500), kinds="laptop", rate=Rate("load", 2.0)))
@@ -99,6 +100,7 @@ def test_a_trace_plays_at_its_own_rate_or_times_that(tmp_path: Path) -> None:
     assert twice.runs[0].seconds == pytest.approx(once.runs[0].seconds / 2, rel=0.1)
 
 
+@pytest.mark.long
 def test_saturation_of_twice_the_pods_is_about_twice_as_high() -> None:
     trace = Source("independent", 5000).trace(0)
     one = saturation(trace, pods("laptop"), 0, lambda *reported: None)
@@ -139,6 +141,7 @@ def attainment() -> dict[str, Figures]:
     return {run.policy: run for run in compare(plan, lambda what, ended, total: None).runs}
 
 
+@pytest.mark.long
 def test_near_saturation_slos_are_kept_at_least_ten_points_more_often_than_without_and_than_by_llm_ds_policy(
     attainment: dict[str, Figures],
 ) -> None:
@@ -148,6 +151,7 @@ def test_near_saturation_slos_are_kept_at_least_ten_points_more_often_than_witho
     assert attainment["prefix-aware"].tokens_per_second > 0.9 * attainment["without-slos"].tokens_per_second
 
 
+@pytest.mark.long
 def test_who_would_miss_is_shed(attainment: dict[str, Figures]) -> None:
     shed = {name: sum(each.shed for each in run.classes.values()) for name, run in attainment.items()}
     assert 0 < shed["shedding-slos"] < 0.1 * 900

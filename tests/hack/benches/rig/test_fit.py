@@ -39,6 +39,7 @@ def test_exact_timings_give_the_parameters_back() -> None:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=1e-6), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_of_five_percent_moves_predictions_less(seed: int) -> None:
     errors = [abs(error) for error in fit(timed(TRUE, 0.05, seed)).errors(timed(TRUE))]
@@ -46,6 +47,7 @@ def test_noise_of_five_percent_moves_predictions_less(seed: int) -> None:
     assert max(errors) < 0.08
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(5))
 def test_timings_that_were_disturbed_count_little(seed: int) -> None:
     chance = Random(seed)
@@ -54,6 +56,7 @@ def test_timings_that_were_disturbed_count_little(seed: int) -> None:
     assert max(map(abs, errors)) < 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gone", ["per_decode", "per_context_token", "attention", "overhead"])
 def test_no_parameter_is_below_zero(gone: str) -> None:
     for seed in range(5):
