@@ -21,7 +21,6 @@ _HEAVIEST: Final = 65536.0
 """Bytes beyond which a prompt weighs no more, so that one book does not drown fifty chats."""
 _PRIOR: Final = 1024.0
 """Weight of `DEFAULT_RATIO`, in bytes, at the start."""
-_SEVERAL: Final = 2
 
 
 class TokenRatio:
@@ -85,19 +84,19 @@ Observe = Callable[[str, int, int], None]
 class _Window:
     """What we sent to one endpoint between two scrapes."""
 
-    __slots__ = ("bytes", "load", "models", "open", "peak", "uncounted")
+    __slots__ = ("bytes", "load", "model", "open", "peak", "uncounted")
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.bytes = 0
-        self.models: set[str] = set()
-        """At most two: where there are several it says nothing, and clients choose their names."""
+        self.model: str | None = None
+        """That was asked for last."""
         self.open = 0
         """Requests in flight now."""
         self.peak = 0
         """Most requests in flight since the scrape."""
         self.uncounted = False
-        """A request in it failed, so the engine may not have counted its prompt."""
+        """A request in it failed, so the engine may not have counted its prompt; or they asked for several models."""
 
 
 class LearnTokens(Plugin):
@@ -140,8 +139,9 @@ class LearnTokens(Plugin):
             return
         self._noted.set(request, (window, size))
         window.bytes += size
-        if len(window.models) < _SEVERAL:
-            window.models.add(request.model)
+        if window.model != request.model:
+            window.uncounted = window.uncounted or window.model is not None
+            window.model = request.model
         window.open += 1
         if window.open > window.peak:
             window.peak = window.open
@@ -170,14 +170,13 @@ class LearnTokens(Plugin):
             window.load.at is not None
             and tokens > 0
             and window.bytes
-            and len(window.models) == 1
+            and window.model is not None
             and ours
             and not window.uncounted
         ):
             self._from_counters += 1
-            self._observe(next(iter(window.models)), window.bytes, tokens)
-        window.load, window.bytes, window.peak, window.uncounted = load, 0, window.open, False
-        window.models.clear()
+            self._observe(window.model, window.bytes, tokens)
+        window.load, window.bytes, window.peak, window.uncounted, window.model = load, 0, window.open, False, None
 
     def to_peers(self, request: Request, endpoint: Endpoint) -> Any:
         """Bytes of the prompt."""

@@ -212,13 +212,14 @@ class FailureShares(Producer[FailureShare]):
             record.contact.answered(now)
             if status and record.hanging is not None:
                 self._end(record, now)
-        record.known = record.known or status > 0
         if 200 <= status < 400:
-            self._sees_status = True
+            record.known = self._sees_status = True
             record.answered = now
             if record.share or record.suspended:
                 self._good(record, sent, now)
-        elif status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
+            return
+        record.known = record.known or status > 0
+        if status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
             self._failed(record, endpoint, sent, _PART)
         elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
             self._failed(record, endpoint, sent, 1.0)
