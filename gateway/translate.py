@@ -18,6 +18,7 @@ from envoy_data_plane.envoy.extensions.filters.http.router.v3 import Router
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
     HttpConnectionManagerServerHeaderTransformation,
+    HttpConnectionManagerUpgradeConfig,
     HttpFilter,
     Rds,
 )
@@ -150,6 +151,7 @@ def _manager(port: int, options: TranslateOptions) -> HttpConnectionManager:
         server_header_transformation=HttpConnectionManagerServerHeaderTransformation.PASS_THROUGH,
         stream_idle_timeout=STREAM_IDLE,
         request_headers_timeout=HEADERS_TIMEOUT,
+        upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket")],
         use_remote_address=True,
         preserve_external_request_id=True,
         normalize_path=True,

@@ -105,6 +105,13 @@ _modes = lru_cache(64)(_modes_of)
 """The same for those seen lately: a gateway has one, of some bytes."""
 
 
+def is_websocket(headers: Mapping[str, str]) -> bool:
+    """They ask to go on as a WebSocket (RFC 6455 4.1), also where that came as RFC 8441's CONNECT, which Envoy turns
+    into this.
+    """
+    return "upgrade" in headers and headers["upgrade"].lower() == "websocket" and headers.get(":method") == "GET"
+
+
 def subset(message: pb.Incoming) -> tuple[str, ...] | None:
     """The gateway's restriction: `ip:port` or bare `ip`, IPv6 with a port in brackets, bare IPv6 without them.
 
@@ -226,6 +233,14 @@ def routed_headers(destination: str, headers: Mapping[str, str], removed: frozen
     return reply.SerializeToString()
 
 
+def routed_upgrade(destination: str, headers: Mapping[str, str], removed: frozenset[str]) -> bytes:
+    """The same for a request that becomes a WebSocket: and show nothing more of it but the answer's headers."""
+    reply = _to(destination)
+    _mutate(reply.request_headers.response, destination, headers, removed, None)
+    reply.mode_override.CopyFrom(_overridden(Mode.NONE, Mode.NONE))
+    return reply.SerializeToString()
+
+
 def routed_body(destination: str, headers: Mapping[str, str], removed: frozenset[str], body: bytes | None) -> bytes:
     """The same as the reply to a buffered body; a `body` replaces the one that came."""
     reply = _to(destination)
@@ -336,14 +351,18 @@ def _printable(text: str) -> str:
 
 def override_to_duplex(response_body: int) -> bytes:
     """Instead of a reply to the request's headers: send this request's body in full duplex, the rest as configured."""
-    mode = pb.ProcessingMode(
-        request_body_mode=Mode.FULL_DUPLEX_STREAMED,
+    mode = _overridden(Mode.FULL_DUPLEX_STREAMED, response_body)
+    return pb.ProcessingResponse(mode_override=mode).SerializeToString()
+
+
+def _overridden(request_body: int, response_body: int) -> pb.ProcessingMode:
+    return pb.ProcessingMode(
+        request_body_mode=Mode.BodySendMode.ValueType(request_body),
         request_trailer_mode=Mode.SEND,
         response_header_mode=Mode.SEND,
         response_body_mode=Mode.BodySendMode.ValueType(response_body),
         response_trailer_mode=Mode.SEND,
     )
-    return pb.ProcessingResponse(mode_override=mode).SerializeToString()
 
 
 def request_chunks(body: bytes, *, end: bool) -> Iterable[bytes]:

@@ -11,10 +11,14 @@ STREAMED         with a `mode_override` to full duplex, and then as above: witho
                  headers before anyone has read the body. It has to allow that (`allow_mode_override`); Envoy 1.40
                  answers 500 at once where it does not, or fails open.
 NONE, or no body at once                        the headers' reply                 -
+WebSocket        at once                        the headers' reply                 as in the body's mode, until it ends
 
 (SWH: `send_body_without_waiting_for_header_response`.) Where a gateway does not say, it is taken for full duplex,
 which the endpoint picker protocol demands. Envoy's BUFFERED gateways do say; one that did not would wait for us while
 we wait for it, until a timeout.
+
+(WebSocket: the client sends nothing before it has an answer, and what it sends then is no body that ends. Where it does
+not go by in full duplex the headers' reply asks, by a `mode_override`, to be shown nothing of it.)
 
 Answers: their headers are answered at once. Their body is echoed in full duplex, where closing early would cut it off;
 a streamed or buffered one gets an empty reply per message; in the lean wiring (NONE) nothing is shown and the
@@ -236,8 +240,8 @@ class Stream:
     __slots__ = (
         "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_held_back", "_known",
         "_many", "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece",
-        "_sampler", "_split", "_streamed", "_subset", "_trailers", "_waits", "_watch", "finished", "refused", "tail",
-        "too_late",
+        "_sampler", "_split", "_streamed", "_subset", "_trailers", "_upgrades", "_waits", "_watch", "finished",
+        "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -279,6 +283,8 @@ class Stream:
         self._held_back = False
         """They are, and by itself the gateway would show the answer when it is whole; until its first piece."""
         self._sampler = sampler
+        self._upgrades = False
+        """It becomes a WebSocket: what comes after its headers is passed on as it comes."""
         self._split = False
         """Its prompt is to be computed elsewhere."""
         self._watch: Sampler | None = None
@@ -286,8 +292,8 @@ class Stream:
 
     @property
     def sees_answer(self) -> bool:
-        """The gateway shows us the answer's body; otherwise its end is the stream's."""
-        return self._answer_mode != NONE
+        """The gateway shows us the answer's body; otherwise its end is the stream's. A WebSocket has none."""
+        return self._answer_mode != NONE and not self._upgrades
 
     def receive(self, data: bytes) -> Sequence[Action]:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
@@ -325,6 +331,8 @@ class Stream:
         if renamed is not None and self.sees_answer:
             self._name = NameBack(*renamed)
         own, self._body, forged = self._body, b"", self._forged
+        if self._upgrades:
+            return self._upgraded(destination, headers, own)
         if body is not None:
             self._keep(self._head + len(body))
         if self._mode in BUFFERED:
@@ -339,6 +347,14 @@ class Stream:
         elif (whole := own if body is None else body) or not self._trailers:
             chunks = messages.request_chunks(whole, end=not self._trailers)
         return chain(first, chunks, (messages.REQUEST_TRAILERS,)) if self._trailers else chain(first, chunks)
+
+    def _upgraded(self, destination: str, headers: Mapping[str, str], came: bytes) -> Iterable[bytes]:
+        """`came`: what the client sent already."""
+        if self._mode in (NONE, FULL_DUPLEX):
+            first = [messages.routed_headers(destination, headers, self._forged, None)]
+            return chain(first, messages.request_chunks(came, end=not self._open)) if came or not self._open else first
+        self._answer_mode = NONE
+        return [messages.routed_upgrade(destination, headers, self._forged), *self._silent_replies(None)]
 
     def sent(self) -> None:
         """What `routed`, or the last `receive`, gave has been written: only the headers are held from now on."""
@@ -392,6 +408,9 @@ class Stream:
         self._phase = BODY
         if message.request_headers.end_of_stream:
             self._mode, self._open = NONE, False
+        elif messages.is_websocket(self._headers):
+            self._upgrades = True
+            return self._complete()
         if self._mode == NONE:
             return self._complete()
         if self._mode in BUFFERED:
@@ -405,6 +424,8 @@ class Stream:
     def _request_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent a request body without headers before it"))
+        if self._upgrades:
+            return self._frames(message)
         if self._phase != BODY:
             return []
         piece = message.request_body
@@ -424,6 +445,22 @@ class Stream:
                 self._more.write(chunk)
         if end or self._mode in BUFFERED:  # with trailers to come, a whole buffered body does not end the stream
             return self._complete()
+        return []
+
+    def _frames(self, message: Incoming) -> Sequence[Action]:
+        """What a client sends by a WebSocket."""
+        chunk, self._open = message.request_body.body, not message.request_body.end_of_stream
+        if self._phase == REPLIED:
+            if self._mode != FULL_DUPLEX:
+                return [messages.REQUEST_BODY]
+            if len(chunk) > LARGE and (error := self._hold_answer(len(chunk))) is not None:
+                return self._refuse(error)
+            return [*messages.request_chunks(chunk, end=not self._open)]
+        self._messages += 1
+        if self._phase == ROUTING:
+            if (error := self._hold(len(chunk))) is not None:
+                return self._refuse(error)
+            self._body += chunk
         return []
 
     def _request_trailers(self, message: Incoming, data: bytes) -> Sequence[Action]:
@@ -463,7 +500,7 @@ class Stream:
         self._phase = ROUTING
         self._forged = messages.forged(headers)
         self._body = body if self._mode == FULL_DUPLEX else b""  # the others do not ask for it back
-        seen, watchable = self._answer_mode != NONE, 0.0
+        seen, watchable = self.sees_answer, 0.0
         watched: Watched = ""
         if self._follows and not seen and (sampler := self._sampler) is not None:
             if sampler.wants(kept=is_kept(headers.get(":method", ""), headers.get(":path", ""), body)):
@@ -533,7 +570,7 @@ class Stream:
         if end:
             self.tail = None
         elif self._many:  # an answer of one piece is worth no look at what follows it
-            if self._phase == REPLIED and self._name is None:
+            if self._phase == REPLIED and self._name is None and not self._upgrades:
                 self.tail = messages.tail_of(message, data, chunk)
         else:
             self._many = True
@@ -553,7 +590,7 @@ class Stream:
 
     def _passing(self, replies: Iterable[bytes], chunk: bytes, end: bool) -> Sequence[Action]:
         """Shown before it is replied to: after its last reply a gateway may reset the stream at once."""
-        shown = self._phase == REPLIED and not self._ended
+        shown = self._phase == REPLIED and not self._ended and not self._upgrades
         if end:
             self._ended, self.tail = True, None
         return [AnswerChunk(chunk, end), *replies] if shown else [*replies]

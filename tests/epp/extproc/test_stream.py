@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from epp.errors import InternalError
-from epp.extproc.stream import Answered, Memory
+from epp.extproc.stream import Answered, Memory, Stream
 from epp.parsing.request import RawRequest
 from tests.support.ext_proc.messages import (
     LEAN,
@@ -21,7 +21,7 @@ from tests.support.ext_proc.messages import (
     request_headers,
     words,
 )  # fmt: skip
-from tests.support.ext_proc.scripts import BIG, BUFFERED, NONE, SCRIPTS, SWH
+from tests.support.ext_proc.scripts import BIG, BUFFERED, NONE, ROUTED, SCRIPTS, SWH, WEBSOCKET
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -88,6 +88,30 @@ def test_a_body_split_anywhere_arrives_whole(cuts: list[int], own_end: bool) -> 
     replies = [words(reply) for message in messages for reply in play.send(message)]
     assert replies[1:] == ["request body echo 62000 bytes"] * 2 + ["request body echo 29600 bytes end"]
     assert play.requests[0].body == BIG
+
+
+def test_what_a_websocket_sends_before_it_is_routed_follows_it_and_is_bounded() -> None:
+    stream = Stream(8, Memory(1 << 30))
+    [request] = stream.receive(request_headers(WEBSOCKET))
+    assert isinstance(request, RawRequest)
+    assert (request.method, request.body, request.sees_answer) == ("GET", b"", False)
+    assert [stream.receive(request_body(each)) for each in (b"ear", b"ly")] == [[], []]
+    assert [words(reply) for reply in stream.routed(TO, {}, None)] == [ROUTED, "request body echo 'early'"]
+    stream = Stream(8, Memory(1 << 30))
+    stream.receive(request_headers(WEBSOCKET))
+    stream.receive(request_body(b"12345678"))
+    [refused] = stream.receive(request_body(b"9"))
+    assert isinstance(refused, bytes)
+    assert words(refused).startswith("refused 413")
+
+
+def test_pieces_of_a_websocket_are_all_received() -> None:
+    """They are passed on, but are no answer's, so nobody is shown them."""
+    play = Play(Script("", []))
+    for message in (request_headers(WEBSOCKET), answer_headers({":status": "101"}), *[answer_body(b"word")] * 3):
+        play.send(message)
+        assert play.stream.tail is None
+    assert play.seen == [Answered(101, "", "")]
 
 
 def test_a_large_body_is_neither_joined_nor_cut_up_at_once() -> None:

@@ -95,7 +95,9 @@ def words(reply: bytes) -> str:
     response = getattr(message, kind).response
     parts = [side, *_mutations(response, message)]
     if message.HasField("mode_override"):
-        parts.append(f"override answer={message.mode_override.response_body_mode}")
+        mode = message.mode_override
+        request = f" request={mode.request_body_mode}" if kind == "request_headers" else ""
+        parts.append(f"override{request} answer={mode.response_body_mode}")
     if kind.endswith("body") and response.HasField("body_mutation"):
         parts.append(_body(response.body_mutation))
     return " ".join(parts)

@@ -28,6 +28,7 @@ SWH = modes(STREAMED, NONE, swh=True)
 FORGED = {
     **HEADERS, protocol.DESTINATION: "6.6.6.6:6", "x-llm-d-inference-objective": "vip", protocol.PREFILLER: "6.6.6.6:6",
 }  # fmt: skip
+WEBSOCKET = {":method": "GET", ":path": "/v1/realtime", "connection": "Upgrade", "upgrade": "WebSocket"}
 WRONG = "refused 400 invalid_request_error"
 
 SCRIPTS = [
@@ -99,6 +100,68 @@ SCRIPTS = [
         [(request_headers(), []), (request_body(b"", end=True), [ROUTED, "request body echo '' end"])],
     ),
     Script("duplex: GET", [(request_headers({":method": "GET", ":path": "/v1/models"}, end=True), [ROUTED])]),
+    Script(
+        "duplex: a WebSocket does not wait for a body, and goes both ways unseen",
+        [
+            (request_headers(WEBSOCKET), [ROUTED]),
+            (answer_headers({":status": "101"}), ["answer headers"]),
+            (answer_body(b"hello"), ["answer body echo 'hello'"]),
+            (request_body(b"hello"), ["request body echo 'hello'"]),
+            (request_body(BIG[:100_000]), ["request body echo 62000 bytes", "request body echo 38000 bytes"]),
+            (answer_body(BIG[:100_000]), ["answer body echo 62000 bytes", "answer body echo 38000 bytes"]),
+            (request_body(b"", end=True), ["request body echo '' end"]),
+            (answer_body(b"", end=True), ["answer body echo '' end"]),
+        ],
+        seen=[Answered(101, "", "")],
+    ),
+    Script(
+        "duplex: a WebSocket that the endpoint does not want",
+        [
+            (request_headers(WEBSOCKET), [ROUTED]),
+            (answer_headers({":status": "404", "content-type": "application/json"}), ["answer headers"]),
+            (answer_body(b"{}", end=True), ["answer body echo '{}' end"]),
+        ],
+        seen=[Answered(404, "", "")],
+    ),
+    Script(
+        "duplex: what is no handshake of a WebSocket waits for its body",
+        [
+            (request_headers({**WEBSOCKET, ":method": "POST"}), []),
+            (request_body(b"{}", end=True), [ROUTED, "request body echo '{}' end"]),
+        ],
+    ),
+    Script(
+        "duplex: nor is another upgrade one",
+        [
+            (request_headers({**WEBSOCKET, "upgrade": "h2c"}), []),
+            (request_body(b"", end=True), [ROUTED, "request body echo '' end"]),
+        ],
+    ),
+    *(
+        Script(
+            f"{name}: of a WebSocket nothing is to be shown, and what is gets a silent reply",
+            [
+                (request_headers(WEBSOCKET, config=config), [f"{ROUTED} override request=0 answer=0"]),
+                (answer_headers({":status": "101"}), ["answer headers"]),
+                (request_body(b"hello"), ["request body"]),
+                (answer_body(b"hello"), ["answer body"]),
+            ],
+            seen=[Answered(101, "", "")],
+        )
+        for name, config in (
+            ("streamed", modes(STREAMED, NONE)),
+            ("streamed, bodies without waiting", SWH),
+            ("streamed both ways", modes(STREAMED, STREAMED)),
+            ("buffered", modes(BUFFERED, BUFFERED)),
+        )
+    ),
+    Script(
+        "no bodies: a WebSocket as any request",
+        [
+            (request_headers(WEBSOCKET, config=modes(NONE, NONE)), [ROUTED]),
+            (answer_headers({":status": "101"}), ["answer headers"]),
+        ],
+    ),
     Script(
         "duplex: trailers end the body",
         [
