@@ -4,7 +4,15 @@ from tooling.conformance import wire
 from tooling.conformance.answers import JSON, STREAM, passes
 from tooling.conformance.bodies import check_json
 from tooling.conformance.case import ENVOY_API, PROTOCOL, Group
-from tooling.conformance.replies import Forwarded, Refused, check_addresses, destination_metadata, kind
+from tooling.conformance.replies import (
+    Forwarded,
+    Refused,
+    check_addresses,
+    check_same,
+    destination_metadata,
+    kind,
+    streamed,
+)
 from tooling.conformance.talk import CHAT_PATH, talk
 from tooling.conformance.target import Target
 from tooling.conformance.verdict import Failed, require
@@ -130,3 +138,19 @@ async def retried(target: Target) -> None:
             outcome: Forwarded | Refused = await one.outcome()
             if isinstance(outcome, Refused):
                 raise Failed("a destination each time", str(outcome))
+
+
+@GROUP.case("SHOULD", "a WebSocket is routed before anything follows its headers", "RFC 6455 4.1; Envoy issue 47161")
+async def websocket(target: Target) -> None:
+    """The handshake of vLLM's /v1/realtime, whose client sends nothing before it is answered; then a piece each way."""
+    async with talk(target) as one:
+        handshake = {**one.headers("GET", "/v1/realtime"), "connection": "Upgrade", "upgrade": "websocket"}
+        await one.send(wire.request_headers(handshake))
+        check_addresses((await one.forwarded(body=False)).addresses)
+        await one.answer({":status": "101", "connection": "Upgrade", "upgrade": "websocket"})
+        await one.send(wire.request_body(b"from the client"))
+        sent = streamed(await one.reply("what the client sends"), "request_body")
+        check_same(sent.body, b"from the client", "what the client sends")
+        await one.send(wire.answer_body(b"from the endpoint"))
+        got = await one.answer_piece()
+        check_same(got.body, b"from the endpoint", "what the endpoint sends")

@@ -71,6 +71,29 @@ class KnowsEveryField(Bend):
         yield message
 
 
+class WaitsForBodies(Bend):
+    """Holds back headers until something follows them."""
+
+    held: Request | None = None
+
+    def asked(self, message: Request) -> Iterable[Request]:
+        if message.HasField("request_headers") and not message.request_headers.end_of_stream:
+            self.held = message
+            return
+        if self.held is not None:
+            yield self.held
+            self.held = None
+        yield message
+
+
+class SwallowsFrames(Bend):
+    """Passes on nothing that a client sends by a WebSocket."""
+
+    def said(self, reply: Reply) -> Iterable[Reply]:
+        if reply.request_body.response.body_mutation.streamed_response.body != b"from the client":
+            yield reply
+
+
 @pytest.mark.parametrize(
     ("bend", "fail"),
     [
@@ -89,6 +112,11 @@ async def test_a_bent_gateway_shape_is_noticed(bend: type[Bend], fail: set[str])
 async def test_a_repeated_request_id_that_is_refused_is_noticed() -> None:
     SEEN.clear()
     assert await failing(RefusesRepeats, frozenset({"1.1", "2.2", "6.9"})) == {"6.9"}
+
+
+@pytest.mark.parametrize("bend", [WaitsForBodies, SwallowsFrames])
+async def test_who_keeps_a_websocket_waiting_is_noticed(bend: type[Bend]) -> None:
+    assert await failing(bend, frozenset({"1.1", "2.2", "6.10"})) == {"6.10"}
 
 
 async def test_a_limit_on_messages_is_noticed_by_one_large_message_only() -> None:
