@@ -332,7 +332,8 @@ class Stream:
             self._name = NameBack(*renamed)
         own, self._body, forged = self._body, b"", self._forged
         if self._upgrades:
-            return self._upgraded(destination, headers, own)
+            more, self._more = self._more, None
+            return self._upgraded(destination, headers, own if more is None else more.getvalue())
         if body is not None:
             self._keep(self._head + len(body))
         if self._mode in BUFFERED:
@@ -432,23 +433,16 @@ class Stream:
         chunk, end = piece.body, piece.end_of_stream
         self._messages += 1
         self._open = not end
-        if chunk:
-            if (error := self._hold(len(chunk))) is not None:
-                return self._refuse(error)
-            if self._more is not None:
-                self._more.write(chunk)
-            elif not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
-                self._body = chunk
-            else:
-                self._more = BytesIO()
-                self._more.write(self._body)
-                self._more.write(chunk)
+        if chunk and (error := self._collect(chunk)) is not None:
+            return self._refuse(error)
         if end or self._mode in BUFFERED:  # with trailers to come, a whole buffered body does not end the stream
             return self._complete()
         return []
 
     def _frames(self, message: Incoming) -> Sequence[Action]:
         """What a client sends by a WebSocket."""
+        if not self._open:
+            return []
         chunk, self._open = message.request_body.body, not message.request_body.end_of_stream
         if self._phase == REPLIED:
             if self._mode != FULL_DUPLEX:
@@ -457,10 +451,8 @@ class Stream:
                 return self._refuse(error)
             return [*messages.request_chunks(chunk, end=not self._open)]
         self._messages += 1
-        if self._phase == ROUTING:
-            if (error := self._hold(len(chunk))) is not None:
-                return self._refuse(error)
-            self._body += chunk
+        if self._phase == ROUTING and (error := self._collect(chunk)) is not None:
+            return self._refuse(error)
         return []
 
     def _request_trailers(self, message: Incoming, data: bytes) -> Sequence[Action]:
@@ -475,6 +467,20 @@ class Stream:
             return self._complete()
         self._open = False
         return [messages.REQUEST_TRAILERS] if self._phase == REPLIED else []
+
+    def _collect(self, chunk: bytes) -> EppError | None:
+        """Another piece of the body; why it is too much, if it is."""
+        if (error := self._hold(len(chunk))) is not None:
+            return error
+        if self._more is not None:
+            self._more.write(chunk)
+        elif not self._body:  # most bodies come as one piece and an empty end: no copy is made of those
+            self._body = chunk
+        else:
+            self._more = BytesIO()
+            self._more.write(self._body)
+            self._more.write(chunk)
+        return None
 
     def _hold(self, size: int) -> EppError | None:
         memory = self._memory

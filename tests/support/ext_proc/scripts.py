@@ -110,6 +110,7 @@ SCRIPTS = [
             (request_body(BIG[:100_000]), ["request body echo 62000 bytes", "request body echo 38000 bytes"]),
             (answer_body(BIG[:100_000]), ["answer body echo 62000 bytes", "answer body echo 38000 bytes"]),
             (request_body(b"", end=True), ["request body echo '' end"]),
+            (request_body(b"late"), []),
             (answer_body(b"", end=True), ["answer body echo '' end"]),
         ],
         seen=[Answered(101, "", "")],
