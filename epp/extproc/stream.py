@@ -259,7 +259,7 @@ class Stream:
         self._head = 0
         """Of what is held, the bytes of the headers: they are kept until the stream ends."""
         self._piece = 0
-        """The same of a large piece of the answer."""
+        """The same of a large piece of the answer, or of what a WebSocket's client sends."""
         self._phase = HEADERS
         self._known = False  # the gateway's modes
         self._mode: int = FULL_DUPLEX
@@ -447,7 +447,7 @@ class Stream:
         if self._phase == REPLIED:
             if self._mode != FULL_DUPLEX:
                 return [messages.REQUEST_BODY]
-            if len(chunk) > LARGE and (error := self._hold_answer(len(chunk))) is not None:
+            if len(chunk) > LARGE and (error := self._hold_piece(len(chunk))) is not None:
                 return self._refuse(error)
             return [*messages.request_chunks(chunk, end=not self._open)]
         self._messages += 1
@@ -558,7 +558,7 @@ class Stream:
         if self._watch is not None:
             self._watch.shown()
             self._watch = None
-        if len(chunk) > LARGE and (error := self._hold_answer(len(chunk))) is not None:
+        if len(chunk) > LARGE and (error := self._hold_piece(len(chunk))) is not None:
             return self._refuse(error)
         if self._answer_mode != FULL_DUPLEX:
             end = end or self._answer_mode in BUFFERED  # whole, whether Envoy says so or not
@@ -582,7 +582,7 @@ class Stream:
             self._many = True
         return self._passing(replies, chunk, end)
 
-    def _hold_answer(self, size: int) -> EppError | None:
+    def _hold_piece(self, size: int) -> EppError | None:
         """A piece that may take long to be sent back: on account until `sent`, or the next one."""
         self._keep(self._held - self._piece + size)
         self._piece = size

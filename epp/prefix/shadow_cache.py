@@ -303,10 +303,9 @@ class ShadowCache:
             start, per_token = bytes_at(segment.start), segment.bytes_per_token
             keep = depth_at(start + int(tokens * per_token + 1e-6)) - segment.start
             if keep < len(blocks):
-                if keep:
-                    self.index.drop(blocks[keep:], self.bit)
-                else:
-                    self._drop(blocks)
+                if not keep:
+                    del self._segments[blocks[0]]
+                self.index.drop(blocks[keep:], self.bit)
                 del blocks[keep:]
             segment.rest = tokens - round((bytes_at(segment.start + len(blocks)) - start) / per_token)
 

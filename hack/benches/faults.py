@@ -75,10 +75,6 @@ class Stage:
     def pid(self, replica: Replica) -> int:
         return self.chain.processes.pid(replica.name)
 
-    async def back(self, replica: Replica) -> None:
-        await self.chain.start_replica(replica)
-        await self.chain.ready(f"{replica.admin}/ready", replica.name)
-
     async def pods(self, pods: Sequence[LaptopPod], **faults: object) -> None:
         for pod in pods:
             async with self.chain.http.post(f"{pod.url}/admin/faults", json=faults) as answer:
@@ -131,7 +127,7 @@ class Outcome(NamedTuple):
 async def killed(stage: Stage) -> None:
     await stage.chain.processes.stop(stage.replica.name, how=signal.SIGKILL)
     await asyncio.sleep(DURING)
-    await stage.back(stage.replica)
+    await stage.chain.start_again(stage.replica)
 
 
 async def stopped(stage: Stage) -> None:
@@ -142,13 +138,13 @@ async def stopped(stage: Stage) -> None:
 
 async def restarted(stage: Stage) -> None:
     await stage.chain.processes.stop(stage.replica.name)
-    await stage.back(stage.replica)
+    await stage.chain.start_again(stage.replica)
 
 
 async def rolled(stage: Stage) -> None:
     for replica in stage.chain.replicas:
         await stage.chain.processes.stop(replica.name)
-        await stage.back(replica)
+        await stage.chain.start_again(replica)
         await asyncio.sleep(1.5)
 
 
@@ -157,7 +153,7 @@ async def all_killed(stage: Stage) -> None:
     await stage.chain.processes.stop(*names, how=signal.SIGKILL)
     await asyncio.sleep(DURING)
     for replica in stage.chain.replicas:
-        await stage.back(replica)
+        await stage.chain.start_again(replica)
 
 
 async def no_descriptors(stage: Stage) -> None:

@@ -151,8 +151,7 @@ async def restarts(chain: Chain, every: float) -> None:
     while True:
         await asyncio.sleep(every)
         await chain.processes.stop(replica.name)
-        await chain.start_replica(replica)
-        await chain.ready(f"{replica.admin}/ready", replica.name)
+        await chain.start_again(replica)
 
 
 async def soak(minutes: float, rate: float, folder: Path, replicas: int = 1) -> tuple[list[Sample], MixedLoad]:

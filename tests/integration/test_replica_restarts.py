@@ -12,7 +12,7 @@ import pytest
 from gateway.wiring import Wiring
 from tests.support.gateway.steady_load import SteadyLoad, steady_load, steady_rate
 from tests.support.process.waiting import until
-from tooling.laptop.chain import Chain, Replica, Shape, running_chain
+from tooling.laptop.chain import Chain, Shape, running_chain
 
 pytestmark = [pytest.mark.envoy]
 
@@ -51,17 +51,12 @@ async def until_answered(load: SteadyLoad, kinds: tuple[str, ...] = ("plain", "l
             await asyncio.sleep(0.02)
 
 
-async def start(running: Chain, replica: Replica) -> None:
-    await running.start_replica(replica)
-    await running.ready(f"{replica.admin}/ready", replica.name)
-
-
 async def restart_in_turn(running: Chain, load: SteadyLoad, times: int) -> None:
     for number in range(times):
         replica = running.replicas[number % 2]
         await until_streaming(load)
         assert await running.processes.stop(replica.name) == [0]
-        await start(running, replica)
+        await running.start_again(replica)
         await until_answered(load, ("plain", "large"))
         assert load.lost == []
 
@@ -97,7 +92,7 @@ async def test_after_a_kill_only_what_was_in_flight_is_lost(tmp_path: Path) -> N
             await until_healthy(running, 1)
             await until_answered(load, ("plain",))
             load.era = 2
-            await start(running, killed)
+            await running.start_again(killed)
             await until_healthy(running, 2)
             await until_answered(load)
         assert [lost for lost in load.lost if lost.era == 2] == []
@@ -111,7 +106,7 @@ async def test_the_only_replica_is_used_as_soon_as_it_is_back(tmp_path: Path) ->
         for _ in range(3):
             await running.processes.stop(only.name)
             await until_healthy(running, 0)
-            await start(running, only)
+            await running.start_again(only)
             async with running.http.get(f"{running.url}/v1/models") as answer:
                 assert answer.status == 200, await answer.text()
 

@@ -34,7 +34,7 @@ async def chain(running: Laptop) -> AsyncIterator[Laptop]:
     yield running
     for replica in running.chain.replicas:
         if not await speaks(running, replica):
-            await restart(running, replica)
+            await running.chain.start_again(replica)
     await eventually(lambda: states(running), lambda seen: seen == [["live"] * (REPLICAS - 1)] * REPLICAS)
 
 
@@ -60,11 +60,6 @@ async def states(chain: Laptop) -> list[list[str]]:
 
 async def open_of(chain: Laptop, replica: Replica) -> int:
     return int((await shown(chain, replica))["in_flight"])
-
-
-async def restart(chain: Laptop, replica: Replica) -> None:
-    await chain.chain.start_replica(replica)
-    await chain.chain.ready(f"{replica.admin}/ready", replica.name)
 
 
 async def kill(chain: Laptop, replica: Replica) -> None:
@@ -100,7 +95,7 @@ async def test_a_killed_replica_takes_no_knowledge_with_it(chain: Laptop) -> Non
     first, *others = chain.chain.replicas
     await kill(chain, first)
     assert await pods_of(chain) == before
-    await restart(chain, first)
+    await chain.chain.start_again(first)
     await eventually(lambda: states(chain), lambda seen: seen == [["live"] * (REPLICAS - 1)] * REPLICAS)
     for other in others:  # from here on the restarted one picks alone: what it knows came by its snapshot
         await kill(chain, other)

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from gateway.wiring import Wiring
 from tests.support.gateway.chain import Laptop, eventually, laptop
+from tests.support.process.waiting import until
 from tests.support.process.web_server import serving
 
 pytestmark = pytest.mark.envoy
@@ -124,4 +125,4 @@ async def test_what_comes_with_a_handshake_is_no_request_to_who_refuses_it(tmp_p
             assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
             writer.close()
             await made.idle()
-            await eventually(lambda: asyncio.sleep(0, asked), lambda found: found == [b"GET /v1/realtime HTTP/1.1"])
+            await until(lambda: asked == [b"GET /v1/realtime HTTP/1.1"])

@@ -144,6 +144,11 @@ class Chain:
         environment = {**_environment(self.shape.plugins), **self.shape.environment}
         await self.processes.start(replica.name, [*command, *self.shape.picking], environment)
 
+    async def start_again(self, replica: Replica) -> None:
+        """Start an EPP that has ended, and return when it is ready."""
+        await self.start_replica(replica)
+        await self.ready(f"{replica.admin}/ready", replica.name)
+
     async def reconfigure(self, file: Path, text: str) -> None:
         """Replace `file`, which the replicas follow, and return when all of them use it, for each of their pools."""
         if file.exists() and file.read_text(encoding="utf-8") == text:
