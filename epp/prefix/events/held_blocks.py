@@ -8,6 +8,7 @@ The forest lies in flat arrays, one row a block: a million objects would be walk
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -63,6 +64,9 @@ class HeldBlocks:
         self._copies = array("I")
         """How often it was stored and not removed; 0: gone, kept for those behind it."""
         self._shown = bytearray()
+        self._more: dict[int, int] = {}
+        """Key -> rows that are shown with it beside the first. With EAGLE vLLM hashes (0.33) the tokens after a block
+        too, so blocks of the same tokens have a name each where prompts part behind them."""
         self._before, self._behind = array("I"), array("I")
         """The block before, and the latest of those behind; from it on they are a list of two ways."""
         self._next, self._last = array("I"), array("I")
@@ -89,6 +93,7 @@ class HeldBlocks:
         while len(self._free) < count:
             self._grow()
         rows, shown, behind = self.rows, self._shown, self._behind
+        claim, bit = self.index.claim, self.bit
         known = len(rows)
         connected = shown[before]
         for name, key in zip(names, keys):  # noqa: B905 - to say `strict` costs as much as a block
@@ -103,15 +108,16 @@ class HeldBlocks:
                 if first := behind[before]:
                     self._next[row], self._last[first] = first, row
                 behind[before] = row
-                # What is held already came under another name; the first one counts.
-                if connected and (connected := self.index.claim(key, self.bit)):
+                if connected:
+                    if not claim(key, bit):
+                        self._count(key)
                     shown[row] = 1
             before = row
         self._budget.used += len(rows) - known
 
     def remove(self, names: Sequence[int]) -> list[int]:
         """One copy of each block is gone. Returns those that were not known."""
-        rows, copies, shown, behind = self.rows, self._copies, self._shown, self._behind
+        rows, copies, shown, behind, more = self.rows, self._copies, self._shown, self._behind, self._more
         unknown, gone = [], []
         for name in names:
             if self._rest is not None:
@@ -126,7 +132,8 @@ class HeldBlocks:
             if not behind[row]:  # nearly always: a chain is evicted from its end
                 if shown[row]:
                     shown[row] = 0
-                    gone.append(self.keys[row])
+                    if not (more and _has_more(more, self.keys[row])):
+                        gone.append(self.keys[row])
                 self._release(row)
             elif shown[row]:
                 self._hide(row)
@@ -137,10 +144,10 @@ class HeldBlocks:
     def clear(self) -> None:
         """Forget everything; the bit stays."""
         self.finish()
-        dropping = self._drop(self.rows, self.keys, self._shown)
+        dropping = self._drop(self.rows, self.keys, self._shown, self._more)
         self._budget.used -= len(self.rows)
         self.size = 0
-        self.rows, self._free = {}, []
+        self.rows, self._free, self._more = {}, [], {}
         self._shown, self.keys = bytearray(), array("Q")
         for column in self._columns():
             del column[:]
@@ -207,11 +214,15 @@ class HeldBlocks:
         if self.step():
             self._unfinished.append(self)
 
-    def _drop(self, rows: dict[int, int], keys: "array[int]", shown: bytearray) -> Iterator[None]:
+    def _count(self, key: int) -> None:
+        """One more row is shown with a key that is in the index already."""
+        self._more[key] = self._more.get(key, 0) + 1
+
+    def _drop(self, rows: dict[int, int], keys: "array[int]", shown: bytearray, more: dict[int, int]) -> Iterator[None]:
         """Take what was shown out of the index, what was stored last first."""
         gone: list[int] = []
         for row in reversed(rows.values()):
-            if shown[row]:
+            if shown[row] and not (more and _has_more(more, keys[row])):
                 gone.append(keys[row])
                 if len(gone) >= _AT_ONCE:
                     self.index.drop(gone, self.bit)
@@ -231,7 +242,7 @@ class HeldBlocks:
 
     def _hiding(self, row: int) -> Iterator[None]:
         """Those behind first: what is left in between is a prefix."""
-        shown, behind, followers, looked = self._shown, self._behind, self._next, 0
+        shown, behind, followers, more, looked = self._shown, self._behind, self._next, self._more, 0
         gone: list[int] = []
         path, todo = [row], [behind[row]]
         while path:
@@ -246,7 +257,8 @@ class HeldBlocks:
                 row = path.pop()
                 if shown[row]:
                     shown[row] = 0
-                    gone.append(self.keys[row])
+                    if not (more and _has_more(more, self.keys[row])):
+                        gone.append(self.keys[row])
             looked += 1
             if looked % _AT_ONCE == 0:
                 self.index.drop(gone, self.bit)
@@ -262,7 +274,9 @@ class HeldBlocks:
         todo, looked = [row], 0
         while todo:
             row = todo.pop()
-            if self._copies[row] and self.index.claim(self.keys[row], self.bit):
+            if self._copies[row] and not self._shown[row]:
+                if not self.index.claim(self.keys[row], self.bit):
+                    self._count(self.keys[row])
                 self._shown[row] = 1
                 todo += self._those_behind(row)
             looked += 1
@@ -320,8 +334,21 @@ class HeldBlocks:
                 assert self._copies[row], "shown and not held"
                 assert self._shown[before], "shown behind a gap"
                 assert not self.index.claim(self.keys[row], self.bit), "shown, but not in the index"
+            else:
+                assert not (self._copies[row] and self._shown[before]), "held behind what is shown, and not shown"
+        counted = Counter(self.keys[row] for row in self.rows.values() if self._shown[row])
+        assert self._more == {key: n - 1 for key, n in counted.items() if n > 1}, "rows shown with one key"
         for row in self._free:
             used = self._shown[row], self._behind[row], self._next[row], self._last[row]
             assert not any(used), "free and in use"
         assert self._shown[NO_ROW], "chains do not begin"
         assert len(self.rows) + len(self._free) == len(self._names) - 1, "a row is lost"
+
+
+def _has_more(more: dict[int, int], key: int) -> bool:
+    """A row with this key is shown no more: whether another one is, of which there is one less beside the first."""
+    if not (left := more.pop(key, 0)):
+        return False
+    if left > 1:
+        more[key] = left - 1
+    return True

@@ -1,4 +1,4 @@
-"""Anthropic's messages as the chat completion that vLLM 0.32 makes of them.
+"""Anthropic's messages as the chat completion that vLLM 0.33 makes of them.
 
 What it does with tools that change on the way, images and disabled thinking is left out: `Unsupported`.
 """

@@ -1,4 +1,4 @@
-"""A conversation as a chat template gets it: what vLLM 0.32 does to messages and tools before it renders them.
+"""A conversation as a chat template gets it: what vLLM 0.33 does to messages and tools before it renders them.
 
 Written down as data changes. What vLLM would refuse, and what is not made of text alone, is `Unsupported`.
 """
@@ -115,6 +115,8 @@ def _assistant(message: Message, made: Message) -> None:
         made["tool_calls"] = [_call(call) for call in calls]
     reasoning = message.get("reasoning")
     if (reasoning := message.get("reasoning_content") if reasoning is None else reasoning) is not None:
+        if isinstance(reasoning, dict):
+            raise Unsupported("reasoning that is not text")
         made["reasoning"] = made["reasoning_content"] = reasoning
 
 

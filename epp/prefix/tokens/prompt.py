@@ -1,11 +1,12 @@
 """What a request asks an engine to read, before it becomes tokens: a conversation, a text, or token ids.
 
-What vLLM 0.32's HTTP API reads of a body. A body that
+What vLLM 0.33's HTTP API reads of a body. A body that
 vLLM would refuse, and one whose prompt is not made of text alone, is `Unsupported`: its tokens are not needed.
 """
 
 from array import array
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -108,17 +109,17 @@ _COMPLETION: Final = msgspec.json.Decoder(_CompletionBody)
 _MESSAGES: Final = msgspec.json.Decoder(MessagesBody)
 
 
-def prompt_of(request: Request) -> Prompt:
-    """The prompt in a request's body. Raises Unsupported."""
+def prompt_of(request: Request, efforts: Mapping[str, str] = MappingProxyType({})) -> Prompt:
+    """The prompt in a request's body. `efforts`: the engine's --reasoning-effort-map. Raises Unsupported."""
     if len(request.body) > MAX_BODY:
         raise Unsupported(f"a body of {len(request.body)} bytes; expected at most {MAX_BODY}")
     if len(request.body) > _SMALL:
         _check_values(request.body)
     try:
         if request.api == "chat":
-            return _chat(_CHAT.decode(request.body))
+            return _chat(_CHAT.decode(request.body), efforts)
         if request.api == "messages":
-            return _chat(msgspec.convert(as_chat(_MESSAGES.decode(request.body)), _ChatBody))
+            return _chat(msgspec.convert(as_chat(_MESSAGES.decode(request.body)), _ChatBody), efforts)
         if request.api == "completions":
             return _completion(_COMPLETION.decode(request.body))
         if request.api == "generate":
@@ -135,7 +136,7 @@ def _check_values(body: bytes) -> None:
         raise Unsupported(f"a body with {pairs} colons; expected at most {MAX_PAIRS}")
 
 
-def _chat(body: _ChatBody) -> Chat:
+def _chat(body: _ChatBody, efforts: Mapping[str, str]) -> Chat:
     _refuse(body)
     if body.chat_template is not None:
         raise Unsupported("a chat template of the request's own")
@@ -150,8 +151,9 @@ def _chat(body: _ChatBody) -> Chat:
     if (documents := body.documents if body.documents is not None else given.get("documents")) is not None:
         variables["documents"] = documents
     if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-        variables.setdefault("enable_thinking", body.reasoning_effort != "none")
+        effort = efforts.get(body.reasoning_effort, body.reasoning_effort)
+        variables["reasoning_effort"] = effort
+        variables.setdefault("enable_thinking", effort != "none")
     variables.pop("continue_final_message", None)
     return Chat(
         body.messages,

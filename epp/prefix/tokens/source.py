@@ -34,6 +34,8 @@ R = TypeVar("R")
 _SMALL: Final = 64 << 10
 """Bytes that are read at once; more are read in a thread."""
 
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""What `reasoning_effort` may be. Source: vLLM 0.33."""
 ANY_MODEL: Final = "*"
 """Key of the tokenizer for every model that has none of its own, LoRA adapters above all."""
 
@@ -51,6 +53,8 @@ class TokenizerFiles:
     """The engine's flag of that name."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """The engine's --default-chat-template-kwargs."""
+    reasoning_effort_map: Mapping[str, str] = field(default_factory=dict)
+    """The engine's flag of that name (vLLM 0.33): a request's effort -> the one that the template is given."""
 
 
 class Tokens:
@@ -141,7 +145,7 @@ class Tokens:
     def _work(self, tokenizer: ModelTokenizer, request: Request) -> Ids:
         """In a thread. The time given here begins with the work, so that it is never cut shorter than one piece."""
         try:
-            return tokenizer.ids(prompt_of(request), self._deadline)
+            return tokenizer.ids(prompt_of(request, tokenizer.efforts), self._deadline)
         except (Unsupported, TooLate, TemplateTooLong):
             raise
         except TemplateError:
@@ -183,6 +187,7 @@ _FLAGS: Final = {
     "--chat-template": "chat_template",
     "--chat-template-content-format": "chat_template_content_format",
     "--default-chat-template-kwargs": "chat_template_kwargs",
+    "--reasoning-effort-map": "reasoning_effort_map",
 }
 """The engine's flags that change what a prompt becomes."""
 
@@ -211,7 +216,7 @@ def _parted(word: str) -> Sequence[str]:
 def _value(flag: str, value: str) -> Any:
     if flag == "--chat-template-content-format" and value not in ("auto", "string", "openai"):
         raise ConfigError("--tokenizer-args", f"{flag}: expected auto, string or openai, got {value[:100]!r}")
-    if flag != "--default-chat-template-kwargs":
+    if flag not in ("--default-chat-template-kwargs", "--reasoning-effort-map"):
         return value
     try:
         found = json.loads(value)
@@ -219,7 +224,19 @@ def _value(flag: str, value: str) -> Any:
         found = None
     if not isinstance(found, dict):
         raise ConfigError("--tokenizer-args", f"{flag}: expected a JSON object, got {value[:100]!r}")
+    if flag == "--reasoning-effort-map":
+        _check_efforts(found)
     return found
+
+
+def _check_efforts(found: Mapping[str, Any]) -> None:
+    for effort, mapped in found.items():
+        where = f"--reasoning-effort-map: {effort[:100]!r}"
+        if effort not in EFFORTS:
+            known = nearest(effort, EFFORTS) or "; expected some of " + ", ".join(EFFORTS)
+            raise ConfigError("--tokenizer-args", f"{where} is no effort{known}")
+        if not isinstance(mapped, str):
+            raise ConfigError("--tokenizer-args", f"{where}: expected a string, got {str(mapped)[:100]}")
 
 
 def load_tokenizers(files: Mapping[str, TokenizerFiles], pieces: TokenCache) -> dict[str, ModelTokenizer]:
@@ -243,6 +260,7 @@ def _load(said: TokenizerFiles, pieces: TokenCache) -> ModelTokenizer:
         chat_template=Path(said.chat_template) if said.chat_template else None,
         content_format=given,
         chat_template_kwargs=said.chat_template_kwargs,
+        reasoning_effort_map=said.reasoning_effort_map,
     )
 
 

@@ -5,7 +5,7 @@ it makes is bounded, in each step and in all (`sandbox`), and so is its time: ev
 at the clock, so an endless template ends when its time is over, with `TemplateTooLong`, and its thread goes on to the
 next request.
 
-Which names and filters a template finds is what Hugging Face's `apply_chat_template` gives it, as vLLM 0.32 calls it,
+Which names and filters a template finds is what Hugging Face's `apply_chat_template` gives it, as vLLM 0.33 calls it,
 but for a few that no chat has a use for.
 """
 
@@ -79,7 +79,8 @@ def _content_format(tree: nodes.Template) -> ContentFormat:
     """`openai` for a template that loops over a message's content, as vLLM decides it.
 
     vLLM looks for the loops, not for what they do: over `content` of a loop variable over `messages` (or over another
-    name for them), over a plain `content`, or over a macro's parameter that is given such content.
+    name for them, since 0.33 also one in a namespace), over a plain `content`, or over a macro's parameter that is
+    given such content.
     """
     try:
         return "openai" if any(_loops_over_content(tree)) else "string"
@@ -112,11 +113,22 @@ def _message_names(tree: nodes.Template) -> Iterator[str]:
     lists = ["messages"]
     for name in lists:  # grows while it is walked
         for assignment in tree.find_all(nodes.Assign):
-            if _is(assignment.node, name) and (other := _name_of(assignment.target)) not in lists:
-                lists.append(other)
+            lists += (other for other in _names_given(assignment, name) if other not in lists)
     for loop in tree.find_all(nodes.For):
         if any(_is(loop.iter, name) for name in lists):
             yield _name_of(loop.target)
+
+
+def _names_given(assignment: nodes.Assign, name: str) -> Iterator[str]:
+    """Other names that an assignment gives to `name`: `a`, or `a.b` in a namespace."""
+    target, value = assignment.target, assignment.node
+    if isinstance(target, nodes.Name):
+        if _is(value, name):
+            yield target.name
+        elif isinstance(value, nodes.Call) and _is_name(value.node, "namespace"):
+            yield from (f"{target.name}.{each.key}" for each in value.kwargs if _is(each.value, name))
+    elif isinstance(target, nodes.NSRef) and _is(value, name):
+        yield f"{target.name}.{target.attr}"
 
 
 def _given_content(tree: nodes.Template, macro: nodes.Macro, items: list[str]) -> set[str]:
@@ -140,13 +152,16 @@ def _is(node: nodes.Node, name: str, key: str | None = None) -> bool:
     if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
         return _is(node.node, name, key)
     if key is None:
-        return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
+        return _is_name(node, name)
     if isinstance(node, nodes.Getitem):
         return _is_name(node.node, name) and isinstance(node.arg, nodes.Const) and node.arg.value == key
     return isinstance(node, nodes.Getattr) and _is_name(node.node, name) and node.attr == key
 
 
 def _is_name(node: nodes.Node, name: str) -> bool:
+    if isinstance(node, nodes.Getattr):
+        space, _, attribute = name.rpartition(".")
+        return attribute == node.attr and _is_name(node.node, space)
     return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
 
 

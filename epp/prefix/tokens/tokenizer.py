@@ -46,7 +46,7 @@ _OWN_RENDERERS: Final = {
     "MoonshotKimiaForCausalLM": "kimi_audio",
     "InklingForCausalLM": "inkling",
 }
-"""Architecture -> the renderer of its own that vLLM 0.32 has for it, instead of a chat template."""
+"""Architecture -> the renderer of its own that vLLM 0.33 has for it, instead of a chat template."""
 _TRIALS: Final = (
     "",
     "Hello, world",
@@ -78,7 +78,7 @@ class ModelTokenizer:
     """Exact ids as the engine makes them from the same files. Thread-safe.
 
     Differences that files cannot show (`--chat-template`, `--default-chat-template-kwargs` of the engine) are the
-    parameters of `load`.
+    parameters of `load`; `efforts`, its --reasoning-effort-map, is for `prompt_of`.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class ModelTokenizer:
         named: Mapping[str, str],
         defaults: Mapping[str, Any],
         pieces: TokenCache,
+        efforts: Mapping[str, str],
     ) -> None:
+        self.efforts = efforts
         self._tokenizer = tokenizer
         self._templates = template
         self._named = named
@@ -111,11 +113,12 @@ class ModelTokenizer:
         chat_template: Path | None = None,
         content_format: ContentFormat | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort_map: Mapping[str, str] | None = None,
     ) -> "ModelTokenizer":
         """From a directory with tokenizer.json and what usually lies beside it. Takes seconds for a large vocabulary.
 
-        `chat_template`, `content_format` and `chat_template_kwargs` are what the engine was given with flags of such
-        names. Raises ConfigError with the file and what was expected in it.
+        `chat_template`, `content_format`, `chat_template_kwargs` and `reasoning_effort_map` are what the engine was
+        given with flags of such names. Raises ConfigError with the file and what was expected in it.
         """
         if not directory.is_dir():
             raise ConfigError(str(directory), "expected a directory with tokenizer.json and tokenizer_config.json")
@@ -141,7 +144,7 @@ class ModelTokenizer:
                 where = directory / "tokenizer_config.json"
                 raise ConfigError(str(where), f"expected tokens that are Unicode text: {str(error)[:200]}") from None
             templates = ChatTemplates.load(directory, settings, chat_template, content_format)
-            return cls(tokenizer, templates, named, chat_template_kwargs or {}, pieces)
+            return cls(tokenizer, templates, named, chat_template_kwargs or {}, pieces, reasoning_effort_map or {})
 
     @property
     def cut(self) -> bool:

@@ -46,6 +46,8 @@ def test_content_is_one_string_or_a_list_of_parts() -> None:
 def test_content_that_is_not_text_is_not_rendered(content: Any) -> None:
     with pytest.raises(Unsupported):
         one({"role": "user", "content": content})
+    with pytest.raises(Unsupported):
+        one({"role": "assistant", "content": "a", "reasoning": {"type": "prompt_embeds", "prompt_embeds": "AAAA"}})
 
 
 def test_a_message_keeps_the_fields_templates_read() -> None:

@@ -61,6 +61,25 @@ def test_variables_come_from_several_fields_and_empty_ones_do_not_count() -> Non
     assert chat(documents=[{"title": "t"}]).variables == {"documents": [{"title": "t"}]}
 
 
+def test_an_effort_is_what_the_engine_makes_of_it() -> None:
+    efforts = {"high": "max", "low": "none"}
+    for effort, variables in (
+        ("high", {"reasoning_effort": "max", "enable_thinking": True}),
+        ("low", {"reasoning_effort": "none", "enable_thinking": False}),
+        ("medium", {"reasoning_effort": "medium", "enable_thinking": True}),
+    ):
+        found = prompt_of(asked({"messages": [USER], "reasoning_effort": effort}), efforts)
+        assert isinstance(found, Chat)
+        assert found.variables == variables
+    kept = prompt_of(asked({"messages": [USER], "chat_template_kwargs": {"reasoning_effort": "high"}}), efforts)
+    assert isinstance(kept, Chat)
+    assert kept.variables == {"reasoning_effort": "high"}
+    sent = {"messages": [USER], "output_config": {"effort": "high"}, "max_tokens": 1}
+    anthropic = prompt_of(asked(sent, "messages"), efforts)
+    assert isinstance(anthropic, Chat)
+    assert anthropic.variables == {"reasoning_effort": "max", "enable_thinking": True}
+
+
 @pytest.mark.parametrize(
     ("api", "body"),
     [

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,16 @@ def tokens(tmp_path: Path) -> Iterator[Made]:
     """Makes `Tokens` with a tokenizer for the model `m`."""
     made: list[Tokens] = []
 
-    def make_tokens(*, template: str | None = None, model: str = "m", **settings: Any) -> Tokens:
+    def make_tokens(
+        *, template: str | None = None, model: str = "m", efforts: Mapping[str, str] | None = None, **settings: Any
+    ) -> Tokens:
         directory = tmp_path / f"files-{len(made)}"
         make("llama", directory)
         if template is not None:
             (directory / "chat_template.jinja").write_text(template)
         pieces = TokenCache(1 << 20)
-        made.append(Tokens(load_tokenizers({model: TokenizerFiles(str(directory))}, pieces), pieces, **settings))
+        files = TokenizerFiles(str(directory), reasoning_effort_map=efforts or {})
+        made.append(Tokens(load_tokenizers({model: files}, pieces), pieces, **settings))
         return made[-1]
 
     yield make_tokens
@@ -108,6 +111,13 @@ async def test_a_template_s_refusal_fails_without_a_word_of_the_prompt(tokens: M
         await reader.of(asked(CHAT))
     assert none.value.reason == "failed"
     assert "hello" not in str(none.value)
+
+
+async def test_an_effort_is_read_as_the_engines_of_the_model_read_it(tokens: Made) -> None:
+    template = "{{ reasoning_effort }} {{ messages[0].content }}"
+    plain, mapped = (tokens(template=template, efforts=each, deadline=60.0) for each in ({}, {"low": "high"}))
+    low, high = (asked({**CHAT, "reasoning_effort": effort}) for effort in ("low", "high"))
+    assert await mapped.of(low) == await mapped.of(high) == await plain.of(high) != await plain.of(low)
 
 
 async def test_text_that_no_tokenizer_takes_fails(tokens: Made) -> None:
@@ -229,9 +239,17 @@ def test_a_model_of_the_hub_is_looked_for_in_its_cache_where_there_is_no_hub(
 
 
 def test_flags_say_where_tokenizers_are_and_what_their_engines_were_reported() -> None:
-    arguments = ['m=--chat-template=/t.jinja --default-chat-template-kwargs \'{"a": "x=1"}\'']
+    arguments = [
+        'm=--chat-template=/t.jinja --default-chat-template-kwargs \'{"a": "x=1"}\''
+        ' --reasoning-effort-map=\'{"xhigh": "max"}\''
+    ]
     assert tokenizer_files(["m=/models/m", "*=hf:org/name@main"], arguments) == {
-        "m": TokenizerFiles("/models/m", chat_template="/t.jinja", chat_template_kwargs={"a": "x=1"}),
+        "m": TokenizerFiles(
+            "/models/m",
+            chat_template="/t.jinja",
+            chat_template_kwargs={"a": "x=1"},
+            reasoning_effort_map={"xhigh": "max"},
+        ),
         "*": TokenizerFiles("hf:org/name@main"),
     }
     strings = tokenizer_files(["org/m=d"], ["org/m=--chat-template-content-format string"])
@@ -252,6 +270,9 @@ def test_flags_say_where_tokenizers_are_and_what_their_engines_were_reported() -
         (["m=a"], ["m=--chat-template-content-format x"], "expected auto, string or openai, got 'x'"),
         (["m=a"], [f"m=--default-chat-template-kwargs {'[' * 9_000}"], "expected a JSON object"),
         (["m=a"], ["m=--default-chat-template-kwargs [1]"], "expected a JSON object, got '[1]'"),
+        (["m=a"], ["m=--reasoning-effort-map [1]"], "expected a JSON object, got '[1]'"),
+        (["m=a"], ['m=--reasoning-effort-map \'{"hgih": "max"}\''], "'hgih' is no effort; did you mean 'high'?"),
+        (["m=a"], ["m=--reasoning-effort-map '{\"high\": 3}'"], "'high': expected a string, got 3"),
     ],
 )
 def test_flags_that_are_no_good_are_refused(tokenizers: list[str], arguments: list[str], reported: str) -> None:

@@ -127,6 +127,27 @@ LOOP = "{% for m in messages %}%s{% endfor %}"
         ("openai", "{% set c = m.content %}{% for x in content %}{% endfor %}"),
         (
             "openai",
+            "{% set ns = namespace(rest=messages[1:], n=0) %}"
+            "{% for m in ns.rest %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        ),
+        (
+            "openai",
+            "{% set ns = namespace() %}{% set ns.rest = messages %}{% set all = ns.rest | list %}"
+            "{% for m in all %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        ),
+        ("openai", "{% set a, b = messages %}" + LOOP.replace("%s", "{% for c in m.content %}{% endfor %}")),
+        (
+            "string",
+            "{% set ns = namespace(rest=messages) %}"
+            "{% for m in ns.other %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        ),
+        (
+            "string",
+            "{% set ns = namespace(rest=messages) %}"
+            "{% for m in rest %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        ),
+        (
+            "openai",
             "{% macro show(body) %}{% for c in body %}{% endfor %}{% endmacro %}"
             + LOOP.replace("%s", "{{ show(m.content) }}"),
         ),
