@@ -98,6 +98,7 @@ def _engine(given: EngineConfig, path: str) -> Engine:
     return ENGINES.get(given.name, Engine(None, None))._replace(
         waiting=waiting,
         running=running,
+        first_rank=None,
         kv_usage=_figure(given.kv_usage_spec, f"{path}.kvUsageSpec"),
         block_size=size,
         blocks=blocks,

@@ -1,6 +1,7 @@
 """What an engine's own histograms say of the answers it gave: known in every wiring, and of all its traffic.
 
-vLLM has them; metrics of answers that a gateway does not show are made of these, labelled `source="engine"`.
+vLLM and SGLang have them; metrics of answers that a gateway does not show are made of these, labelled
+`source="engine"`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,7 +71,7 @@ class EngineAnswers:
                 for (of, figure), counted in self._before.items()
                 if of == model and (of, figure) in before
             }
-            for figure, increase in _with_means(found):
+            for figure, increase in _with_means(found, "ttft" if self._engine.unstreamed is None else "prompt"):
                 if increase.values:
                     self._metrics.engine_answered(model, figure, increase.buckets, increase.total)
 
@@ -86,7 +87,8 @@ def _read(page: bytes, engine: Engine, places: Places) -> _Figures:
         return found.setdefault((model, figure), ([], {}))
 
     for figure, metric in engine.answers.items():
-        for model, bound, value in histogram(page, metric, places):
+        without = engine.unstreamed if figure in ("ttft", "tpot") else None
+        for model, bound, value in histogram(page, metric, places, without):
             if (place := of(model, figure)) is None:
                 continue
             if bound is None:
@@ -113,15 +115,18 @@ def _increase(before: Counted, after: Counted) -> Increase:
     return Increase(after.total - before.total, buckets)
 
 
-def _with_means(found: Mapping[str, Increase]) -> Iterator[tuple[str, Increase]]:
-    """The figures that are shown. Two of which there is no histogram count as their mean, once for each request."""
+def _with_means(found: Mapping[str, Increase], counted_with: str) -> Iterator[tuple[str, Increase]]:
+    """The figures that are shown. Two of which there is no histogram count as their mean, once for each request.
+
+    `counted_with`: the figure that is counted for each request at the time at which its cached tokens are.
+    """
     yield from ((figure, found[figure]) for figure in ("ttft", "tpot", "prompt", "completion") if figure in found)
     duration, completion = found.get("duration"), found.get("completion")
     if duration and completion and completion.total > 0:
         yield "ntpot", _same(duration.total / completion.total, duration.values)
-    cached, first = found.get("cached"), found.get("ttft")
-    if cached and first and first.values:
-        yield "cached", _same(cached.total / first.values, first.values)
+    cached, with_it = found.get("cached"), found.get(counted_with)
+    if cached and with_it and with_it.values:
+        yield "cached", _same(cached.total / with_it.values, with_it.values)
 
 
 def _same(value: float, count: int) -> Increase:

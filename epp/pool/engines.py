@@ -2,7 +2,7 @@
 
 A Prometheus parser takes ten milliseconds for a page of vLLM's; this takes some ten microseconds: where a metric has
 one sample, as it has in a server of one engine, all of its line but the value is known from the page before. Names:
-vLLM 0.32, and for the other engines GIE v1.5 `datalayer/extractor/metrics`.
+vLLM 0.33, SGLang 0.5.23, and for the other engines, as for older SGLang, GIE v1.5 `datalayer/extractor/metrics`.
 """
 
 import re
@@ -54,10 +54,13 @@ class Figure(NamedTuple):
 
     metric: bytes
     where: tuple[tuple[bytes, bytes], ...] = ()
+    """Labels and the values they must have; one that a sample has not is empty."""
     label: bytes = b""
     """The label that holds the figure; empty: the sample's value does."""
     part: bytes = b""
     """Of a histogram: `_count`."""
+    older: "Figure | None" = None
+    """Where older versions of the engine report it."""
 
 
 class Engine(NamedTuple):
@@ -81,6 +84,12 @@ class Engine(NamedTuple):
     `completion` in tokens."""
     cached_tokens: bytes | None = None
     """Prompt tokens found in a cache."""
+    unstreamed: tuple[bytes, bytes] | None = None
+    """Label and value of those samples of `ttft` and `tpot` that are of answers which were not streamed, where they say
+    nothing of a first token; `cached_tokens` are counted when an answer ends then."""
+    first_rank: Figure | None = None
+    """`running` of those tensor-parallel ranks alone that `blocks` and `steps` are read of; None: of all that there
+    are. The others report those as well, so each stands for as many as have requests of their own."""
     custom: Mapping[str, Figure] = {}
     """Others that a configuration names, by name."""
 
@@ -116,11 +125,33 @@ ENGINES: Final[Mapping[str, Engine]] = {
         cached_tokens=b"vllm:prompt_tokens_cached_total",
     ),
     "sglang": Engine(
-        waiting=Figure(b"sglang:num_queue_reqs"),
-        running=Figure(b"sglang:num_running_reqs"),
+        # With --enable-priority-scheduling there is a sample for each priority beside that of all.
+        waiting=Figure(b"sglang:num_queue_reqs", where=((b"priority", b""),)),
+        running=Figure(b"sglang:num_running_reqs", where=((b"priority", b""),)),
+        first_rank=Figure(b"sglang:num_running_reqs", where=((b"priority", b""), (b"tp_rank", b"0"))),
         kv_usage=Figure(b"sglang:token_usage"),
-        block_size=Figure(b"sglang:cache_config_info", label=b"page_size"),
-        blocks=Figure(b"sglang:cache_config_info", label=b"num_pages"),
+        block_size=Figure(b"sglang:page_size", older=Figure(b"sglang:cache_config_info", label=b"page_size")),
+        blocks=Figure(
+            b"sglang:num_pages",
+            where=((b"tp_rank", b"0"),),
+            older=Figure(b"sglang:cache_config_info", label=b"num_pages"),
+        ),
+        prefix_queries=Figure(b"sglang:prefill_effective_tokens_total"),
+        prefix_hits=Figure(b"sglang:prefill_effective_tokens_total", where=((b"mode", b"device_hit"),)),
+        prompt_tokens=Figure(b"sglang:prefill_effective_tokens_total"),
+        # No first tokens: of an answer that is not streamed it counts one when 50 tokens are done, or all.
+        computed_tokens=Figure(b"sglang:realtime_tokens_total", where=((b"mode", b"prefill_compute"),)),
+        generated_tokens=Figure(b"sglang:realtime_tokens_total", where=((b"mode", b"decode"),)),
+        steps=Figure(b"sglang:cuda_graph_passes_total", where=((b"tp_rank", b"0"),)),
+        answers={
+            "ttft": b"sglang:time_to_first_token_seconds",
+            "tpot": b"sglang:request_time_per_output_token_seconds",
+            "duration": b"sglang:e2e_request_latency_seconds",
+            "prompt": b"sglang:prompt_tokens_histogram",
+            "completion": b"sglang:generation_tokens_histogram",
+        },
+        cached_tokens=b"sglang:cached_tokens_total",
+        unstreamed=(b"is_streaming", b"false"),
     ),
     "trtllm-serve": Engine(
         waiting=Figure(b"trtllm_num_requests_waiting"),
@@ -267,6 +298,9 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
     waiting, running = _numbers(page, places, engine.waiting), _numbers(page, places, engine.running)
     if not waiting and not running:
         return None
+    ranks = 1.0
+    if engine.first_rank is not None and len(running) > 1 and (first := _numbers(page, places, engine.first_rank)):
+        ranks = len(running) / len(first)
     usage = _numbers(page, places, engine.kv_usage)
     lora_max, lora_running, lora_waiting = _lora(page, places, engine.lora)
     return Load(
@@ -274,7 +308,7 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
         running=_total(running),
         kv_usage=min(1.0, sum(usage) / len(usage)) if usage else 0.0,
         block_size=int(max(_numbers(page, places, engine.block_size), default=0.0)),
-        blocks=_total(_numbers(page, places, engine.blocks)),
+        blocks=int(ranks * _total(_numbers(page, places, engine.blocks))),
         lora_running=lora_running,
         lora_waiting=lora_waiting,
         lora_max=lora_max,
@@ -284,7 +318,7 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
         first_tokens=_total(_numbers(page, places, engine.first_tokens)),
         computed_tokens=_total(_numbers(page, places, engine.computed_tokens)),
         generated_tokens=_total(_numbers(page, places, engine.generated_tokens)),
-        steps=_total(_numbers(page, places, engine.steps)),
+        steps=int(ranks * _total(_numbers(page, places, engine.steps))),
         custom=_custom(page, places, engine.custom) if engine.custom else {},
         at=at,
     )
@@ -347,17 +381,19 @@ def samples(
         at = end + 1
 
 
-def histogram(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, float | None, float]]:
+def histogram(
+    page: bytes, metric: bytes, places: Places, without: tuple[bytes, bytes] | None = None
+) -> Iterator[tuple[str, float | None, float]]:
     """Of a histogram each bucket: (model, upper bound, how many values are not above it), and the sums of its values,
-    with None for the bound.
+    with None for the bound. `without`: not of samples that have this label with this value.
     """
-    for text, value in samples(page, metric, places, _MOST_LABELS, b"_bucket"):
-        (model, bound), number = _bucket(text), _number(value)
-        if bound is not None and number is not None:
-            yield model, bound, number
-    for text, value in samples(page, metric, places, _MOST_LABELS, b"_sum"):
-        if (number := _number(value)) is not None:
-            yield _bucket(text)[0], None, number
+    for part in (b"_bucket", b"_sum"):
+        for text, value in samples(page, metric, places, _MOST_LABELS, part):
+            if without is not None and _label(text, without[0]) == without[1]:
+                continue
+            (model, bound), number = _bucket(text), _number(value)
+            if number is not None and (bound is None) == (part == b"_sum"):
+                yield model, bound, number
 
 
 def labelled(page: bytes, metric: bytes, places: Places) -> Iterator[tuple[str, float]]:
@@ -448,7 +484,7 @@ def _numbers(page: bytes, places: Places, figure: Figure | None) -> list[float]:
             found.append(number)
     if found and there == 1:
         _remember(page, places, figure, found[0])
-    return found
+    return found if there else _numbers(page, places, figure.older)
 
 
 def _remember(page: bytes, places: Places, figure: Figure, number: float) -> None:

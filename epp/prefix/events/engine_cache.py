@@ -486,7 +486,7 @@ def _links(event: BlockStored, count: int, link: int) -> list[int]:
     """Links of an event's first `count` blocks, which follow `link`. Raises OverflowError for what is no token id."""
     assert event.token_ids is not None
     tokens, size = array("I", event.token_ids), event.block_size
-    some_have_extras = event.extra_keys is not None and any(event.extra_keys)
+    some_have_extras = (event.extra_keys is not None and any(event.extra_keys)) or event.cache_salt is not None
     if len(tokens) == size and not some_have_extras:  # most events of a decoding engine
         return [xxh3_64_intdigest(tokens, link)]
     links = []
@@ -503,5 +503,11 @@ def _extras(event: BlockStored, i: int) -> Sequence[Any]:
     keys = event.extra_keys
     extras = keys[i] if keys is not None and i < len(keys) else None
     if not extras:
-        return ()
+        return (salt,) if not i and (salt := _salt_of(event)) else ()
     return extras[1:] if event.lora_name and extras[0] == event.lora_name else extras
+
+
+def _salt_of(event: BlockStored) -> str:
+    """SGLang's salt of a chain that begins with this event, "" for none."""
+    salt = event.cache_salt
+    return salt if isinstance(salt, str) and event.parent_block_hash is None else ""

@@ -35,12 +35,13 @@ class PodDiscovery:
 
 @dataclass(frozen=True)
 class KvEvents:
-    """llm-d's `kvEventsConfig`. Events are read on the event loop: `concurrency` changes nothing."""
+    """llm-d's `kvEventsConfig`. Events are read on the event loop, and both engines' alike: `concurrency` and
+    `engine_type` change nothing."""
 
     topic_filter: str = ""
     """Only topics that begin with it; "" = all."""
     concurrency: int = 4
-    engine_type: Literal["vllm"] = "vllm"
+    engine_type: Literal["vllm", "sglang"] = "vllm"
     discover_pods: bool = True
     """Connect to each endpoint."""
     zmq_endpoint: str = ""

@@ -1,8 +1,9 @@
-"""vLLM's KV events off the wire: bytes in, events out. Pure; sockets are in `epp.prefix.events.subscriber`.
+"""KV events of vLLM and SGLang off the wire: bytes in, events out. Pure; sockets are in `epp.prefix.events.subscriber`.
 
 A batch is a msgpack array `[timestamp, [events], data_parallel_rank]`; an event is a map with its kind under `type`
-(vLLM 0.26 and later) or an array with its kind first (before). Fields that are left out have their defaults. What we do
-not use is not read, and what cannot be read costs itself alone: it is counted, the rest of its batch counts.
+(vLLM 0.26 and later, SGLang 0.5.23) or an array with its kind first (before). Fields that are left out have their
+defaults. What we do not use is not read, and what cannot be read costs itself alone: it is counted, the rest of its
+batch counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,10 @@ import msgspec
 Medium = Literal["device", "l1", "storage"]
 MEDIA: Final[dict[str | None, Medium]] = {
     **dict.fromkeys((None, "", "GPU", "gpu"), "device"),
-    **dict.fromkeys(("CPU", "cpu"), "l1"),
-    **dict.fromkeys(("STORAGE", "storage"), "storage"),
+    **dict.fromkeys(("CPU", "cpu", "CPU_PINNED", "cpu_pinned"), "l1"),
+    **dict.fromkeys(("STORAGE", "storage", "DISK", "disk", "EXTERNAL", "external"), "storage"),
 }
-"""The engines' words as they say them; others are looked up in lower case."""
+"""The engines' words as they say them (vLLM 0.33, SGLang 0.5.23); others are looked up in lower case."""
 WHOLE_PROMPT: Final = frozenset({"", "full_attention", "mla_attention", "sink_full_attention"})
 """Kinds of KV cache in which a prefix is reused as a whole. Others (sliding windows, mamba) forget its beginning."""
 LOW: Final = (1 << 64) - 1
@@ -48,6 +49,8 @@ class BlockStored(msgspec.Struct, tag_field="type", gc=False):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    cache_salt: Any = None
+    """SGLang's, a text; vLLM has it among `extra_keys`. In the array form something else stands here."""
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", gc=False):
@@ -235,6 +238,7 @@ def _pieces(event: BlockStored | BlockRemoved) -> Iterator[BlockStored | BlockRe
             keys[at:end] if keys is not None else None,
             event.group_idx,
             event.kv_cache_spec_kind,
+            event.cache_salt,
         )
 
 

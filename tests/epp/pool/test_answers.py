@@ -49,9 +49,9 @@ class Server:
 class Reader:
     """Looks at a server's pages as the scraper does."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "vllm") -> None:
         self.metrics = Metrics()
-        self.answers = EngineAnswers(endpoint(1), ENGINES["vllm"], self.metrics)
+        self.answers = EngineAnswers(endpoint(1), ENGINES[engine], self.metrics)
         self.places = Places()
         self.now = 0.0
 
@@ -175,3 +175,41 @@ def test_names_of_models_are_bounded_and_read_whole() -> None:
         reader.look(lines.encode())
     assert reader.value("ttft_seconds_count", model='a"0') == 1
     assert len(list(reader.metrics.rows("warmpath_ttft_seconds"))) == 8
+
+
+def test_of_sglang_first_tokens_of_answers_that_are_not_streamed_do_not_count() -> None:
+    """It sees the first of those when 50 tokens are done, or all (0.5.23)."""
+    registry, reader = CollectorRegistry(), Reader("sglang")
+    labels = {"model_name": "m", "engine_type": "unified"}
+    names = ("time_to_first_token_seconds", "request_time_per_output_token_seconds", "e2e_request_latency_seconds")
+    streamed = [
+        Histogram(f"sglang:{name}", "x", [*labels, "is_streaming"], buckets=(0.1, 1.0), registry=registry)
+        for name in names
+    ]
+    tokens = [
+        Histogram(f"sglang:{name}_tokens_histogram", "x", labels, buckets=(64.0, 1024.0), registry=registry)
+        for name in ("prompt", "generation")
+    ]
+    cached = Counter("sglang:cached_tokens", "x", [*labels, "cache_source"], registry=registry)
+
+    def answer(streaming: str, ttft: float, tpot: float) -> None:
+        for histogram, value in zip(streamed, (ttft, tpot, 3.0), strict=True):
+            histogram.labels(**labels, is_streaming=streaming).observe(value)
+        for histogram, value in zip(tokens, (900.0, 50.0), strict=True):
+            histogram.labels(**labels).observe(value)
+        cached.labels(**labels, cache_source="device").inc(500)
+        cached.labels(**labels, cache_source="host").inc(100)
+
+    answer("true", 9.0, 9.0)
+    answer("false", 9.0, 9.0)
+    reader.look(generate_latest(registry))
+    for _ in range(2):
+        answer("true", 0.5, 0.05)
+    answer("false", 2.5, 0.01)
+    reader.look(generate_latest(registry))
+    assert reader.value("ttft_seconds_count") == reader.value("tpot_seconds_count") == 2
+    assert reader.value("ttft_seconds_sum") == pytest.approx(1.0)
+    assert reader.value("tpot_seconds_sum") == pytest.approx(0.1)
+    assert (reader.value("prompt_tokens_sum"), reader.value("completion_tokens_sum")) == (2700, 150)
+    assert (reader.value("cached_tokens_count"), reader.value("cached_tokens_sum")) == (3, 1800)
+    assert reader.value("ntpot_seconds_sum") == pytest.approx(3 * 9.0 / 150)

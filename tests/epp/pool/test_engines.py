@@ -117,6 +117,70 @@ def test_pages_of_other_engines(engine: str, page: bytes, expected: Load) -> Non
     assert load(page, engine) == expected
 
 
+def sglang_page(data: int = 1, tensor: int = 1, *, attention: bool = False, priorities: bool = False) -> bytes:
+    """As SGLang 0.5.23 writes it, of `data` times `tensor` ranks: each reports its memory and its decode steps, of each
+    data-parallel rank (with data-parallel attention a tensor-parallel one) the first reports the rest."""
+    lines: dict[str, list[str]] = {}
+
+    def say(metric: str, value: float, *more: str, last: str = "") -> None:
+        labels = ",".join(['engine_type="unified"', 'model_name="m"', *more, *([last] if last else [])])
+        lines.setdefault(metric, []).append(f"sglang:{metric}{{{labels}}} {value}\n")
+
+    for number in range(data * tensor):
+        group, first = number // tensor, number % tensor == 0
+        rank = f'tp_rank="{number if attention else number % tensor}"'
+        of = ('pp_rank="0"', rank, *([f'dp_rank="{group}"'] if data > 1 else []))
+        say("page_size", 64, *of)
+        say("num_pages", 100, *of)
+        say("cuda_graph_passes_total", 30, *of, last='mode="decode_cuda_graph"')
+        if not first:
+            continue
+        for priority, running, waiting in (("", 3, 2), ("0", 1, 2), ("5", 2, 0)) if priorities else (("", 3, 2),):
+            last = f'priority="{priority}"' if priorities else ""
+            say("num_running_reqs", running, *of, last=last)
+            say("num_queue_reqs", waiting, *of, last=last)
+        say("token_usage", 0.25, *of)
+        say("cuda_graph_passes_total", 5, *of, last='mode="prefill_none"')
+        for mode, tokens in (("prefill_compute", 1000), ("prefill_cache", 600), ("decode", 90)):
+            say("realtime_tokens_total", tokens, *of, last=f'mode="{mode}"')
+        for mode, tokens in (("input", 1000), ("device_hit", 500), ("host_hit", 100), ("storage_hit", 0)):
+            say("prefill_effective_tokens_total", tokens, *of, last=f'mode="{mode}"')
+    blocks = (f"# HELP sglang:{name} x\n# TYPE sglang:{name} x\n{''.join(each)}" for name, each in lines.items())
+    return "".join(blocks).encode()
+
+
+@pytest.mark.parametrize(
+    ("page", "ranks"),
+    [
+        (sglang_page(), 1),
+        (sglang_page(tensor=4), 1),
+        (sglang_page(priorities=True), 1),
+        (sglang_page(data=2, tensor=2), 2),
+        (sglang_page(data=4, attention=True), 4),
+        (sglang_page(data=2, tensor=2, attention=True), 2),
+        (sglang_page(data=2, tensor=2, priorities=True), 2),
+    ],
+    ids=["one", "tensor", "priorities", "data and tensor", "attention", "attention and tensor", "all"],
+)
+def test_each_rank_of_sglang_that_has_requests_of_its_own_counts_once(page: bytes, ranks: int) -> None:
+    places = Places()
+    for _ in range(2):
+        assert parse(page, ENGINES["sglang"], 7.0, places) == Load(
+            waiting=2 * ranks,
+            running=3 * ranks,
+            kv_usage=0.25,
+            block_size=64,
+            blocks=100 * ranks,
+            prefix_queries=1600 * ranks,
+            prefix_hits=500 * ranks,
+            prompt_tokens=1600 * ranks,
+            computed_tokens=1000 * ranks,
+            generated_tokens=90 * ranks,
+            steps=35 * ranks,
+            at=7.0,
+        )
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1", "1e309", "1e300", "x", "0x10", ""])
 def test_a_value_that_is_no_count_is_as_good_as_absent(value: str) -> None:
     page = f"vllm:num_requests_waiting {value}\nvllm:num_requests_running 3\nvllm:kv_cache_usage_perc {value}\n"

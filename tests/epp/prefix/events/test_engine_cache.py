@@ -104,6 +104,14 @@ def test_salt_and_adapter_are_part_of_a_prompt() -> None:
     assert Engine().say(stored(lora_name="lora", extra_keys=None)).depth(adapter="lora") == 8
 
 
+def test_the_salt_of_sglang_is_that_of_the_chain() -> None:
+    for parts in ([(0, 8)], [(0, 1), (1, 8)]):
+        said = [stored(*part, cache_salt="tenant", extra_keys=None) for part in parts]
+        engine = Engine().say(*said)
+        assert (engine.depth(salt="tenant"), engine.depth(), engine.depth(salt="other")) == (8, 0, 0)
+    assert Engine().say(stored(cache_salt=["no", "salt"])).depth() == 8
+
+
 def test_an_image_counts_where_it_stands() -> None:
     extras: list[Any] = [None, None, [["image", 3]], [["image", -1]], *[None] * 4]
     engine = Engine().say(stored(extra_keys=extras))

@@ -28,7 +28,7 @@ from epp.prefix.events.wire import (
 pack = msgspec.msgpack.encode
 
 
-def as_vllm_0_32(**fields: Any) -> dict[str, Any]:
+def as_vllm_0_33(**fields: Any) -> dict[str, Any]:
     event = {
         "type": "BlockStored",
         "block_hashes": [11415969441711745966, b"\x01" * 32],
@@ -44,8 +44,19 @@ def as_vllm_0_32(**fields: Any) -> dict[str, Any]:
         "kv_cache_spec_sliding_window": None,
         "locality": "LOCAL",
         "session_id": "s",
+        "lookahead_token_ids": [[7], [9]],
     }
     return event | fields
+
+
+def test_arrays_of_more_fields_than_are_read() -> None:
+    """Where arrays were, a sliding window stood where maps may have a salt."""
+    fields = [
+        v for k, v in as_vllm_0_33().items() if k not in ("type", "locality", "session_id", "lookahead_token_ids")
+    ]
+    (event,) = decode(pack([1.0, [["BlockStored", *fields[:-1], 128, "LOCAL"]], 0])).events
+    assert isinstance(event, BlockStored)
+    assert (event.kv_cache_spec_kind, event.token_ids) == ("full_attention", [456, 645, 7, 8])
 
 
 def test_maps() -> None:
@@ -54,7 +65,7 @@ def test_maps() -> None:
             [
                 1795170129.3,
                 [
-                    as_vllm_0_32(),
+                    as_vllm_0_33(),
                     {"type": "BlockRemoved", "block_hashes": [5], "medium": "CPU", "group_idx": 1},
                     {"type": "AllBlocksCleared"},
                 ],
@@ -86,8 +97,8 @@ def test_arrays_of_every_age_with_their_last_fields_left_out_or_unknown(longer: 
 
 def test_a_broken_event_costs_itself_alone() -> None:
     events: list[Any] = [
-        as_vllm_0_32(),
-        as_vllm_0_32(token_ids="text"),
+        as_vllm_0_33(),
+        as_vllm_0_33(token_ids="text"),
         {"type": "BlockMoved", "block_hashes": [1]},
         {"block_hashes": [1]},
         ["BlockRemoved", [1]],
@@ -119,7 +130,7 @@ def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
 @given(
     st.integers(0, 400),
     st.binary(min_size=1, max_size=6),
-    st.sampled_from([as_vllm_0_32(), ["BlockRemoved", [1, 2], "GPU"], {"type": "AllBlocksCleared"}]),
+    st.sampled_from([as_vllm_0_33(), ["BlockRemoved", [1, 2], "GPU"], {"type": "AllBlocksCleared"}]),
 )
 def test_bytes_changed_on_the_way_are_no_more_than_a_broken_batch(at: int, patch: bytes, event: Any) -> None:
     payload = bytearray(pack([1.0, [event, event], 0]))
@@ -139,7 +150,17 @@ def test_hashes_are_one_in_all_their_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tier"), [("GPU", "device"), (None, "device"), ("cpu", "l1"), ("Storage", "storage"), ("TAPE", None)]
+    ("name", "tier"),
+    [
+        ("GPU", "device"),
+        (None, "device"),
+        ("cpu", "l1"),
+        ("CPU_PINNED", "l1"),
+        ("Storage", "storage"),
+        ("DISK", "storage"),
+        ("External", "storage"),
+        ("TAPE", None),
+    ],
 )
 def test_media(name: str | None, tier: str | None) -> None:
     assert medium_of(name) == tier
@@ -151,7 +172,7 @@ def whole_step(tokens: int, size: int = 16) -> bytes:
     blocks = tokens // size
     hashes = [bytes([255]) * 24 + i.to_bytes(8, "big") for i in range(blocks)]
     gone = [{"type": "BlockRemoved", "block_hashes": [each], "medium": "GPU", "group_idx": 0} for each in hashes]
-    stored = as_vllm_0_32(
+    stored = as_vllm_0_33(
         block_hashes=hashes,
         parent_block_hash=None,
         token_ids=[2**17 + i for i in range(tokens)],
