@@ -286,7 +286,7 @@ class Limits(Plugin):
         if request.opaque and limits.reads_body:
             why = "models and tokens are limited here, for which the body has to be read"
             raise UnsupportedMedia(f"{request.opaque}; expected JSON without a content-encoding: {why}")
-        if request.api != "other" and not limits.allows(request.asked):
+        if (request.api != "other" or request.asked) and not limits.allows(request.asked):
             text = f"model: {request.asked!r} does not exist, or you do not have access to it"
             known = self._settings.somebody_may(request.asked)
             kind: type[EppError] = NotAllowed if known else UnknownModel

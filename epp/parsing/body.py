@@ -28,6 +28,7 @@ _LONGEST_KEY = 256
 """Characters of a `prompt_cache_key` that tell it from others."""
 
 _TEXT = msgspec.json.Decoder(str)
+_ARRAY = msgspec.json.Decoder(list[Raw])
 _HEAD = 64
 """Bytes of an array in which its first value is looked for."""
 
@@ -105,6 +106,24 @@ class Body(msgspec.Struct):
         """The answer's bound in tokens, or None: not given, or not a number an engine would take."""
         limit = bytes(self.output_limit())
         return int(limit) if limit.isdigit() and len(limit) <= 9 else _unusual_number(limit)
+
+
+class _Named(msgspec.Struct):
+    model: Raw = ABSENT
+
+
+_NAMED = msgspec.json.Decoder(_Named)
+
+
+def model_in(body: bytes) -> str:
+    """The model that a body of a format we do not know names; "" where it is no JSON object, or names none."""
+    if body[:_HEAD].lstrip()[:1] != b"{":
+        return ""
+    try:
+        name = _text(_NAMED.decode(body).model)
+    except UNREADABLE:
+        return ""
+    return name if len(name) <= MAX_MODEL else ""
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -203,6 +222,23 @@ class Chat(Body):
         return self.max_tokens if newer in (b"", b"null") else self.max_completion_tokens
 
 
+class ChatBatch(Chat):
+    """vLLM's `/v1/chat/completions/batch`: several conversations in `messages`, each with an answer.
+
+    Source: vLLM 0.33.
+    """
+
+    def conversation(self) -> Raw:
+        return NO_MESSAGES
+
+    def answers(self) -> int:
+        try:
+            conversations = len(_ARRAY.decode(self.messages))
+        except UNREADABLE:
+            conversations = 1
+        return max(1, conversations) * super().answers()
+
+
 class Completion(Body, rename={"text": "prompt"}):
     """`/v1/completions`. The prompt is text, token ids, or several of either; vLLM also takes `prompt_embeds`."""
 
@@ -296,7 +332,7 @@ class _Ids(_ForOneModel):
 
 
 class Generate(_Ids):
-    """vLLM's `/inference/v1/generate`. Source: vLLM 0.32."""
+    """vLLM's `/inference/v1/generate`. Source: vLLM 0.33."""
 
     token_ids: Raw = ABSENT
 
@@ -317,17 +353,25 @@ class NativeGenerate(_Ids):
 
 
 class Pooling(_ForOneModel):
-    """vLLM's `/rerank`, `/score`, `/classify` and `/pooling`: texts in one field or in two, the query first."""
+    """What vLLM answers without generating: `/rerank`, `/score`, `/classify`, `/pooling`, `/generative_scoring` and
+    Cohere's `/v2/embed`, texts in one field or in two, the query first; `/v1/decisions` and `/v1/systemone`, questions
+    on a text. Source: vLLM 0.33.
+    """
 
     api: ClassVar[Api] = "pooling"
 
     query: Raw = ABSENT
     queries: Raw = ABSENT
     text_1: Raw = ABSENT
+    texts: Raw = ABSENT
+    inputs: Raw = ABSENT
     input: Raw = ABSENT
+    state: Raw = ABSENT
     messages: Raw = ABSENT
     data: Raw = ABSENT
     data_1: Raw = ABSENT
+    instructions: Raw = ABSENT
+    questions: Raw = ABSENT
     documents: Raw = ABSENT
     items: Raw = ABSENT
     text_2: Raw = ABSENT
@@ -338,10 +382,15 @@ class Pooling(_ForOneModel):
             self.query,
             self.queries,
             self.text_1,
+            self.texts,
+            self.inputs,
             self.input,
+            self.state,
             self.messages,
             self.data,
             self.data_1,
+            self.instructions,
+            self.questions,
             self.documents,
             self.items,
             self.text_2,

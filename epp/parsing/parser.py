@@ -17,6 +17,7 @@ from epp.parsing.body import (
     ABSENT,
     Body,
     Chat,
+    ChatBatch,
     Completion,
     Embeddings,
     Generate,
@@ -25,6 +26,7 @@ from epp.parsing.body import (
     Pooling,
     Responses,
     decode,
+    model_in,
 )
 from epp.parsing.media import condensed, shows_media, uploaded_tokens
 from epp.parsing.request import NO_OBJECTIVE, Objective, RawRequest, Request, Slo
@@ -51,6 +53,8 @@ _NATIVE: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(NativeGenerate
 PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
     "openai-parser": (
         _Format("/v1/chat/completions", _CHAT),
+        _Format("/v1/chat/completions/batch", msgspec.json.Decoder(ChatBatch)),
+        _Format("/v2/chat", _CHAT),
         _Format("/v1/completions", _COMPLETION),
         _Format("/v1/responses", _RESPONSES),
         _Format("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
@@ -60,6 +64,10 @@ PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
         _Format("/score", _POOLING),
         _Format("/classify", _POOLING),
         _Format("/pooling", _POOLING),
+        _Format("/generative_scoring", _POOLING),
+        _Format("/v2/embed", _POOLING),
+        _Format("/v1/decisions", _POOLING),
+        _Format("/v1/systemone", _POOLING),
     ),
     "anthropic-parser": (_Format("/v1/messages", msgspec.json.Decoder(Messages)),),
     "vllmhttp-parser": (_Format("/inference/v1/generate", msgspec.json.Decoder(Generate)),),
@@ -135,9 +143,9 @@ class Parser:
         """The request, and the body to forward where it differs from the one that came (model rewritten), else None.
 
         A path we do not know, a method other than POST and a body that is compressed give api `other`: it is routed by
-        load alone. Raises for a body of a known path BadRequest if it is wrong, UnsupportedMedia if its coding is
-        unknown, or any while models are rewritten; BadRequest for a path that `use` leaves to nobody and for an SLO
-        that is no number; never another error.
+        load alone, and of its body only the model is read, if it is JSON and names one. Raises for a body of a known
+        path BadRequest if it is wrong, UnsupportedMedia if its coding is unknown, or any while models are rewritten;
+        BadRequest for a path that `use` leaves to nobody and for an SLO that is no number; never another error.
         """
         found = self._format(raw)
         opaque = "" if found is None else why_opaque(raw) if found.unwrapped is None else grpc.why_opaque(raw.body)
@@ -145,7 +153,10 @@ class Parser:
             why = "models are rewritten here, for which the body has to be read"
             raise UnsupportedMedia(f"{opaque}; expected JSON without a content-encoding: {why}")
         if found is None or opaque:
-            return self._other(raw, opaque), None
+            asked = model_in(raw.body) if found is None and raw.method == "POST" else ""
+            model = self._rules.rewrite(asked) if asked else asked
+            other = self._other(raw, model, asked, opaque)
+            return other, None if model == asked else rewrite_model(raw.body, model)
         body = raw.body if found.unwrapped is None else found.unwrapped(raw.body)
         fields = decode(found.decoder, body)
         asked = fields.model_name()
@@ -196,17 +207,20 @@ class Parser:
         for each in self._by_end:
             if path.endswith(each.end):
                 return each
+        if path.endswith(_ANY_FORMAT) and (found := _by_body(raw.body, self._by_path)) is not None:
+            return found
         if not self._passes:
             ends = ", ".join(each.end for each in self._by_end)
             raise BadRequest(f"path: {path[:60]!r} is read by none of {', '.join(self._names)}; expected one of {ends}")
         return None
 
-    def _other(self, raw: RawRequest, opaque: str) -> Request:
+    def _other(self, raw: RawRequest, model: str, asked: str, opaque: str) -> Request:
         priority, slo = self._wanted(raw.headers)
         named = _KEPT.search(_plain(raw.path)) if "/responses/" in raw.path else None
         return Request(
             id=self._id(raw.headers),
-            model="",
+            model=model,
+            asked=asked,
             api="other",
             tokens=uploaded_tokens(_plain(raw.path), raw.headers.get("content-type", ""), raw.body),
             priority=priority,
@@ -267,6 +281,10 @@ def milliseconds(text: str) -> float | None:
     if not 0 <= value <= _LONGEST:
         raise ValueError(f"got {text[:60]!r}; expected milliseconds, 0 to {_LONGEST:g}")
     return value / 1000 or None
+
+
+_ANY_FORMAT: Final = "/invocations"
+"""Path of vLLM at which it tells the format by the body (SageMaker's)."""
 
 
 def asks_for_models(raw: RawRequest) -> bool:

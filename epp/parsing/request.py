@@ -33,7 +33,7 @@ def short_salt(salt: str) -> str:
 
 Api = Literal["chat", "completions", "responses", "embeddings", "messages", "generate", "pooling", "other"]
 """Which wire format the body has; `other` is routed by load alone. `generate`: token ids, as vLLM and SGLang take them;
-`pooling`: vLLM's rerank, score, classify and pooling."""
+`pooling`: what vLLM answers without generating, see `epp.parsing.body.Pooling`."""
 
 Stage = Literal["", "prefill", "decode", "encode"]
 """A part of a request's work that has an endpoint of its own; "": all of it."""

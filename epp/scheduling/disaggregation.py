@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 from msgspec.structs import replace
 
 from epp.plugin import (
+    Api,
     Cost,
     Decider,
     Endpoint,
@@ -31,6 +32,8 @@ from epp.plugin import (
 
 _PREFIX_BASED: Final = "prefix-based-pd-decider"
 _ROLE: Final = "llm-d.ai/role"
+_WHOLE: Final[frozenset[Api]] = frozenset(("embeddings", "pooling", "other"))
+"""What one endpoint answers alone: nothing is decoded, or it is not known."""
 
 WhenNoPrefiller = Literal["decode", "refuse"]
 
@@ -144,7 +147,7 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or request.api == "other" or not self._decider.wants(request, decode):
+        if not request.tokens or request.api in _WHOLE or not self._decider.wants(request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:

@@ -120,6 +120,9 @@ def test_models_are_those_the_client_names_and_beginnings_with_a_star() -> None:
     assert (unknown.code, unknown.param) == ("model_not_found", "model")
     assert world.ask("b", asked="big").tenant == "b"
     assert isinstance(world.error("none", asked="big"), NotAllowed)
+    assert isinstance(world.error(api="other", asked="big", body=b"{}"), NotAllowed)
+    world.ask(api="other", asked="llama", body=b"{}")
+    world.ask(api="other", asked="", body=b"audio")
 
 
 def test_what_cannot_be_read_is_refused_where_something_in_it_counts() -> None:

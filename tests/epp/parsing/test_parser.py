@@ -1,6 +1,7 @@
 import gzip
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.errors import BadRequest, UnsupportedMedia
-from epp.parsing.parser import Parser
+from epp.parsing.parser import _USUAL, PARSERS, Parser
 from epp.parsing.request import NO_OBJECTIVE, Api, Objective, RawRequest, Request, Slo
 
 CHAT = {"model": "qwen", "messages": [{"role": "user", "content": "hi"}]}
@@ -74,8 +75,14 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
         ("/v1/chat/completions/render", "chat"),
         ("/v1/completions/render", "completions"),
         ("/inference/v1/generate", "generate"),
+        ("/v1/chat/completions/batch", "chat"),
+        ("/cohere/v2/chat", "chat"),
         ("/v2/rerank", "pooling"),
         ("/score", "pooling"),
+        ("/v2/embed", "pooling"),
+        ("/v1/decisions", "pooling"),
+        ("/v1/systemone", "pooling"),
+        ("/invocations", "chat"),
         ("/generate", "other"),
         ("/v1/chat/%2563ompletions", "other"),
         ("/v1/chat/completions%3fx", "other"),
@@ -91,8 +98,54 @@ def test_a_chat_request_is_read_once_and_forwarded_as_it_came() -> None:
 def test_the_end_of_the_path_tells_the_format(path: str, api: Api) -> None:
     body = {**CHAT, "prompt": "p", "input": "i", "token_ids": [1, 2], "query": "q"}
     request, _ = parse(body, path)
-    assert request.api == api
-    assert request.model == ("" if api == "other" else "qwen")
+    assert (request.api, request.model, request.asked) == (api, "qwen", "qwen")
+
+
+def test_the_documentation_names_the_paths_that_are_read() -> None:
+    section = Path("docs/gateway.md").read_text().partition("## Which requests are read")[2].partition("\n## ")[0]
+    usual = (each.end for name in _USUAL for each in PARSERS[name])
+    assert [path for path in usual if f"`{path}`" not in section] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "model"),
+    [
+        ("/v1/messages/count_tokens", b'{"messages": [], "model": "qwen"}', "qwen"),
+        ("/v1/audio/speech", b' \r\n{"model": "qwen", "input": "hi"}', "qwen"),
+        ("/v1/audio/speech", b'{"model": ["qwen"]}', ""),
+        ("/v1/audio/speech", b'{"model": null}', ""),
+        ("/v1/audio/speech", b'{"model": "' + b"q" * 1025 + b'"}', ""),
+        ("/v1/audio/speech", b'{"model": "qwen"', ""),
+        ("/v1/audio/speech", b'{"model": "qwen"} {"model": "x"}', ""),
+        ("/v1/audio/speech", b'["model"]', ""),
+        ("/v1/audio/transcriptions", b"--x\r\n", ""),
+        ("/invocations", b'{"model": "qwen", "data": "x"}', "qwen"),
+        ("/", b"", ""),
+    ],
+)
+def test_of_other_bodies_the_model_is_read_if_there_is_one(path: str, body: bytes, model: str) -> None:
+    request, forward = parse(body, path)
+    assert (request.api, request.model, request.asked, request.prompt) == ("other", model, model, b"")
+    assert forward is None
+
+
+def test_the_model_of_other_bodies_is_rewritten_too() -> None:
+    request, forward = parse(b'{"messages": [],"model": "old"}', "/v1/messages/count_tokens")
+    assert (request.api, request.model, request.asked) == ("other", "new", "old")
+    assert forward == b'{"messages": [],"model": "new"}'
+    assert parse(b'{"model": "old"}', "/v1/models", method="DELETE")[1] is None
+
+
+def test_a_batch_of_conversations_has_an_answer_for_each() -> None:
+    turn = {"role": "user", "content": "hi"}
+    body = {"model": "qwen", "messages": [[turn], [turn, turn], [turn]], "max_tokens": 9}
+    request, _ = parse(body, "/v1/chat/completions/batch")
+    assert (request.answers, request.max_tokens) == (3, 9)
+    assert request.prompt == json.dumps(body["messages"]).encode()
+    assert parse({**body, "n": 2}, "/v1/chat/completions/batch")[0].answers == 6
+    assert parse({**body, "messages": []}, "/v1/chat/completions/batch")[0].answers == 1
+    with pytest.raises(BadRequest, match="messages: missing"):
+        parse({"model": "qwen"}, "/v1/chat/completions/batch")
 
 
 def test_what_is_not_posted_is_routed_by_load_alone() -> None:
@@ -167,6 +220,12 @@ def test_the_key_by_which_requests_share_a_prefix(path: str, given: object, key:
         ("/v1/completions", {"model": "qwen", "prompt": ["1, 2"]}, ("completions", "qwen", b'["1, 2"]', 2, None)),
         ("/rerank", {"query": "q", "documents": ["d"]}, ("pooling", "", b'"q"["d"]', 2, None)),
         ("/score", {"model": "qwen", "text_1": "a", "text_2": ["b"]}, ("pooling", "qwen", b'"a"["b"]', 2, None)),
+        (
+            "/v1/decisions",
+            {"model": "qwen", "questions": [{"type": "predicate"}], "input": "text"},
+            ("pooling", "qwen", b'"text"[{"type": "predicate"}]', 7, None),
+        ),
+        ("/v2/embed", {"model": "qwen", "texts": ["ab"]}, ("pooling", "qwen", b'["ab"]', 1, None)),
     ],
 )
 def test_token_ids_count_themselves_and_pooling_has_its_texts(

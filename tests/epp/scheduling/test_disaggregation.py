@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from epp.configuration.loader import Pipeline, load_strategy, load_text, strategies
 from epp.errors import ConfigError, NoEndpoint, SloUnmet
-from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
+from epp.plugin import Api, CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
 from epp.pool.ranks import ranks_of
 from epp.replicas import wire
 from epp.scheduling.cost import ExpectedTtft
@@ -156,6 +156,13 @@ def test_a_long_prompt_is_prefilled_elsewhere(strategy: str) -> None:
     assert (part.stage, part.max_tokens, part.stream, decision.request.stage) == ("prefill", 1, False, "decode")
     assert decision.as_dict()["prefill"] == [where.name]
     assert decision.division == "prefill-decode"
+
+
+@pytest.mark.parametrize("api", ["embeddings", "pooling", "other"])
+def test_what_decodes_nothing_is_not_prefilled_elsewhere(api: Api) -> None:
+    pool = busy("prefix-aware", *two_and_two())
+    assert len(pool.choose(api="chat").parts) == 1
+    assert pool.choose(api=api).parts == []
 
 
 @pytest.mark.parametrize("strategy", strategies())
