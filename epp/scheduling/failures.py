@@ -9,7 +9,10 @@ What counts, as far as the gateway reports it:
     failed                        status 5xx but 501: the server's own, or the gateway's for a connection that was
                                   refused or reset (503) or took too long (504); an answer that another endpoint gave
                                   on the gateway's retry; a client that gave up waiting for the response headers of
-                                  a stream, if the endpoint has answered no request since, for 5 s
+                                  a stream, if the endpoint has answered no request since, for 5 s; a request that ended
+                                  within a second without a status, at an endpoint whose metrics are overdue and that
+                                  has answered none since they are: agentgateway says nothing of a connection that was
+                                  refused
     a part of a failure           status 429: the server is full, not broken; it costs more, and is never suspended;
                                   an answer that another endpoint gave instead of one that has answered no request yet:
                                   for 30 s that may be an endpoint which the gateway does not know yet
@@ -51,6 +54,8 @@ _OTHERS: Final = 25
 """Requests between two such trials: at low rates trials would be a large part of them."""
 _QUIET: Final = 60.0
 """Seconds after which a trial comes, however few those are."""
+_REFUSED: Final = 1.0
+"""Seconds within which a connection is refused; clients seldom give up so soon."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whose metrics cannot be read."""
 _FAILING: Final = "endpoint-failing"
@@ -221,7 +226,7 @@ class FailureShares(Producer[FailureShare]):
         record.known = record.known or status > 0
         if status == 429 or (response.failed and not record.known and now - record.first < _JOINING):
             self._failed(record, endpoint, sent, _PART)
-        elif response.failed or (not status and not response.lost and self._is_silent(record, request, sent)):
+        elif response.failed or (not status and not response.lost and self._is_to_blame(record, request, sent, now)):
             self._failed(record, endpoint, sent, 1.0)
         elif record.suspended and sent >= record.since:  # the trial says nothing: the next may come
             record.trying -= 1
@@ -344,11 +349,14 @@ class FailureShares(Producer[FailureShare]):
         if not record.suspended and (record.bad >= _IN_A_ROW or record.share >= _SUSPENDED):
             self._suspend(record, endpoint, now)
 
-    def _is_silent(self, record: _Record, request: Request, sent: float) -> bool:
-        """The endpoint has answered no request since it was sent this, for long; the headers of a stream come at
-        once.
+    def _is_to_blame(self, record: _Record, request: Request, sent: float, now: float) -> bool:
+        """For an end without a status. The endpoint has answered no request since it was sent this, for long, and the
+        headers of a stream come at once; or it was refused, by an endpoint that is gone.
         """
-        return self._sees_status and request.stream and self.clock() - max(sent, record.answered) >= SILENT
+        if not self._sees_status:
+            return False
+        silent = request.stream and now - max(sent, record.answered) >= SILENT
+        return silent or (now - sent < _REFUSED and record.contact.is_gone(now))
 
     def _tell_recovered(self, ended: _Record) -> None:
         """Of its reason, if it was the last."""

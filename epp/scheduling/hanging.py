@@ -23,6 +23,8 @@ SILENT: Final = 5.0
 _UNREAD: Final = 5.0
 """Seconds without metrics that are long; where they come rarely, so many of their intervals are:"""
 _INTERVALS: Final = 3.0
+_OVERDUE: Final = 1.5
+"""Of such intervals, and of seconds at least, after which the next scrape should have been."""
 _IDLE: Final = 10.0
 """Seconds without movement and answer that are long where the metrics know of no request, though ours are there."""
 _STEP: Final = 30.0
@@ -131,6 +133,11 @@ class Contact:
     def silence(self, now: float, watched: float) -> float:
         """Seconds for which it owes us an answer and gives none."""
         return now - max(self._since, self._answered, watched) if self.unanswered else 0.0
+
+    def is_gone(self, now: float) -> bool:
+        """Its metrics should have been read again by now, and since they should it has answered nothing."""
+        due = self._scraped + _OVERDUE * max(1.0, self._gap)
+        return self._answered <= due < now
 
     def is_unread(self, now: float, watched: float) -> bool:
         """It hangs, by metrics that cannot be read. Not if it answered without them: they may be what is wrong."""

@@ -343,3 +343,56 @@ def test_one_that_fails_and_one_that_hangs_are_told_apart() -> None:
         "endpoint-hanging is over",
     ]
     assert world.suspended() == {"b"}
+
+
+@pytest.mark.parametrize(
+    ("unread", "waited", "suspended"),
+    [(2, 0.01, True), (2, 1.5, False), (1, 0.01, False), (0, 0.01, False)],
+    ids=["refused", "given up", "not yet overdue", "read"],
+)
+def test_who_ends_requests_at_once_without_a_word_while_nobody_reads_it_is_gone(
+    unread: int, waited: float, suspended: bool
+) -> None:
+    """agentgateway does not show the picker its 503 for a connection that was refused."""
+    world = World()
+    a, b, _ = world.endpoints
+    world.unread |= {a} if unread else set()
+    world.now += 0.5
+    world.end(world.send(a), a, OK)
+    world.now -= 0.5
+    world.pass_(max(1, unread))
+    for _ in range(4):
+        request = world.send(a)
+        world.now += waited
+        world.end(request, a, GONE)
+        world.end(world.send(b), b, OK)
+    assert world.suspended() == ({"a"} if suspended else set())
+    if suspended:
+        assert world.reported == ["endpoint-failing: a"]
+        world.now += 60
+        for _ in range(3):
+            assert world.shares.produce(ask(), world.endpoints)[a].trial
+            world.end(world.send(a), a, OK)
+        assert world.suspended() == set()
+
+
+def test_who_answers_while_nobody_reads_its_metrics_is_not_gone() -> None:
+    world = World()
+    a = world.endpoints[0]
+    world.unread.add(a)
+    world.pass_(2)
+    for _ in range(9):
+        world.end(world.send(a), a, GONE)
+        world.end(world.send(a), a, OK)
+        world.now += 0.1
+    assert world.suspended() == set()
+
+
+def test_where_no_statuses_are_shown_nobody_is_gone() -> None:
+    world = World(sees_status=False)
+    a = world.endpoints[0]
+    world.unread.add(a)
+    world.pass_(2)
+    for _ in range(9):
+        world.end(world.send(a), a, GONE)
+    assert world.suspended() == set()
