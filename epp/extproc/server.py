@@ -764,7 +764,7 @@ class Call:
             self._low = True
         if isinstance(data, Message) and (self._incoming is None or not self._incoming.parts):
             self._message(data.payload)
-        elif data.payload and not self._pieces(data):
+        elif (data.payload or isinstance(data, Message)) and not self._pieces(data):
             return
         if (self._half_closed or self._low) and not self._ended:
             self._go_on()

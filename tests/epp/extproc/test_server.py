@@ -465,8 +465,9 @@ async def test_a_piece_that_comes_with_the_window_for_what_was_written_before_is
             assert served.memory.held == 0
 
 
-async def test_a_piece_of_a_message_may_look_like_one() -> None:
-    route, like_one = Route(TO), b"\0\0\0\0\5hello"
+@pytest.mark.parametrize("like_one", [b"\0\0\0\0\5hello", bytes(5)], ids=["five bytes", "empty"])
+async def test_a_piece_of_a_message_may_look_like_one(like_one: bytes) -> None:
+    route = Route(TO)
     async with asyncio.timeout(20), ext_proc_server(route, settings()) as served:
         _, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
         with closing(writer):
@@ -474,13 +475,37 @@ async def test_a_piece_of_a_message_may_look_like_one() -> None:
             peer.initiate_connection()
             peer.send_headers(1, OPEN)
             send_messages(peer, request_headers(config=DUPLEX))
-            body = bytes(7) + like_one + bytes(9)
+            body = b"x" * 7 + like_one + b"y" * 9
             message = request_body(body, end=True)
             before, after = message.split(like_one)
             for piece in (b"\0" + len(message).to_bytes(4, "big") + before, like_one, after):
                 peer.send_data(1, piece)
             writer.write(peer.data_to_send())
             assert (await route.way()).raw.body == body
+
+
+async def test_messages_are_the_same_in_whatever_frames_they_come() -> None:
+    """Frames of a few bytes, most of them zero, so that many of them look like messages."""
+    route, draw = Route(TO), random.Random(7)
+    async with asyncio.timeout(50), ext_proc_server(route, settings()) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.ports[0])
+        with closing(writer):
+            peer = H2Connection()
+            peer.initiate_connection()
+            writer.write(peer.data_to_send())
+            peer.receive_data(await reader.read(4096))
+            for number in range(150):
+                stream, body = 2 * number + 1, bytes(draw.choices((0, 1, 5), (20, 1, 1), k=draw.randint(0, 60)))
+                peer.send_headers(stream, OPEN)
+                sent = b""
+                for message in (request_headers(config=DUPLEX), request_body(body, end=True)):
+                    sent += b"\0" + len(message).to_bytes(4, "big") + message
+                while sent:
+                    size = draw.choice((1, 4, 5, 5, 5, 6, 10, 500))
+                    peer.send_data(stream, sent[:size])
+                    sent = sent[size:]
+                writer.write(peer.data_to_send())
+                assert (await route.way(number)).raw.body == body
 
 
 def send_messages(peer: H2Connection, *messages: bytes) -> None:
