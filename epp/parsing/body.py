@@ -117,8 +117,6 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 def model_in(body: bytes) -> str:
     """The model that a body of a format we do not know names; "" where it is no JSON object, or names none."""
-    if body[:_HEAD].lstrip()[:1] != b"{":
-        return ""
     try:
         name = _text(_NAMED.decode(body).model)
     except UNREADABLE:
@@ -228,15 +226,8 @@ class ChatBatch(Chat):
     Source: vLLM 0.33.
     """
 
-    def conversation(self) -> Raw:
-        return NO_MESSAGES
-
     def answers(self) -> int:
-        try:
-            conversations = len(_ARRAY.decode(self.messages))
-        except UNREADABLE:
-            conversations = 1
-        return max(1, conversations) * super().answers()
+        return max(1, len(_ARRAY.decode(self.messages))) * super().answers()
 
 
 class Completion(Body, rename={"text": "prompt"}):

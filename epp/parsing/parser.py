@@ -153,10 +153,7 @@ class Parser:
             why = "models are rewritten here, for which the body has to be read"
             raise UnsupportedMedia(f"{opaque}; expected JSON without a content-encoding: {why}")
         if found is None or opaque:
-            asked = model_in(raw.body) if found is None and raw.method == "POST" else ""
-            model = self._rules.rewrite(asked) if asked else asked
-            other = self._other(raw, model, asked, opaque)
-            return other, None if model == asked else rewrite_model(raw.body, model)
+            return self._other(raw, opaque)
         body = raw.body if found.unwrapped is None else found.unwrapped(raw.body)
         fields = decode(found.decoder, body)
         asked = fields.model_name()
@@ -214,10 +211,12 @@ class Parser:
             raise BadRequest(f"path: {path[:60]!r} is read by none of {', '.join(self._names)}; expected one of {ends}")
         return None
 
-    def _other(self, raw: RawRequest, model: str, asked: str, opaque: str) -> Request:
+    def _other(self, raw: RawRequest, opaque: str) -> tuple[Request, bytes | None]:
+        asked = model_in(raw.body) if raw.method == "POST" and not opaque else ""
+        model = self._rules.rewrite(asked) if asked else asked
         priority, slo = self._wanted(raw.headers)
         named = _KEPT.search(_plain(raw.path)) if "/responses/" in raw.path else None
-        return Request(
+        request = Request(
             id=self._id(raw.headers),
             model=model,
             asked=asked,
@@ -232,6 +231,7 @@ class Parser:
             watched=raw.watched,
             opaque=opaque,
         )
+        return request, None if model == asked else rewrite_model(raw.body, model)
 
     def _id(self, headers: Mapping[str, str]) -> str:
         given = headers.get(protocol.REQUEST_ID, "")

@@ -115,7 +115,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     stream: bool = False
     max_tokens: int | None = None
     answers: int = 1
-    """That it asks for of each of its prompts (`n`, `best_of`)."""
+    """That it asks for of each of its prompts (`n`, `best_of`); of a batch of conversations, of all together."""
     previous: str = ""
     """The answer of `/v1/responses` that it goes on from (`previous_response_id`), or asks for by its path. Only the
     endpoint that gave it has it."""
