@@ -70,6 +70,11 @@ class Data(msgspec.Struct, frozen=True, gc=False):
     low: bool = False
     """The peer may send half of the stream's window at most, until `consumed`."""
 
+    @property
+    def framed(self) -> bytes:
+        """The data as it came."""
+        return self.payload
+
 
 class Message(msgspec.Struct, frozen=True, gc=False):
     """`Data` that is one gRPC message, not compressed, as most are; `payload` is without what gRPC puts before it."""

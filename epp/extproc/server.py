@@ -647,8 +647,7 @@ class _Health:
         """Nothing is to be done yet."""
 
     def data(self, data: Data | Message) -> None:
-        payload = data.payload if isinstance(data, Data) else data.framed
-        wrong = self._incoming.feed(payload, self._take) if payload else ""
+        wrong = self._incoming.feed(data.framed, self._take)
         if not wrong and not data.end:
             return
         if wrong or self._message is None:
@@ -764,18 +763,18 @@ class Call:
             self._low = True
         if isinstance(data, Message) and (self._incoming is None or not self._incoming.parts):
             self._message(data.payload)
-        elif (data.payload or isinstance(data, Message)) and not self._pieces(data):
+        elif (came := data.framed) and not self._pieces(came):
             return
         if (self._half_closed or self._low) and not self._ended:
             self._go_on()
 
-    def _pieces(self, data: Data | Message) -> bool:
+    def _pieces(self, data: bytes) -> bool:
         """Not one message: several, or pieces of some. Whether the stream can go on."""
         memory = self._server.memory
         if (incoming := self._incoming) is None:
             most = self._server.settings.max_body + messages.MAX_HEADERS_BYTES
             incoming = self._incoming = Incoming(most, memory)
-        wrong = incoming.feed(data.payload if isinstance(data, Data) else data.framed, self._message)
+        wrong = incoming.feed(data, self._message)
         if self._ended:
             incoming.release()  # of what followed the message that ended it
         elif wrong:

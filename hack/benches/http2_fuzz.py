@@ -191,8 +191,7 @@ def ours_sees(data: bytes) -> Seen | None:
         if isinstance(event, http2.Opened):
             seen[event.number] = b"", "end" if event.end else ""
         elif isinstance(event, http2.Data | http2.Message):
-            came = event.payload if isinstance(event, http2.Data) else event.framed
-            seen[event.number] = seen[event.number][0] + came, "end" if event.end else ""
+            seen[event.number] = seen[event.number][0] + event.framed, "end" if event.end else ""
         elif isinstance(event, http2.Reset) and event.number in seen:
             seen[event.number] = seen[event.number][0], "reset"
     return None if made.broken is not None else seen

@@ -274,7 +274,7 @@ class HeldBlocks:
         todo, looked = [row], 0
         while todo:
             row = todo.pop()
-            if self._copies[row] and not self._shown[row]:
+            if self._copies[row] and not self._shown[row]:  # `store` goes on meanwhile, and shows what it adds
                 if not self.index.claim(self.keys[row], self.bit):
                     self._count(self.keys[row])
                 self._shown[row] = 1

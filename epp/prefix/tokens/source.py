@@ -34,7 +34,7 @@ R = TypeVar("R")
 _SMALL: Final = 64 << 10
 """Bytes that are read at once; more are read in a thread."""
 
-EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 """What `reasoning_effort` may be. Source: vLLM 0.33."""
 ANY_MODEL: Final = "*"
 """Key of the tokenizer for every model that has none of its own, LoRA adapters above all."""
@@ -232,8 +232,8 @@ def _value(flag: str, value: str) -> Any:
 def _check_efforts(found: Mapping[str, Any]) -> None:
     for effort, mapped in found.items():
         where = f"--reasoning-effort-map: {effort[:100]!r}"
-        if effort not in EFFORTS:
-            known = nearest(effort, EFFORTS) or "; expected some of " + ", ".join(EFFORTS)
+        if effort not in _EFFORTS:
+            known = nearest(effort, _EFFORTS) or "; expected some of " + ", ".join(_EFFORTS)
             raise ConfigError("--tokenizer-args", f"{where} is no effort{known}")
         if not isinstance(mapped, str):
             raise ConfigError("--tokenizer-args", f"{where}: expected a string, got {str(mapped)[:100]}")

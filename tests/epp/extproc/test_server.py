@@ -476,9 +476,8 @@ async def test_a_piece_of_a_message_may_look_like_one(like_one: bytes) -> None:
             peer.send_headers(1, OPEN)
             send_messages(peer, request_headers(config=DUPLEX))
             body = b"x" * 7 + like_one + b"y" * 9
-            message = request_body(body, end=True)
-            before, after = message.split(like_one)
-            for piece in (b"\0" + len(message).to_bytes(4, "big") + before, like_one, after):
+            before, after = framed(request_body(body, end=True)).split(like_one)
+            for piece in (before, like_one, after):
                 peer.send_data(1, piece)
             writer.write(peer.data_to_send())
             assert (await route.way()).raw.body == body
@@ -497,9 +496,7 @@ async def test_messages_are_the_same_in_whatever_frames_they_come() -> None:
             for number in range(150):
                 stream, body = 2 * number + 1, bytes(draw.choices((0, 1, 5), (20, 1, 1), k=draw.randint(0, 60)))
                 peer.send_headers(stream, OPEN)
-                sent = b""
-                for message in (request_headers(config=DUPLEX), request_body(body, end=True)):
-                    sent += b"\0" + len(message).to_bytes(4, "big") + message
+                sent = framed(request_headers(config=DUPLEX)) + framed(request_body(body, end=True))
                 while sent:
                     size = draw.choice((1, 4, 5, 5, 5, 6, 10, 500))
                     peer.send_data(stream, sent[:size])
@@ -508,12 +505,16 @@ async def test_messages_are_the_same_in_whatever_frames_they_come() -> None:
                 assert (await route.way(number)).raw.body == body
 
 
+def framed(message: bytes) -> bytes:
+    """As gRPC sends it."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
 def send_messages(peer: H2Connection, *messages: bytes) -> None:
     """On stream 1."""
-    for message in messages:
-        framed = b"\0" + len(message).to_bytes(4, "big") + message
-        for at in range(0, len(framed), 16_384):
-            peer.send_data(1, framed[at : at + 16_384])
+    for message in map(framed, messages):
+        for at in range(0, len(message), 16_384):
+            peer.send_data(1, message[at : at + 16_384])
 
 
 async def test_pieces_of_answers_are_on_account_too() -> None:
