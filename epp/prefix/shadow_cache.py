@@ -5,8 +5,8 @@ It repeats what vLLM v1 does with KV memory (`v1/core/block_pool.py`, `kv_cache_
 - what a request in flight uses is pinned and cannot be evicted; from the moment of the pick it counts as held, since
   an engine serves first come, first served and later requests find the blocks of those before them;
 - when the request ends, a last block of the engine that is not full is free, as if it had never been used; the rest
-  of its memory becomes idle, tail first: what it generated, the rest of the prompt that fills no block of ours, then
-  its blocks from the last to the first;
+  of its memory becomes idle, tail first: what it generated and the rest of the prompt, which fill no block of ours
+  (`loose`), then its blocks from the last to the first;
 - new memory comes from what is free, then from what has been idle longest.
 
 Memory is counted in tokens, in whole blocks of the engine's own (`page` tokens) per request; held blocks are counted
@@ -18,7 +18,6 @@ makes its path idle from the last segment to the first. So a segment always beca
 are evicted before it, and itself is evicted from its end.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,11 +28,12 @@ from epp.prefix.index import PrefixIndex, bytes_at, common, depth_at
 
 
 class Segment(msgspec.Struct, eq=False, gc=False):
-    """Memory that is kept and evicted together: blocks of one chain in order, or (no blocks) tokens no request can
-    reuse. Segments name those before them only, so there are no cycles to collect.
+    """Memory that is kept and evicted together: blocks of one chain in order and what is evicted before them, or (no
+    blocks) tokens no request can reuse. Segments name those before them only, so there are no cycles to collect.
     """
 
     tokens: int
+    """All that is evicted with it."""
     start: int = 0
     """Blocks before it in its chain."""
     blocks: list[int] = []
@@ -43,8 +43,12 @@ class Segment(msgspec.Struct, eq=False, gc=False):
     """Requests in flight that pin it; 0 = idle."""
     proven: bool = False
     """A request that used it got an answer, so the engine has really computed it."""
-    rest: int = 0
-    """Tokens of a half evicted block, still in memory (part of `tokens`)."""
+    shrunk: bool = False
+    """Evicted in part: its last block perhaps half, whose tokens that are left are part of `tokens`."""
+    loose: int = 0
+    """Tokens that fill no block of the request that used it last (part of `tokens` while it is idle)."""
+    place: int = 0
+    """Among the idle: higher is later."""
 
     def tokens_of(self, count: int) -> int:
         """Tokens of its first `count` blocks."""
@@ -83,12 +87,15 @@ class ShadowCache:
         """Requests in flight."""
         self.room = CacheRoom(0, capacity)
         self._segments: dict[int, Segment] = {}
-        self._oldest: OrderedDict[Segment, None] = OrderedDict()
+        self._unused: dict[int, Segment] = {}
+        """The idle ones by their places, which are their order too."""
+        self._first, self._last = 1, 0
+        """No place before `_first` is taken, and none after `_last`."""
 
     @property
     def segments(self) -> int:
         """Segments known, idle tokens no request can reuse among them."""
-        return max(len(self._segments), len(self._oldest))
+        return max(len(self._segments), len(self._unused))
 
     def resize(self, capacity: int, page: int) -> None:
         """The engine's memory is `capacity` tokens in blocks of `page` tokens; what no longer fits is forgotten."""
@@ -153,16 +160,16 @@ class ShadowCache:
         # The last generated token is never computed upon, so it takes no memory.
         computed, page = pin.prompt + (generated - 1 if generated > 1 else 0), self.page
         answer = (pin.prompt // -page - computed // -page) * page  # in whole pages: both are rounded up
-        if self.pinned + answer + self.idle > self.capacity:
-            self.pinned += answer
-            self._fit()  # before anything of it is idle: the partial page too has taken its room from others
-            self.pinned -= answer
+        if (excess := self.pinned + answer + self.idle - self.capacity) > 0:
+            self._evict(excess)  # before anything of it is idle: the partial page too has taken its room from others
         self.flights -= 1
         self.pinned -= pin.loose
-        left = pin.loose + answer - (page if computed % page else 0)
+        left, segment = pin.loose + answer - (page if computed % page else 0), pin.last
         if left > 0:
-            self._let_go(left)
-        segment = pin.last
+            if segment is not None and segment.users == 1:
+                segment.loose = left
+            else:
+                self._let_go(left)
         while segment is not None:
             segment.proven = True
             if segment.users > 1:
@@ -194,10 +201,12 @@ class ShadowCache:
         What is pinned comes last, as far as it was computed.
         """
         latest: Segment | None = None
-        for segment in [*self._oldest, *(s for s in self._segments.values() if s.users and s.proven)]:
-            if not segment.blocks:
-                yield Remembered(segment.tokens, [], 1.0)
-            elif latest is None or latest.parent is not segment:  # else it is used again with the one before
+        for segment in [*self._unused.values(), *(s for s in self._segments.values() if s.users and s.proven)]:
+            if loose := segment.loose if segment.blocks else segment.tokens:
+                yield Remembered(loose, [], 1.0)
+                latest = None
+            if segment.blocks and (latest is None or latest.parent is not segment):
+                # else it is used again with the one before
                 path = [segment]
                 while path[-1].parent is not None:
                     path.append(path[-1].parent)
@@ -219,17 +228,23 @@ class ShadowCache:
         for segment in self._segments.values():
             self.index.drop(segment.blocks, self.bit)
         self._segments.clear()
-        self._oldest.clear()
+        self._unused.clear()
         self.index.leave(self.bit)
 
     def _use(self, segment: Segment) -> None:
         """The first request pins it."""
-        del self._oldest[segment]
         self.idle -= segment.tokens
-        # The rest of a half evicted block is either computed upon again, then it is counted as new, or the oldest
-        # memory there is and taken next.
-        segment.tokens -= segment.rest
-        segment.rest = 0
+        if loose := segment.loose:
+            self._unused[segment.place] = Segment(loose, place=segment.place)
+            self.idle += loose
+            segment.tokens -= loose
+            segment.loose = 0
+        else:
+            del self._unused[segment.place]
+            if segment.shrunk:
+                # The rest of a half evicted block is either computed upon again, then it is counted as new, or the
+                # oldest memory there is and taken next.
+                segment.tokens, segment.shrunk = segment.tokens_of(len(segment.blocks)), False
         segment.users = 1
         self.pinned += segment.tokens
 
@@ -237,25 +252,27 @@ class ShadowCache:
         """The last request that pins it does no more."""
         segment.users = 0
         self.pinned -= segment.tokens
+        segment.tokens += segment.loose
         self.idle += segment.tokens
-        self._oldest[segment] = None
+        segment.place = self._last = place = self._last + 1
+        self._unused[place] = segment
 
     def _let_go(self, tokens: int) -> None:
         """Memory no request can reuse becomes idle; joined to what became idle just before, if that is of its kind."""
         self.idle += tokens
-        latest = next(reversed(self._oldest), None)
-        if latest is None or latest.blocks or latest.rest:
-            latest = Segment(0)
-            self._oldest[latest] = None
+        latest = self._unused.get(self._last)
+        if latest is None or latest.blocks:
+            self._leave(latest := Segment(0))
         latest.tokens += tokens
 
     def _split(self, segment: Segment, count: int) -> Segment:
         """Cut `segment` after `count` blocks; returns the upper part. The lower keeps its place among the idle."""
-        tokens = min(segment.tokens_of(count), segment.tokens)
+        tokens = min(segment.tokens_of(count), segment.tokens - segment.loose)
         upper = Segment(tokens, segment.start, segment.blocks[:count], segment.bytes_per_token, segment.parent)
         upper.users, upper.proven = segment.users, segment.proven
         if not upper.users:
-            self._oldest[upper] = None
+            upper.place = self._last = place = self._last + 1
+            self._unused[place] = upper
         segment.blocks = segment.blocks[count:]
         segment.start += count
         segment.tokens -= tokens
@@ -267,47 +284,48 @@ class ShadowCache:
     def _affordable(self, blocks: list[int]) -> list[int]:
         """As many of `blocks` as our own memory allows, after forgetting the oldest idle ones of this endpoint."""
         self.index.crowded += 1
-        while len(blocks) > self.index.spare and self._oldest:
-            self._evict(next(iter(self._oldest)))
+        while len(blocks) > self.index.spare and self._unused:
+            self._evict(1, whole=True)
         return blocks[: self.index.spare]
 
     def _settle(self) -> None:
         """What is pinned or idle has changed."""
-        if self.pinned + self.idle > self.capacity:
-            self._fit()
+        if (excess := self.pinned + self.idle - self.capacity) > 0:
+            self._evict(excess)
         self.room = CacheRoom(self.pinned, self.capacity)
 
-    def _fit(self) -> None:
-        """Evict the oldest idle memory until what is left fits."""
-        excess, oldest = self.pinned + self.idle - self.capacity, self._oldest
-        while excess > 0 and oldest:
-            segment = next(iter(oldest))
-            if (left := segment.tokens - excess) > 0:
-                self._shrink(segment, left)
-                return
-            excess = -left
-            self._evict(segment)
-
-    def _evict(self, segment: Segment) -> None:
-        """Forget an idle segment."""
-        self.idle -= segment.tokens
-        del self._oldest[segment]
-        if blocks := segment.blocks:
-            self._drop(blocks)
+    def _evict(self, tokens: int, *, whole: bool = False) -> None:
+        """Evict so many tokens of what has been idle longest, or all that is; more where segments go as a `whole`."""
+        unused, place = self._unused, self._first
+        while tokens > 0 and unused:
+            if (segment := unused.get(place)) is None:
+                place += 1
+            elif (there := segment.tokens) > tokens and not whole:
+                self._shrink(segment, tokens)
+                break
+            else:
+                tokens -= there
+                self.idle -= there
+                del unused[place]
+                if blocks := segment.blocks:
+                    self._drop(blocks)
+        self._first = place
 
     def _shrink(self, segment: Segment, tokens: int) -> None:
-        """Evict an idle segment from its end until `tokens` are left, more than none."""
-        self.idle -= segment.tokens - tokens
-        segment.tokens = tokens
-        if blocks := segment.blocks:
-            start, per_token = bytes_at(segment.start), segment.bytes_per_token
-            keep = depth_at(start + int(tokens * per_token + 1e-6)) - segment.start
+        """Evict so many tokens of an idle segment from its end, fewer than all."""
+        self.idle -= tokens
+        segment.tokens = left = segment.tokens - tokens
+        if tokens <= segment.loose:
+            segment.loose -= tokens
+        elif blocks := segment.blocks:
+            segment.loose, segment.shrunk = 0, True
+            start = segment.start
+            keep = depth_at(bytes_at(start) + int(left * segment.bytes_per_token + 1e-6)) - start
             if keep < len(blocks):
                 if not keep:
                     del self._segments[blocks[0]]
                 self.index.drop(blocks[keep:], self.bit)
                 del blocks[keep:]
-            segment.rest = tokens - round((bytes_at(segment.start + len(blocks)) - start) / per_token)
 
     def _drop(self, blocks: list[int]) -> None:
         """Nothing is held any more of a segment of these blocks."""
@@ -317,11 +335,13 @@ class ShadowCache:
     def check(self) -> None:
         """Raise AssertionError if the accounts do not add up. Costs a pass over everything: for tests."""
         segments = list(self._segments.values())
-        assert all(not s.users for s in self._oldest), "something pinned is listed as idle"
-        assert self.idle == sum(s.tokens for s in self._oldest), "idle tokens"
+        idle = [*self._unused.values()]
+        assert all(not s.users for s in idle), "something pinned is listed as idle"
+        assert all(s.place == place for place, s in self._unused.items()), "listed in another's place"
+        assert self.idle == sum(s.tokens for s in idle), "idle tokens"
         assert self.pinned >= sum(s.tokens for s in segments if s.users), "pinned tokens"
-        assert self.pinned + self.idle <= self.capacity or not self._oldest, "more is remembered than fits"
-        order = {segment: place for place, segment in enumerate(self._oldest)}
+        assert self.pinned + self.idle <= self.capacity or not self._unused, "more is remembered than fits"
+        order = {segment: at for at, segment in enumerate(idle)}
         for segment in segments:
             assert segment.users or segment in order, "a segment is neither pinned nor idle"
             parent = segment.parent

@@ -132,7 +132,7 @@ async def test_a_snapshot_repeats_the_order_in_which_prompts_are_forgotten() -> 
         if known is not None and taken is not None:
             taken.check()
             assert taken.idle == known.idle
-            assert [each.blocks for each in taken._oldest] == [each.blocks for each in known._oldest]
+            assert [*taken.remembered()] == [*known.remembered()]
     assert b.exchange.joined
 
 
