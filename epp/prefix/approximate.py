@@ -23,7 +23,7 @@ _BYTES_PER_TOKEN: Final = 4.0
 """Where a request's own ratio is unknown."""
 _SMALLEST_BLOCK: Final = 64
 """Tokens. llm-d raises smaller blocks to this when it turns `max_prefix_blocks_to_match` into a length."""
-_SEGMENT_BYTES: Final = 244
+_SEGMENT_BYTES: Final = 200
 """Memory of a `Segment`: the object, its list, its places in the tables. Measured."""
 _PIECE: Final = 1024
 """Blocks in a piece of a snapshot: 9 KB, taken in within a millisecond or two."""
