@@ -64,6 +64,23 @@ def test_use_refreshes_a_prefix_but_not_what_lies_behind_it() -> None:
     assert 0 < held(one, chain(2, 10)) < 10
 
 
+def test_what_an_answer_took_goes_first_wherever_its_prompt_is_used_meanwhile() -> None:
+    one = shadow(20)
+    served(one, chain(1, 4), generated=1 + 4 * BLOCK)
+    served(one, chain(2, 4))
+    assert one.idle == 12 * BLOCK
+    served(one, chain(1, 4))
+    assert [(each.tokens, each.chain) for each in one.remembered()] == [
+        (4 * BLOCK, []),
+        (0, chain(2, 4)),
+        (0, chain(1, 4)),
+    ]
+    served(one, chain(3, 11))
+    assert (one.idle, held(one, chain(2, 4)), held(one, chain(1, 4))) == (20 * BLOCK - 16, 4, 4)
+    served(one, chain(4, 2))
+    assert (held(one, chain(2, 4)), held(one, chain(1, 4)), held(one, chain(3, 11))) == (2, 4, 11)
+
+
 def test_what_is_in_flight_is_never_forgotten() -> None:
     one = shadow(20)
     pins = [pin(one, chain(number, 8)) for number in range(4)]
