@@ -107,6 +107,8 @@ class Request(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     asked: str = ""
     """What the client asked for; the same where no rewrite says otherwise."""
     api: Api = "chat"
+    whole: bool = False
+    """One endpoint answers it: nothing is decoded, or sidecars pass it on as it is (`epp.parsing.parser`)."""
     prompt: bytes = b""
     tokens: int = 0
     media_tokens: int = 0

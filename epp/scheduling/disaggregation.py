@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, Literal, Protocol
 from msgspec.structs import replace
 
 from epp.plugin import (
-    Api,
     Cost,
     Decider,
     Endpoint,
@@ -32,8 +31,6 @@ from epp.plugin import (
 
 _PREFIX_BASED: Final = "prefix-based-pd-decider"
 _ROLE: Final = "llm-d.ai/role"
-_WHOLE: Final[frozenset[Api]] = frozenset(("embeddings", "pooling", "other"))
-"""What one endpoint answers alone: nothing is decoded, or it is not known."""
 
 WhenNoPrefiller = Literal["decode", "refuse"]
 
@@ -90,9 +87,9 @@ def _unreported(reason: str, detail: str) -> None:
 def _needed(request: Request, endpoints: Sequence[Endpoint], decider: Decider | None) -> Sequence[Sequence[Endpoint]]:
     """`ProfileHandler.stages`, where a decider says who is prefilled elsewhere: not who need not be somewhere."""
     decode, *others = stages_of(endpoints)
-    if others and decider is not None and request.tokens and all(decider.wants(request, each) for each in decode):
-        return [decode, *others]
-    return [decode]
+    if not others or decider is None or not request.tokens or request.whole:
+        return [decode]
+    return [decode, *others] if all(decider.wants(request, each) for each in decode) else [decode]
 
 
 def _beside(request: Request, stage: Literal["prefill", "encode"], decode: Endpoint | None) -> Request:
@@ -147,7 +144,7 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or request.api in _WHOLE or not self._decider.wants(request, decode):
+        if not request.tokens or request.whole or not self._decider.wants(request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:
@@ -246,7 +243,7 @@ class DisaggProfileHandler(_Stages):
             raise ValueError(f"no profile is called {', '.join(missing)}; found {', '.join(profiles)}")
 
     def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
-        if self._prefill_first:
+        if self._prefill_first and not request.whole:
             return super().stages(request, endpoints)
         return _needed(request, endpoints, self._deciders.get("prefill"))
 
@@ -257,7 +254,7 @@ class DisaggProfileHandler(_Stages):
         decode = endpoints[0]
         encode = self._encoders(request, profiles, decode, run)
         decider = self._deciders.get("prefill")
-        if decider is None or not decider.wants(request, decode):
+        if decider is None or request.whole or not decider.wants(request, decode):
             return self._picked(Picked(endpoints, encode=encode))
         try:
             prefill = run(self._prefill, _beside(request, "prefill", decode))[0]
@@ -270,7 +267,7 @@ class DisaggProfileHandler(_Stages):
 
     def _from_prefill(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         prefill = None
-        if self._prefill in profiles:
+        if self._prefill in profiles and not request.whole:
             try:
                 prefill = run(self._prefill, _beside(request, "prefill", None))[0]
             except NoEndpoint as error:
@@ -283,7 +280,7 @@ class DisaggProfileHandler(_Stages):
         self, request: Request, profiles: Sequence[str], decode: Endpoint | None, run: RunProfile
     ) -> Sequence[Endpoint]:
         decider = self._deciders.get("encode")
-        if decider is None or self._encode not in profiles or not decider.wants(request, decode):
+        if decider is None or request.whole or self._encode not in profiles or not decider.wants(request, decode):
             return ()
         try:
             return run(self._encode, _beside(request, "encode", decode))

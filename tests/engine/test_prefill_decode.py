@@ -69,7 +69,7 @@ async def pair(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
     Numbers of 32 bits: of 16, an answer may differ with how many tokens are computed at once.
     """
-    flags = ("--dtype", "float32", "--max-num-batched-tokens", "256")
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "256", "--enable-scale-out")
     engine = Vllm(python, context=4096, roles=("prefill", "decode"), flags=flags)
     picking = ("--refresh-metrics-interval", "0.2")
     async with laptop(tmp_path_factory.mktemp("pair"), pods=2, flags=picking, engine=engine) as made:
@@ -167,6 +167,26 @@ async def test_a_short_prompt_is_computed_where_it_is_decoded(pair: Laptop) -> N
     decoded = await after(pair, "pod-b", before["pod-b"])
     assert (decoded.computed, decoded.fetched, decoded.transfers) == (answer.prompt, 0, 0)
     assert (await counted(pair, "pod-a")).since(before["pod-a"]).first_tokens == 0
+
+
+async def test_a_prompt_of_token_ids_is_computed_by_one_and_answered_by_the_other(pair: Laptop) -> None:
+    ids = Random(5).choices(range(10, 250), k=2 * LONG)
+    sampling = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    body = {"model": "small", "token_ids": ids, "sampling_params": sampling}
+
+    async def answer(url: str, **headers: str) -> list[int]:
+        to = f"{url}/inference/v1/generate"
+        async with pair.http.post(to, json=body, headers=headers, timeout=TIMEOUT) as response:
+            assert (response.status, response.headers.get("x-prefill-fallback")) == (200, None), await response.text()
+            tokens: list[int] = (await response.json())["choices"][0]["token_ids"]
+            return tokens
+
+    before = {pod: await counted(pair, pod) for pod in ("pod-a", "pod-b")}
+    tokens = await answer(pair.url, **{"x-request-id": "ids"})
+    prefilled, decoded = [await after(pair, pod, before[pod]) for pod in ("pod-a", "pod-b")]
+    assert (prefilled.computed, decoded.computed, decoded.fetched) == (len(ids), 0, len(ids))
+    assert len(tokens) == 8
+    assert await answer(pair.pod("pod-a").url) == tokens
 
 
 async def test_answers_are_those_of_one_server(pair: Laptop) -> None:

@@ -33,7 +33,8 @@ from epp.documents.addresses import address_of
 log = logging.getLogger("warmpath")
 
 Connector = Literal["nixlv2", "shared-storage"]
-_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_GENERATE: Final = "/inference/v1/generate"
+_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", _GENERATE)
 _HOP: Final = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -217,7 +218,7 @@ class Sidecar:
             asked = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _NoPrefill("unreadable", f"the body is no JSON: {error}") from None
-        if not isinstance(asked, dict) or asked.get("n") not in (None, 1):
+        if not isinstance(asked, dict) or _sampling(path, asked).get("n") not in (None, 1):
             raise _NoPrefill("unsupported", "expected one answer to one prompt")
         answer = await self._ask(f"{prefiller}{path}", headers, _one_token(path, asked, self._settings.kv_connector))
         if self._settings.kv_connector == "shared-storage":
@@ -318,13 +319,25 @@ def _reached(request: web.Request) -> str:
     return "" if here is None else address_of(*here[:2])
 
 
+def _sampling(path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What says how it is to be answered, and with how many tokens."""
+    if path != _GENERATE:
+        return asked
+    found = asked.get("sampling_params")
+    return found if isinstance(found, dict) else {}
+
+
 def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> bytes:
     """A copy of the request of which only the prompt is wanted."""
     copy = {name: value for name, value in asked.items() if name not in ("stream_options", "min_tokens")}
     copy["stream"] = False
-    for name in _LIMITS.get(path, ("max_tokens", "max_completion_tokens")):
-        if name != "max_completion_tokens" or path == "/v1/chat/completions":
-            copy[name] = 1
+    if path == _GENERATE:
+        few = {name: value for name, value in _sampling(path, asked).items() if name != "min_tokens"}
+        copy["sampling_params"] = {**few, "max_tokens": 1}
+    else:
+        for name in _LIMITS.get(path, ("max_tokens", "max_completion_tokens")):
+            if name != "max_completion_tokens" or path == "/v1/chat/completions":
+                copy[name] = 1
     if connector == "nixlv2":
         copy["kv_transfer_params"] = {
             "do_remote_decode": True,

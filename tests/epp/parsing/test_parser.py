@@ -101,6 +101,28 @@ def test_the_end_of_the_path_tells_the_format(path: str, api: Api) -> None:
     assert (request.api, request.model, request.asked) == (api, "qwen", "qwen")
 
 
+@pytest.mark.parametrize(
+    ("path", "whole"),
+    [
+        ("/v1/chat/completions", False),
+        ("/llm/v1/completions/", False),
+        ("/v1/responses", False),
+        ("/v1/messages", False),
+        ("/inference/v1/generate", False),
+        ("/v1/chat/completions/batch", True),
+        ("/v1/chat/completions/render", True),
+        ("/v2/chat", True),
+        ("/v1/embeddings", True),
+        ("/score", True),
+        ("/invocations", True),
+        ("/v1/audio/transcriptions", True),
+    ],
+)
+def test_the_path_tells_whether_sidecars_divide_the_work(path: str, whole: bool) -> None:
+    request, _ = parse({**CHAT, "prompt": "p", "input": "i", "token_ids": [1, 2], "query": "q"}, path)
+    assert request.whole is whole
+
+
 def test_the_documentation_names_the_paths_that_are_read() -> None:
     page = Path(__file__).parents[3] / "docs" / "gateway.md"
     section = page.read_text("utf-8").partition("## Which requests are read")[2].partition("\n## ")[0]

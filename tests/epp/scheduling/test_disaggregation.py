@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from epp.configuration.loader import Pipeline, load_strategy, load_text, strategies
 from epp.errors import ConfigError, NoEndpoint, SloUnmet
-from epp.plugin import Api, CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
+from epp.plugin import CacheRoom, Endpoint, FailureShare, InFlight, Plugin, PrefixMatch, Request, Response, Slo
 from epp.pool.ranks import ranks_of
 from epp.replicas import wire
 from epp.scheduling.cost import ExpectedTtft
@@ -158,11 +158,14 @@ def test_a_long_prompt_is_prefilled_elsewhere(strategy: str) -> None:
     assert decision.division == "prefill-decode"
 
 
-@pytest.mark.parametrize("api", ["embeddings", "pooling", "other"])
-def test_what_decodes_nothing_is_not_prefilled_elsewhere(api: Api) -> None:
-    pool = busy("prefix-aware", *two_and_two())
-    assert len(pool.choose(api="chat").parts) == 1
-    assert pool.choose(api=api).parts == []
+@pytest.mark.parametrize("strategy", strategies())
+def test_what_one_endpoint_answers_is_not_prefilled_elsewhere(strategy: str) -> None:
+    pool = busy(strategy, *two_and_two())
+    assert len(pool.choose().parts) == 1
+    assert len(pool.scheduler.stages(ask(LONG), pool.endpoints)) == 2
+    assert pool.choose(whole=True).parts == []
+    (decode,) = pool.scheduler.stages(ask(LONG, whole=True), pool.endpoints)
+    assert {each.name for each in decode} == {"d1", "d2"}
 
 
 @pytest.mark.parametrize("strategy", strategies())

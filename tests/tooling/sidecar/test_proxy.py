@@ -115,6 +115,23 @@ async def test_the_prefiller_is_asked_for_one_token_and_the_engine_for_all() -> 
     assert made.sidecar.counts == {"prefilled": 1}
 
 
+@pytest.mark.parametrize("sampling", [None, {"temperature": 0.5, "max_tokens": 7, "min_tokens": 3}])
+async def test_of_token_ids_the_sampling_says_how_many_are_wanted(sampling: dict[str, Any] | None) -> None:
+    body = {"model": "sim", "token_ids": [1, 2, 3], **({} if sampling is None else {"sampling_params": sampling})}
+    async with pair() as made:
+        await made.ask(body, "/inference/v1/generate")
+        ((path, _, first),) = made.prefills.asked
+        ((_, _, second),) = made.beside.asked
+    assert path == "/inference/v1/generate"
+    assert first["sampling_params"] == (
+        {"max_tokens": 1} if sampling is None else {"temperature": 0.5, "max_tokens": 1}
+    )
+    assert first["stream"] is False
+    assert "max_tokens" not in first
+    assert first["kv_transfer_params"]["do_remote_decode"] is True
+    assert second == {**body, "kv_transfer_params": {"from": "prefill"}}
+
+
 async def test_shared_storage_needs_no_words() -> None:
     async with pair("shared-storage") as made:
         await made.ask({**ASK, "cache_hit_threshold": 0.8})
