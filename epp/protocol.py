@@ -1,4 +1,4 @@
-"""Names on the wire: headers, metadata namespaces, drop reasons. Constants only.
+"""Names on the wire: headers, paths, metadata namespaces, drop reasons. Constants only.
 
 Sources: GIE endpoint picker protocol (docs/proposals/004-endpoint-picker-protocol, v1.0.0) and llm-d's
 api-reference/epp-http-headers. Where both projects have a name, the first of a tuple wins when both are sent.
@@ -36,6 +36,10 @@ SESSION_ID: Final = "x-session-id"
 REQUEST_ID: Final = "x-request-id"
 PREFILLER: Final = "x-prefiller-host-port"
 """`ip:port` of the endpoint that is to prefill, for the sidecar of the one that decodes."""
+DIVIDED: Final = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate")
+)
+"""Paths of requests whose prompts sidecars have computed elsewhere, llm-d's of v0.10 and ours; others they pass on."""
 PREFILL_FALLBACK: Final = "x-prefill-fallback"
 """On an answer of our sidecar: why the prompt was computed where it is decoded after all, in one of these words."""
 PREFILLER_FAULTS: Final = frozenset({"unreachable", "timeout", "status", "no-params"})

@@ -42,8 +42,6 @@ class _Format(NamedTuple):
     decoder: msgspec.json.Decoder[Body]
     unwrapped: Callable[[bytes], bytes] | None = None
     """Of a gRPC method: what makes JSON of the body."""
-    divides: bool = False
-    """Sidecars have its prompts computed elsewhere: llm-d's of v0.10 and ours know these paths and pass on others."""
 
 
 _CHAT: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(Chat)
@@ -54,11 +52,11 @@ _NATIVE: Final[msgspec.json.Decoder[Body]] = msgspec.json.Decoder(NativeGenerate
 
 PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
     "openai-parser": (
-        _Format("/v1/chat/completions", _CHAT, divides=True),
+        _Format("/v1/chat/completions", _CHAT),
         _Format("/v1/chat/completions/batch", msgspec.json.Decoder(ChatBatch)),
         _Format("/v2/chat", _CHAT),
-        _Format("/v1/completions", _COMPLETION, divides=True),
-        _Format("/v1/responses", _RESPONSES, divides=True),
+        _Format("/v1/completions", _COMPLETION),
+        _Format("/v1/responses", _RESPONSES),
         _Format("/v1/embeddings", msgspec.json.Decoder(Embeddings)),
         _Format("/v1/chat/completions/render", _CHAT),
         _Format("/v1/completions/render", _COMPLETION),
@@ -71,8 +69,8 @@ PARSERS: Final[Mapping[str, tuple[_Format, ...]]] = {
         _Format("/v1/decisions", _POOLING),
         _Format("/v1/systemone", _POOLING),
     ),
-    "anthropic-parser": (_Format("/v1/messages", msgspec.json.Decoder(Messages), divides=True),),
-    "vllmhttp-parser": (_Format("/inference/v1/generate", msgspec.json.Decoder(Generate), divides=True),),
+    "anthropic-parser": (_Format("/v1/messages", msgspec.json.Decoder(Messages)),),
+    "vllmhttp-parser": (_Format("/inference/v1/generate", msgspec.json.Decoder(Generate)),),
     "sglanghttp-parser": (_Format("/generate", _NATIVE),),
     "vllmgrpc-parser": (
         _Format("vllm.grpc.engine.VllmEngine/Generate", _NATIVE, grpc.generate),
@@ -176,7 +174,7 @@ class Parser:
             model=model,
             asked=asked,
             api=fields.api,
-            whole=not found.divides,
+            whole=found.end not in protocol.DIVIDED,
             prompt=prompt,
             parts=parts,
             tokens=tokens,
@@ -208,7 +206,7 @@ class Parser:
             if path.endswith(each.end):
                 return each
         if path.endswith(_ANY_FORMAT) and (found := _by_body(raw.body, self._by_path)) is not None:
-            return found._replace(divides=False)
+            return found._replace(end=_ANY_FORMAT)
         if not self._passes:
             ends = ", ".join(each.end for each in self._by_end)
             raise BadRequest(f"path: {path[:60]!r} is read by none of {', '.join(self._names)}; expected one of {ends}")

@@ -92,6 +92,11 @@ def _needed(request: Request, endpoints: Sequence[Endpoint], decider: Decider | 
     return [decode, *others] if all(decider.wants(request, each) for each in decode) else [decode]
 
 
+def _wants(decider: Decider | None, request: Request, decode: Endpoint | None) -> bool:
+    """Whether a part of the request is to be done elsewhere, which sidecars may not know how to divide."""
+    return decider is not None and not request.whole and decider.wants(request, decode)
+
+
 def _beside(request: Request, stage: Literal["prefill", "encode"], decode: Endpoint | None) -> Request:
     """The request as the endpoint of another stage gets it: one that ends without an answer."""
     return replace(request, stage=stage, peer=decode, stream=False, max_tokens=1, kept=dict(request.kept))
@@ -144,7 +149,7 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or request.whole or not self._decider.wants(request, decode):
+        if not request.tokens or not _wants(self._decider, request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:
@@ -248,13 +253,13 @@ class DisaggProfileHandler(_Stages):
         return _needed(request, endpoints, self._deciders.get("prefill"))
 
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
-        if self._prefill_first:
+        if self._prefill_first and not request.whole:
             return self._picked(self._from_prefill(request, profiles, run))
         endpoints = run(self._decode)
         decode = endpoints[0]
         encode = self._encoders(request, profiles, decode, run)
         decider = self._deciders.get("prefill")
-        if decider is None or request.whole or not decider.wants(request, decode):
+        if decider is None or not _wants(decider, request, decode):
             return self._picked(Picked(endpoints, encode=encode))
         try:
             prefill = run(self._prefill, _beside(request, "prefill", decode))[0]
@@ -267,7 +272,7 @@ class DisaggProfileHandler(_Stages):
 
     def _from_prefill(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         prefill = None
-        if self._prefill in profiles and not request.whole:
+        if self._prefill in profiles:
             try:
                 prefill = run(self._prefill, _beside(request, "prefill", None))[0]
             except NoEndpoint as error:
@@ -280,7 +285,7 @@ class DisaggProfileHandler(_Stages):
         self, request: Request, profiles: Sequence[str], decode: Endpoint | None, run: RunProfile
     ) -> Sequence[Endpoint]:
         decider = self._deciders.get("encode")
-        if decider is None or request.whole or self._encode not in profiles or not decider.wants(request, decode):
+        if self._encode not in profiles or not _wants(decider, request, decode):
             return ()
         try:
             return run(self._encode, _beside(request, "encode", decode))

@@ -34,7 +34,6 @@ log = logging.getLogger("warmpath")
 
 Connector = Literal["nixlv2", "shared-storage"]
 _GENERATE: Final = "/inference/v1/generate"
-_PATHS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", _GENERATE)
 _HOP: Final = frozenset(
     {
         "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
@@ -44,8 +43,11 @@ _HOP: Final = frozenset(
 """Headers of one connection, and those that are made anew."""
 _OURS: Final = frozenset({protocol.PREFILLER, protocol.ENCODERS, protocol.DATA_PARALLEL})
 _RETRIED: Final = frozenset({502, 503, 504})
-_LIMITS: Final = {"/v1/responses": ("max_output_tokens",)}
-"""How a path's body says how many tokens are wanted, where not as chat and completions do."""
+_LIMITS: Final = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+}
+"""How a path's body says how many tokens are wanted, where not by `max_tokens` alone."""
 _QUIET: Final = 60.0
 """Seconds between two lines of the log about one reason."""
 
@@ -169,8 +171,8 @@ class Sidecar:
             return _error(400, "invalid_request_error", message)
         engine = self._engine(rank)
         named = request.headers.get(protocol.PREFILLER, "")
-        if not named or request.method != "POST" or request.path not in _PATHS:
-            self.counts["local"] += request.path in _PATHS
+        if not named or request.method != "POST" or request.path not in protocol.DIVIDED:
+            self.counts["local"] += request.path in protocol.DIVIDED
             return await self._pass_on(request, engine, headers, body)
         headers.setdefault(protocol.REQUEST_ID, str(uuid4()))
         try:
@@ -327,17 +329,16 @@ def _sampling(path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _unlimited(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what would be wrong of an answer of one token that is not streamed."""
+    return {name: value for name, value in asked.items() if name not in ("stream_options", "min_tokens")}
+
+
 def _one_token(path: str, asked: Mapping[str, Any], connector: Connector) -> bytes:
     """A copy of the request of which only the prompt is wanted."""
-    copy = {name: value for name, value in asked.items() if name not in ("stream_options", "min_tokens")}
-    copy["stream"] = False
-    if path == _GENERATE:
-        few = {name: value for name, value in _sampling(path, asked).items() if name != "min_tokens"}
-        copy["sampling_params"] = {**few, "max_tokens": 1}
-    else:
-        for name in _LIMITS.get(path, ("max_tokens", "max_completion_tokens")):
-            if name != "max_completion_tokens" or path == "/v1/chat/completions":
-                copy[name] = 1
+    limits = dict.fromkeys(_LIMITS.get(path, ("max_tokens",)), 1)
+    copy = _unlimited(asked) | {"stream": False}
+    copy |= {"sampling_params": _unlimited(_sampling(path, asked)) | limits} if path == _GENERATE else limits
     if connector == "nixlv2":
         copy["kv_transfer_params"] = {
             "do_remote_decode": True,
