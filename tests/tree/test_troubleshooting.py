@@ -267,7 +267,7 @@ MADE: dict[str, Callable[[], str]] = {
         (
             without("kubernetes", "serve", "--pool-name", "p"),
             without("opentelemetry.sdk", "serve", "--endpoints", os.devnull, "--tracing"),
-            without("envoy", "up", "--once"),
+            without("envoy", "up", "--once", "--port", str(free_ports(1)[0])),
         )
     ),
     "The service account may not read": forbidden,
