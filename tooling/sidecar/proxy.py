@@ -124,6 +124,7 @@ class Sidecar:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
             connector=aiohttp.TCPConnector(limit=0),
             auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         try:
@@ -240,6 +241,8 @@ class Sidecar:
     async def _ask(self, url: str, headers: CIMultiDict[str], body: bytes) -> bytes:
         """The prefiller's answer, asked again where that may help. Raises _NoPrefill."""
         settings = self._settings
+        headers = headers.copy()
+        headers.popall("accept-encoding", None)  # we read it
         for attempt in range(settings.prefill_max_retries + 1):
             if attempt:
                 await asyncio.sleep(settings.prefill_retry_backoff)

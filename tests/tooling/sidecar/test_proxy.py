@@ -154,6 +154,21 @@ async def test_without_a_prefiller_named_it_only_passes_on() -> None:
         assert made.prefills.asked == []
 
 
+async def test_engines_are_sent_what_the_client_sends_and_nothing_of_our_own() -> None:
+    """Else an engine would compress what its client cannot read, as SGLang does its metrics."""
+    async with pair() as made:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.sidecar.port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: pod\r\nX-Own: 1\r\nConnection: close\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await reader.read()
+        writer.close()
+        await made.ask(accept_encoding="gzip")
+        ((_, passed, _), (_, compressed, _)), ((_, read, _),) = made.beside.asked, made.prefills.asked
+    assert {name.lower() for name in passed} == {"host", "x-own"}
+    assert compressed["accept-encoding"] == "gzip"
+    assert "accept-encoding" not in read, "the sidecar reads it"
+
+
 async def test_a_retry_that_reaches_the_prefiller_is_served_there_as_a_whole() -> None:
     async with pair() as made:
         made.prefiller = f"127.0.0.1:{made.sidecar.port}"
