@@ -68,6 +68,8 @@ class Engine(NamedTuple):
 
     waiting: Figure | None
     running: Figure | None
+    also_waiting: Sequence[Figure] = ()
+    """Queues of requests that are in neither of the two."""
     kv_usage: Figure | None = None
     block_size: Figure | None = None
     blocks: Figure | None = None
@@ -128,6 +130,12 @@ ENGINES: Final[Mapping[str, Engine]] = {
         # With --enable-priority-scheduling there is a sample for each priority beside that of all.
         waiting=Figure(b"sglang:num_queue_reqs", where=((b"priority", b""),)),
         running=Figure(b"sglang:num_running_reqs", where=((b"priority", b""),)),
+        # Of servers that only prefill or decode: to be met by the other, to get memory there, to get the KV.
+        also_waiting=(
+            Figure(b"sglang:num_prefill_bootstrap_queue_reqs", where=((b"priority", b""),)),
+            Figure(b"sglang:num_decode_prealloc_queue_reqs", where=((b"priority", b""),)),
+            Figure(b"sglang:num_decode_transfer_queue_reqs", where=((b"priority", b""),)),
+        ),
         first_rank=Figure(b"sglang:num_running_reqs", where=((b"priority", b""), (b"tp_rank", b"0"))),
         kv_usage=Figure(b"sglang:token_usage"),
         block_size=Figure(b"sglang:page_size", older=Figure(b"sglang:cache_config_info", label=b"page_size")),
@@ -290,13 +298,15 @@ class Same:
 
 
 def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None:
-    """What the page says at time `at`; None if it holds neither queue nor batch size, so is not this engine's.
+    """What the page says at time `at`; None where it has neither queue, batch nor KV memory, so is not this engine's.
 
+    SGLang (0.5.23) says nothing of requests until it has served some: nobody waits there then, and none runs.
     Data-parallel engines behind one address report a series each: counts are added up, shares averaged. A sample that
     is no finite number of at least 0 is as good as absent. `places` is kept from page to page, empty at first.
     """
     waiting, running = _numbers(page, places, engine.waiting), _numbers(page, places, engine.running)
-    if not waiting and not running:
+    blocks = _numbers(page, places, engine.blocks)
+    if not waiting and not running and not blocks:
         return None
     ranks = 1.0
     if engine.first_rank is not None and len(running) > 1 and (first := _numbers(page, places, engine.first_rank)):
@@ -304,11 +314,11 @@ def parse(page: bytes, engine: Engine, at: float, places: Places) -> Load | None
     usage = _numbers(page, places, engine.kv_usage)
     lora_max, lora_running, lora_waiting = _lora(page, places, engine.lora)
     return Load(
-        waiting=_total(waiting),
+        waiting=_total(waiting) + sum(_total(_numbers(page, places, each)) for each in engine.also_waiting),
         running=_total(running),
         kv_usage=min(1.0, sum(usage) / len(usage)) if usage else 0.0,
         block_size=int(max(_numbers(page, places, engine.block_size), default=0.0)),
-        blocks=int(ranks * _total(_numbers(page, places, engine.blocks))),
+        blocks=int(ranks * _total(blocks)),
         lora_running=lora_running,
         lora_waiting=lora_waiting,
         lora_max=lora_max,

@@ -149,6 +149,26 @@ def sglang_page(data: int = 1, tensor: int = 1, *, attention: bool = False, prio
     return "".join(blocks).encode()
 
 
+def test_sglang_that_has_served_nobody_has_memory_and_no_requests() -> None:
+    page = b"\n".join(line for line in sglang_page().splitlines() if b"_reqs" not in line)
+    found = load(page, "sglang")
+    assert (found.waiting, found.running, found.blocks, found.block_size) == (0, 0, 100, 64)
+    assert parse(b"sglang:token_usage 0.5\n", ENGINES["sglang"], 7.0, Places()) is None
+
+
+def test_sglangs_queues_between_prefill_and_decode_are_of_requests_that_wait() -> None:
+    """Of one more each time, and of those of a priority once."""
+    page = sglang_page()
+    for name in (
+        "num_prefill_bootstrap_queue_reqs",
+        "num_decode_prealloc_queue_reqs",
+        "num_decode_transfer_queue_reqs",
+    ):
+        page += f'sglang:{name}{{tp_rank="0"}} 4\nsglang:{name}{{tp_rank="0",priority="1"}} 3\n'.encode()
+    page += b'sglang:num_prefill_inflight_queue_reqs{tp_rank="0"} 9\n'
+    assert load(page, "sglang").waiting == 2 + 3 * 4
+
+
 @pytest.mark.parametrize(
     ("page", "ranks"),
     [
