@@ -90,6 +90,38 @@ def sources_on(page: bytes, address: str) -> list[Source]:
     return found
 
 
+class _Described(msgspec.Struct):
+    endpoint_port_base: int
+    endpoint_host: str = "*"
+    replay_endpoint_port_base: int = 0
+    dp_size: int = 1
+
+
+class _ServerInfo(msgspec.Struct):
+    kv_events: _Described | None
+
+
+def sources_in(page: bytes, address: str) -> list[Source]:
+    """The publishers that SGLang's `/server_info` describes (0.5.23), one for each data-parallel rank; [] where it
+    publishes nothing. Raises ValueError for what describes none. No other host is accepted.
+    """
+    try:
+        told = msgspec.json.decode(page, type=_ServerInfo).kv_events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"no description of KV events: {error}") from None
+    if told is None:
+        return []
+    found = []
+    for rank in range(min(told.dp_size, MOST)):
+        publisher, replay = (
+            _at(f"tcp://{told.endpoint_host}:{base + rank}", address) if base else ""
+            for base in (told.endpoint_port_base, told.replay_endpoint_port_base)
+        )
+        if publisher:
+            found.append(Source(rank, publisher, replay))
+    return found
+
+
 def sources_of(rank: int | None, sources: list[Source]) -> list[Source]:
     """Of what an address publishes, that of an endpoint: of a data-parallel rank behind it one, in order of numbers."""
     if rank is None:

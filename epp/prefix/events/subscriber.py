@@ -20,7 +20,17 @@ from epp.pool.http import BadAnswer, TooLarge
 from epp.pool.scrape import Visit
 from epp.pool.store import ranks_by_address
 from epp.prefix.events.engine_cache import KvEventIndex
-from epp.prefix.events.sources import MOST, RANKS, KvEvents, Source, conventional, named_in, sources_of, sources_on
+from epp.prefix.events.sources import (
+    MOST,
+    RANKS,
+    KvEvents,
+    Source,
+    conventional,
+    named_in,
+    sources_in,
+    sources_of,
+    sources_on,
+)
 from epp.prefix.events.stream import END, EventStream, Replay
 from epp.prefix.events.wire import MalformedBatch, rank_of
 
@@ -36,6 +46,8 @@ _MESSAGE_BYTES: Final = 256
 """Memory of a message beside its payload."""
 _TOLD: Final = 64 << 10
 """Bytes of an answer to `/kv_event_sources`."""
+_DESCRIBED: Final = 1 << 20
+"""Of one to `/server_info`, which says all of SGLang's settings, twice for each rank."""
 _TURN: Final = 0.001
 """Seconds for which all endpoints' messages together are taken in one turn of the event loop."""
 _SOME: Final = 64
@@ -43,7 +55,7 @@ _SOME: Final = 64
 _KNOWN: Final = 0.9
 """Share of its cache that has to be known of an engine of which something was missed for good."""
 _ASK: Final = 2.0
-"""Seconds to answer `/kv_event_sources`, connecting included."""
+"""Seconds to answer either, connecting included."""
 _RETRY: Final = (0.5, 10.0)
 """Seconds before an endpoint that does not answer is asked again: at first, at most."""
 _OFF: Final = 30.0
@@ -255,17 +267,26 @@ class EndpointSubscription:
             delay = min(2 * delay, _RETRY[1])
 
     async def _discover(self) -> list[Source]:
-        visit = Visit(self._endpoint.address, "/kv_event_sources", _TOLD)
+        address = self._endpoint.address
         try:
-            async with asyncio.timeout(_ASK):
-                page = await visit.page()
+            sources = sources_on(await self._page("/kv_event_sources", _TOLD), address)
         except TooLarge as error:
             raise ValueError(f"/kv_event_sources: {error}") from None
         except BadAnswer:  # a server that does not know the question
-            return conventional(self._endpoint.name, self._endpoint.address, self._config.pod_discovery_config)
+            try:
+                sources = sources_in(await self._page("/server_info", _DESCRIBED), address)
+            except (OSError, BadAnswer, ValueError):
+                return conventional(self._endpoint.name, address, self._config.pod_discovery_config)
+        return sources_of(self._endpoint.rank, sources)
+
+    async def _page(self, path: str, largest: int) -> bytes:
+        """BadAnswer or OSError if there is none."""
+        visit = Visit(self._endpoint.address, path, largest)
+        try:
+            async with asyncio.timeout(_ASK):
+                return await visit.page()
         finally:
             visit.close()
-        return sources_of(self._endpoint.rank, sources_on(page, self._endpoint.address))
 
     async def _hear(self, sources: list[Source]) -> bool:
         """Receive from all until one is gone for good; whether any was ever connected."""

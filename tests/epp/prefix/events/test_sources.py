@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, named_in, sources_on
+from epp.prefix.events.sources import KvEvents, PodDiscovery, Source, conventional, named_in, sources_in, sources_on
 
 
 def page(**ranks: tuple[str | None, str | None]) -> bytes:
@@ -52,6 +52,41 @@ def test_ranks_that_are_none_are_left_out() -> None:
     assert (
         sources_on(b'{"all": {"endpoint": "tcp://*:5557"}, "-1": {"endpoint": "tcp://*:5557"}}', "10.0.0.7:8000") == []
     )
+
+
+# --- as SGLang describes them ---------------------------------------------------------------------------------------
+
+
+def described(**more: object) -> bytes:
+    told = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "", "block_size": 32}
+    return json.dumps({"version": "0.5.23", "tp_size": 1, "kv_events": {**told, "dp_size": 1, **more}}).encode()
+
+
+def test_sglang_says_a_port_of_which_each_rank_has_one() -> None:
+    assert sources_in(described(), "10.0.0.7:8000") == [Source(0, "tcp://10.0.0.7:5557")]
+    page = described(dp_size=2, replay_endpoint_port_base=6557, endpoint_host="0.0.0.0")
+    assert sources_in(page, "[fd00::1]:8000") == [
+        Source(0, "tcp://[fd00::1]:5557", "tcp://[fd00::1]:6557"),
+        Source(1, "tcp://[fd00::1]:5558", "tcp://[fd00::1]:6558"),
+    ]
+    assert len(sources_in(described(dp_size=10**9), "10.0.0.7:8000")) == 64
+
+
+def test_sglang_that_publishes_nothing_or_elsewhere() -> None:
+    assert sources_in(b'{"version": "0.5.23", "kv_events": null}', "10.0.0.7:8000") == []
+    for host in ("10.0.0.8", "metadata.internal"):
+        assert sources_in(described(endpoint_host=host), "10.0.0.7:8000") == []
+    for port in (0, -1, 65_536):
+        assert sources_in(described(endpoint_port_base=port), "10.0.0.7:8000") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [b"", b"[]", b"<html>", b"\xff", b'{"version": "0.4"}', b'{"kv_events": 7}', b'{"kv_events": {"dp_size": 1}}'],
+)
+def test_what_describes_no_events_is_refused(wrong: bytes) -> None:
+    with pytest.raises(ValueError, match="no description of KV events"):
+        sources_in(wrong, "10.0.0.7:8000")
 
 
 def test_by_convention() -> None:

@@ -43,6 +43,8 @@ class Server:
 
     def __init__(self) -> None:
         self.sources: Mapping[str, Any] | None = {}
+        self.info: Mapping[str, Any] | None = None
+        """What SGLang tells, which knows no other question."""
         self.address = ""
         self.asked = 0
 
@@ -50,6 +52,7 @@ class Server:
     async def running(self) -> AsyncIterator["Server"]:
         app = web.Application()
         app.router.add_get("/kv_event_sources", self._answer)
+        app.router.add_get("/server_info", self._describe)
         async with serving(app) as self.address:
             yield self
 
@@ -58,6 +61,12 @@ class Server:
         if self.sources is None:
             raise web.HTTPNotFound
         return web.Response(body=json.dumps(self.sources).encode(), content_type="application/json")
+
+    async def _describe(self, request: web.Request) -> web.Response:
+        if self.info is None:
+            raise web.HTTPNotFound
+        page = {"launch_command": "x" * 200_000, **self.info}
+        return web.Response(body=json.dumps(page).encode(), content_type="application/json")
 
 
 def services_of(pool: Pool, metrics: RecordedMetrics) -> Services:
@@ -236,6 +245,34 @@ async def test_a_server_that_does_not_tell_publishes_by_convention() -> None:
                 await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
                 assert server.asked >= 1
                 task.cancel()
+
+
+async def test_sglang_says_where_it_publishes() -> None:
+    async with staying() as engine:
+        at = engine.sources()["0"]
+        port, replay_port = (int(at[each].rpartition(":")[2]) for each in ("endpoint", "replay_endpoint"))
+        async with Server().running() as server:
+            server.sources = None
+            told = {"endpoint_host": "*", "endpoint_port_base": port, "replay_endpoint_port_base": replay_port}
+            server.info = {"kv_events": {**told, "dp_size": 1}}
+            listener = Rig(server, KvEvents())
+            engine.publish([stored(PROMPTS[0])])
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(listener.subscribers.run())
+                await until(lambda: listener.state == "live" and listener.knows(PROMPTS[0]))
+                task.cancel()
+        assert not listener.metrics.reasons()
+
+
+async def test_sglang_that_publishes_nothing_is_off() -> None:
+    async with Server().running() as server:
+        server.sources, server.info = None, {"kv_events": None}
+        listener = Rig(server, KvEvents())
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(listener.subscribers.run())
+            await until(lambda: listener.state == "off")
+            task.cancel()
+        assert not listener.metrics.reasons()
 
 
 async def test_an_endpoint_without_events_is_off() -> None:
