@@ -517,8 +517,12 @@ def replay(as_json: bool, html: Path | None, no_exchange: bool, **flags: Any) ->
     help="Of the engine beside it.",
 )  # fmt: skip
 @click.option(
-    "--kv-connector", default="nixlv2", show_default=True, type=click.Choice(["nixlv2", "shared-storage"]),
+    "--kv-connector", default="nixlv2", show_default=True, type=click.Choice(["nixlv2", "shared-storage", "sglang"]),
     help="How the engine gets what another one computed.",
+)  # fmt: skip
+@click.option(
+    "--sglang-bootstrap-port", default=8998, show_default=True, type=WholeNumber(1, 65535),
+    envvar="SGLANG_BOOTSTRAP_PORT", show_envvar=True, help="Of SGLang's that prefill: --disaggregation-bootstrap-port.",
 )  # fmt: skip
 @click.option(
     "--data-parallel-size", default=1, show_default=True, type=WholeNumber(1, 64),

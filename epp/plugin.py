@@ -38,7 +38,7 @@ import msgspec
 
 from epp.errors import BadRequest, NoEndpoint
 from epp.parsing.request import NO_HEADERS, Api, Request, Response, Slo, Slot, Stage, Usage
-from epp.pool.roles import Roles, RoleView, apart, serves, stages_of
+from epp.pool.roles import Roles, RoleView, apart, computes_prompts, serves, stages_of
 from epp.pool.store import Endpoint, Load, ServedModel
 from epp.telemetry.series import KvEventFigures
 
@@ -99,6 +99,7 @@ __all__ = [
     "Waiting",
     "annotated",
     "apart",
+    "computes_prompts",
     "least",
     "most",
     "scores_of",

@@ -254,7 +254,7 @@ class Response(msgspec.Struct, eq=False, gc=False):
     complete: bool = False
     """The answer's end was seen."""
     prefill_failed: bool = False
-    """Who was to compute the prompt elsewhere did not, so it was computed where it is decoded."""
+    """Who was to compute the prompt elsewhere did not, so it was computed where it is decoded, or could not be."""
     lost: bool = False
     """Nothing is known of the answer: the replica that sent the request fell silent."""
     id: str = ""
@@ -264,9 +264,10 @@ class Response(msgspec.Struct, eq=False, gc=False):
     def failed(self) -> bool:
         """By the endpoint's own fault: a status of 500 or more, or the gateway's retry was served elsewhere instead.
 
-        501 is none: the request asked for what the server does not do.
+        501 is none: the request asked for what the server does not do. Nor is an error that is the prefiller's fault.
         """
-        return (self.status >= 500 and self.status != 501) or bool(self.served and not self.status)
+        failed = self.status >= 500 and self.status != 501 and not self.prefill_failed
+        return failed or bool(self.served and not self.status)
 
 
 _USAGE: Final = re.compile(rb'"usage"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}\{')

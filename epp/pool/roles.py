@@ -40,6 +40,13 @@ def serves(endpoint: Endpoint, stage: Stage) -> bool:
     return stage == "decode" if role is None else role in _STAGES[stage]
 
 
+def computes_prompts(endpoint: Endpoint) -> bool:
+    """Whether one that decodes can compute prompts. SGLang's cannot (0.5.23, `--disaggregation-mode decode`)."""
+    if protocol.ROLE_LABEL not in endpoint.labels or serves(endpoint, "prefill"):
+        return True
+    return not any(endpoint.labels.get(engine) == "sglang" for engine in protocol.ENGINE_LABELS)
+
+
 def unknown_role(endpoint: Endpoint) -> str:
     """A sentence about an endpoint whose role means nothing, so that it serves nobody; "": it has no such role."""
     role = endpoint.labels.get(protocol.ROLE_LABEL)

@@ -232,7 +232,16 @@ class Exchange:
         usage = response.usage
         counts = None if usage is None else (usage.prompt, usage.completion, usage.cached)
         seen = response.first_token_at is not None
-        end = wire.Finished(number, response.status, response.served, response.complete, seen, counts, response.id)
+        end = wire.Finished(
+            number,
+            response.status,
+            response.served,
+            response.complete,
+            seen,
+            counts,
+            response.id,
+            response.prefill_failed,
+        )
         self._publish(wire.encode(end), urgent=bool(response.id))  # the next request may name it, to any replica
 
     def tell(self, pool: str, plugin: str, piece: Any) -> None:
@@ -584,4 +593,5 @@ def _response(message: wire.Finished, now: float) -> Response:
         usage=None if message.usage is None else Usage(*message.usage),
         complete=message.complete,
         id=message.id,
+        prefill_failed=message.prefill_failed,
     )

@@ -64,6 +64,7 @@ class Finished(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=3):
     usage: tuple[int, int, int] | None
     """Tokens of prompt and answer, and those cached; -1 where not reported."""
     id: str = ""
+    prefill_failed: bool = False
 
 
 class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=4):

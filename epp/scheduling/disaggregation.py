@@ -26,6 +26,7 @@ from epp.plugin import (
     RoleView,
     RunProfile,
     Services,
+    computes_prompts,
     stages_of,
 )
 
@@ -65,9 +66,12 @@ class _Stages(ProfileHandler):
         if self.when_no_prefiller not in ("decode", "refuse"):
             raise ValueError(f"whenNoPrefiller: expected decode or refuse, got {self.when_no_prefiller!r}")
 
-    def _no_prefiller(self, why: str) -> None:
-        """Raises NoEndpoint where the setting is to refuse. Never silent."""
+    def _no_prefiller(self, why: str, decode: Endpoint | None) -> None:
+        """Raises NoEndpoint where the setting is to refuse, or nobody else could prefill either. Never silent."""
         self._counts["no-prefiller"] += 1
+        if decode is not None and not computes_prompts(decode):
+            self._report("no-prefiller", f"refused: {why}")
+            raise NoEndpoint(f"{why}, and SGLang computes no prompt where it decodes")
         if self.when_no_prefiller == "refuse":
             self._report("no-prefiller", f"refused: {why}")
             raise NoEndpoint(f"{why}, and whenNoPrefiller is refuse")
@@ -87,14 +91,19 @@ def _unreported(reason: str, detail: str) -> None:
 def _needed(request: Request, endpoints: Sequence[Endpoint], decider: Decider | None) -> Sequence[Sequence[Endpoint]]:
     """`ProfileHandler.stages`, where a decider says who is prefilled elsewhere: not who need not be somewhere."""
     decode, *others = stages_of(endpoints)
-    if not others or decider is None or not request.tokens or request.whole:
+    if not others or not request.tokens or not all(_prefills_apart(decider, request, each) for each in decode):
         return [decode]
-    return [decode, *others] if all(decider.wants(request, each) for each in decode) else [decode]
+    return [decode, *others]
 
 
 def _wants(decider: Decider | None, request: Request, decode: Endpoint | None) -> bool:
     """Whether a part of the request is to be done elsewhere, which sidecars may not know how to divide."""
     return decider is not None and not request.whole and decider.wants(request, decode)
+
+
+def _prefills_apart(decider: Decider | None, request: Request, decode: Endpoint) -> bool:
+    """The same of its prompt, which some endpoints that decode cannot compute, whatever the decider says."""
+    return _wants(decider, request, decode) or not (request.whole or computes_prompts(decode))
 
 
 def _beside(request: Request, stage: Literal["prefill", "encode"], decode: Endpoint | None) -> Request:
@@ -149,18 +158,20 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or not _wants(self._decider, request, decode):
+        if not request.tokens or not _prefills_apart(self._decider, request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:
             if decode not in roles.prefill:
-                self._no_prefiller(f"none of {len(run.candidates)} endpoints prefills for {decode.name}")
+                self._no_prefiller(f"none of {len(run.candidates)} endpoints prefills for {decode.name}", decode)
             return self._picked(Picked(endpoints))
         prefill = run(profile, _beside(request, "prefill", decode), others)[0]
         return self._picked(_decided(self._decider, request, endpoints, prefill))
 
 
-def _decided(decider: Decider, request: Request, endpoints: Sequence[Endpoint], prefill: Endpoint) -> Picked:
+def _decided(decider: Decider | None, request: Request, endpoints: Sequence[Endpoint], prefill: Endpoint) -> Picked:
+    if decider is None or not computes_prompts(endpoints[0]):
+        return Picked(endpoints, prefill=prefill)
     verdict = decider.accepts(request, endpoints[0], prefill)
     if isinstance(verdict, bool):
         return Picked(endpoints, prefill=prefill if verdict else None)
@@ -259,12 +270,12 @@ class DisaggProfileHandler(_Stages):
         decode = endpoints[0]
         encode = self._encoders(request, profiles, decode, run)
         decider = self._deciders.get("prefill")
-        if decider is None or not _wants(decider, request, decode):
+        if self._prefill not in profiles or not _prefills_apart(decider, request, decode):
             return self._picked(Picked(endpoints, encode=encode))
         try:
             prefill = run(self._prefill, _beside(request, "prefill", decode))[0]
         except NoEndpoint as error:
-            self._no_prefiller(str(error))
+            self._no_prefiller(str(error), decode)
             return self._picked(Picked(endpoints, encode=encode))
         if prefill is decode:
             return self._picked(Picked(endpoints, encode=encode))
@@ -276,7 +287,7 @@ class DisaggProfileHandler(_Stages):
             try:
                 prefill = run(self._prefill, _beside(request, "prefill", None))[0]
             except NoEndpoint as error:
-                self._no_prefiller(str(error))
+                self._no_prefiller(str(error), None)
         encode = self._encoders(request, profiles, None, run)
         endpoints = run(self._decode, replace(request, peer=prefill))
         return Picked(endpoints, prefill=None if prefill is endpoints[0] else prefill, encode=encode)

@@ -4,6 +4,10 @@ Flow (nixlv2): a copy of the request that asks for one token goes to the prefill
 lies; the request itself goes to the engine beside, with these words, and the engine fetches it. With shared storage the
 engine finds it by itself. Whatever goes wrong with the prefiller, the engine beside computes the prompt: slower, never
 an error. What it answers is passed on byte for byte as it comes; who goes away takes the requests on both sides along.
+
+SGLang (0.5.23, `--disaggregation-mode`) wants both to have the request at once: each is told where the prefiller's
+bootstrap server is, and the number of a room in which they meet. Its engines that decode compute no prompts, so what
+goes wrong with the prefiller is an error there.
 """
 
 import asyncio
@@ -32,7 +36,7 @@ from epp.documents.addresses import address_of
 
 log = logging.getLogger("warmpath")
 
-Connector = Literal["nixlv2", "shared-storage"]
+Connector = Literal["nixlv2", "shared-storage", "sglang"]
 _GENERATE: Final = "/inference/v1/generate"
 _HOP: Final = frozenset(
     {
@@ -48,6 +52,8 @@ _LIMITS: Final = {
     "/v1/responses": ("max_output_tokens",),
 }
 """How a path's body says how many tokens are wanted, where not by `max_tokens` alone."""
+_LONGEST: Final = 500
+"""Bytes of an engine's error that are passed on in one of ours."""
 _QUIET: Final = 60.0
 """Seconds between two lines of the log about one reason."""
 
@@ -60,6 +66,8 @@ class SidecarSettings:
     port: int = 8000
     model_server_port: int = 8200
     kv_connector: Connector = "nixlv2"
+    sglang_bootstrap_port: int = 8998
+    """Of the engines that prefill: their `--disaggregation-bootstrap-port`."""
     enable_prefiller_sampling: bool = False
     """Of several prefillers that are named, take one by chance instead of the first."""
     prefill_max_retries: int = 0
@@ -84,9 +92,11 @@ class SidecarSettings:
 class _NoPrefill(Exception):
     """The prefiller did not do it. `reason` is a word for metrics and a header."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, status: int = 502) -> None:
         super().__init__(detail)
         self.reason = reason
+        self.status = status
+        """Of an answer that says so."""
 
 
 class Sidecar:
@@ -181,6 +191,8 @@ class Sidecar:
             if prefiller.partition("://")[2] == _reached(request):  # a gateway's retry
                 self.counts["local"] += 1
                 return await self._pass_on(request, engine, headers, body)
+            if self._settings.kv_connector == "sglang":
+                return await self._together(request, engine, prefiller, headers, body)
             fetching = await self._prefilled(request.path, prefiller, headers, body)
         except _NoPrefill as error:
             self._tell(error)
@@ -217,11 +229,8 @@ class Sidecar:
 
     async def _prefilled(self, path: str, prefiller: str, headers: CIMultiDict[str], body: bytes) -> bytes:
         """The body for the engine beside, once the prefiller has computed the prompt. Raises _NoPrefill."""
-        try:
-            asked = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _NoPrefill("unreadable", f"the body is no JSON: {error}") from None
-        if not isinstance(asked, dict) or _sampling(path, asked).get("n") not in (None, 1):
+        asked = _read(body)
+        if _sampling(path, asked).get("n") not in (None, 1):
             raise _NoPrefill("unsupported", "expected one answer to one prompt")
         answer = await self._ask(f"{prefiller}{path}", headers, _one_token(path, asked, self._settings.kv_connector))
         if self._settings.kv_connector == "shared-storage":
@@ -238,6 +247,44 @@ class Sidecar:
             raise _NoPrefill("no-params", f"{prefiller} did not say where its KV cache is; is it a kv_producer?")
         return msgspec.json.encode({**asked, "kv_transfer_params": params})
 
+    async def _together(
+        self, request: web.Request, engine: str, prefiller: str, headers: CIMultiDict[str], body: bytes
+    ) -> web.StreamResponse:
+        """SGLang's answer, or what the prefiller did wrong. Raises _NoPrefill for a body that neither can read."""
+        asked = _read(body)
+        room = {
+            "bootstrap_host": URL(prefiller).host,
+            "bootstrap_port": self._settings.sglang_bootstrap_port,
+            "bootstrap_room": random.getrandbits(62),  # of several prompts the others have the numbers after it
+        }
+        body = msgspec.json.encode(asked | room)
+        for name, value in room.items():  # `/v1/messages` reads them here only
+            headers[f"x-override-{name.replace('_', '-')}"] = str(value)
+        async with asyncio.TaskGroup() as tasks:
+            prefilling = tasks.create_task(self._failure(f"{prefiller}{request.path}", headers, body))
+            decoding = tasks.create_task(self._begun(request, engine, headers, body))
+            await asyncio.wait((prefilling, decoding), return_when=asyncio.FIRST_COMPLETED)
+            failed = None if decoding.done() else await prefilling
+            if failed is None:  # an answer begins with its first token: all of the prompt is there then
+                response = await self._relayed(request, await decoding, {})
+            decoding.cancel()
+            prefilling.cancel()
+        if failed is None:
+            self.counts["prefilled"] += 1
+            return response
+        self._tell(failed)
+        if failed.status < 500:  # the request's own fault
+            return _error(failed.status, "invalid_request_error", str(failed))
+        return _error(failed.status, "server_error", str(failed), {protocol.PREFILL_FALLBACK: failed.reason})
+
+    async def _failure(self, url: str, headers: CIMultiDict[str], body: bytes) -> _NoPrefill | None:
+        """What the prefiller did wrong, if anything."""
+        try:
+            await self._ask(url, headers, body)
+        except _NoPrefill as error:
+            return error
+        return None
+
     async def _ask(self, url: str, headers: CIMultiDict[str], body: bytes) -> bytes:
         """The prefiller's answer, asked again where that may help. Raises _NoPrefill."""
         settings = self._settings
@@ -252,13 +299,13 @@ class Sidecar:
                     async with self._client.post(url, data=body, headers=headers, ssl=verified) as response:
                         answer = await response.read()
             except TimeoutError:
-                failed = _NoPrefill("timeout", f"{url} did not answer within {settings.prefill_timeout:g} s")
+                failed = _NoPrefill("timeout", f"{url} did not answer within {settings.prefill_timeout:g} s", 504)
             except (aiohttp.ClientError, OSError) as error:
                 failed = _NoPrefill("unreachable", f"{url}: {type(error).__name__}: {error}")
             else:
                 if response.status < 300:
                     return answer
-                failed = _NoPrefill("status", f"{url} answered {response.status}")
+                failed = _NoPrefill("status", f"{url} answered {response.status}{_said(answer)}", response.status)
                 if response.status not in _RETRIED:
                     break
         raise failed
@@ -280,9 +327,15 @@ class Sidecar:
         body: bytes,
         said: Mapping[str, str] = {},
     ) -> web.StreamResponse:
+        return await self._relayed(request, await self._begun(request, engine, headers, body), said)
+
+    async def _begun(
+        self, request: web.Request, engine: str, headers: CIMultiDict[str], body: bytes
+    ) -> aiohttp.ClientResponse | web.Response:
+        """The engine's answer, of which the headers have come; or ours, where it cannot be reached."""
         url = URL(engine + request.raw_path, encoded=True)
         try:
-            upstream = await self._client.request(
+            return await self._client.request(
                 request.method,
                 url,
                 data=body or None,
@@ -292,6 +345,13 @@ class Sidecar:
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             return _error(502, "server_error", f"the engine on port {url.port}: {error}")
+
+    async def _relayed(
+        self, request: web.Request, upstream: aiohttp.ClientResponse | web.Response, said: Mapping[str, str]
+    ) -> web.StreamResponse:
+        """The answer, passed on to its end."""
+        if isinstance(upstream, web.Response):
+            return upstream
         async with upstream:
             response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=said)
             response.headers.extend(_passed(upstream.headers))
@@ -322,6 +382,23 @@ def _reached(request: web.Request) -> str:
     """`ip:port` that the request came to; empty once its connection is gone."""
     here = None if request.transport is None else request.transport.get_extra_info("sockname")
     return "" if here is None else address_of(*here[:2])
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """A request. Raises _NoPrefill."""
+    try:
+        asked = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _NoPrefill("unreadable", f"the body is no JSON: {error}") from None
+    if not isinstance(asked, dict):
+        raise _NoPrefill("unsupported", "expected one answer to one prompt")
+    return asked
+
+
+def _said(answer: bytes) -> str:
+    """What an error says, as far as a sentence may be long."""
+    text = " ".join(answer[:_LONGEST].decode(errors="replace").split())
+    return f": {text}" if text else ""
 
 
 def _sampling(path: str, asked: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -374,6 +451,7 @@ class _Families(Collector):
         return self._families
 
 
-def _error(status: int, kind: str, message: str) -> web.Response:
+def _error(status: int, kind: str, message: str, headers: Mapping[str, str] = {}) -> web.Response:
     error = {"message": message, "type": kind, "param": None, "code": status}
-    return web.Response(body=msgspec.json.encode({"error": error}), status=status, content_type="application/json")
+    body = msgspec.json.encode({"error": error})
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

@@ -40,6 +40,18 @@ async def test_a_retry_elsewhere_is_an_end_and_a_decision() -> None:
     assert b.exchange.open == 0
 
 
+async def test_whose_fault_an_error_is_is_told() -> None:
+    network, (a, _) = together(2)
+    decision = await a.ask()
+    network.deliver()
+    messages = recorded(network, a.address)
+    a.scheduler.finished(decision, Response(status=502, prefill_failed=True))
+    network.deliver()
+    [end] = messages
+    assert isinstance(end, wire.Finished)
+    assert (end.status, end.prefill_failed) == (502, True)
+
+
 async def test_what_peers_told_is_not_told_again() -> None:
     network, (a, b) = together(2)
     messages = recorded(network, b.address)

@@ -213,6 +213,60 @@ def test_a_gateway_s_subset_without_prefillers_is_no_shortage_of_long() -> None:
     assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
 
 
+# --- engines that decode and cannot compute a prompt ----------------------------------------------------------------
+
+
+SGLANG = {"llm-d.ai/engine-type": "sglang"}
+DISAGG = "- {type: disagg-profile-handler%s}\n"
+
+
+@pytest.mark.parametrize("prompt", [SHORT, LONG])
+@pytest.mark.parametrize("strategy", strategies())
+def test_of_sglang_every_prompt_is_prefilled_elsewhere(strategy: str, prompt: str) -> None:
+    p, d = pod("p", "prefill", **SGLANG), pod("d", "decode", **SGLANG)
+    pool = by_strategy(strategy, p, d)
+    for _ in range(2):  # the second finds it in the cache of the one that decodes
+        decision = pool.choose(prompt)
+        assert (decision.endpoint, decision.headers) == (d, {"x-prefiller-host-port": p.address})
+        pool.scheduler.finished(decision, Response(status=200))
+    assert needed(pool, prompt) == [["d"], ["p"]]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    ["", ", parameters: {deciders: {prefill: prefix-based-pd-decider}}"],
+    ids=["no decider", "one that wants nothing"],
+)
+def test_of_sglang_so_it_is_whatever_the_configuration_decides(parameters: str) -> None:
+    plugins = "- {type: prefix-based-pd-decider, parameters: {nonCachedTokens: 0}}\n" + DISAGG % parameters
+    pool = by_config(plugins, pod("p", "prefill", **SGLANG), pod("d", "decode", **SGLANG))
+    assert pool.choose(SHORT).parts
+    assert not by_config(plugins, pod("p", "prefill"), pod("d", "decode")).choose(SHORT).parts
+
+
+@pytest.mark.parametrize("prompt", [SHORT, LONG])
+def test_of_sglang_a_request_is_refused_where_nobody_prefills(prompt: str) -> None:
+    said = "prefills for d, and SGLang computes no prompt where it decodes"
+    d = pod("d", "decode", **SGLANG)
+    pool = by_strategy("prefix-aware", d)
+    with pytest.raises(NoEndpoint, match=said):
+        pool.choose(prompt)
+    assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
+    assert pool.scheduler.statistics()["role-profile-handler"]["no-prefiller"] == 1
+    with pytest.raises(NoEndpoint, match="SGLang computes no prompt"):
+        by_config(ALWAYS + DISAGG % ", parameters: {deciders: {prefill: always-disagg-pd-decider}}", d).choose(prompt)
+
+
+def test_of_sglang_what_has_no_role_or_prefills_too_serves_as_a_whole() -> None:
+    assert by_strategy("prefix-aware", pod("a", **SGLANG), pod("b", **SGLANG)).choose().parts == []
+    assert by_strategy("prefix-aware", pod("a", "prefill-decode", **SGLANG)).choose().parts == []
+
+
+def test_of_sglang_what_sidecars_pass_on_whole_names_nobody() -> None:
+    pool = by_strategy("prefix-aware", pod("p", "prefill", **SGLANG), pod("d", "decode", **SGLANG))
+    assert pool.choose(whole=True).headers == {}
+
+
 # --- the decision by seconds ----------------------------------------------------------------------------------------
 
 
@@ -409,6 +463,18 @@ def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone() -> None:
     assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", 200)]
     assert [reason for reason, _ in pool.degraded] == 3 * ["prefill-failed"]
     assert pool.scheduler.statistics()["role-profile-handler"]["prefill-failed"] == 3
+
+
+def test_an_error_that_is_the_prefillers_is_on_it_alone() -> None:
+    """As the sidecar answers for SGLang."""
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    for number in range(3):
+        decision = pool.choose(f"{number} " + LONG)
+        pool.scheduler.answered(decision, Response(status=502, prefill_failed=True))
+        pool.scheduler.finished(decision, Response(status=502, prefill_failed=True))
+    p, d = pool.endpoints
+    shares = pool.in_flight(FailureShare)
+    assert (shares[p].share > 0.3, d in shares) == (True, False)
 
 
 def test_a_session_stays_with_who_decodes() -> None:

@@ -49,7 +49,7 @@ async def test_a_port_in_use_is_one_sentence() -> None:
         ("--ec-connector=ec-nixl", "--ec-connector: encoders are not asked here; llm-d's pd-sidecar does that"),
         ("--enable-ssrf-protection", "let only the gateway reach this port (NetworkPolicy); expected false"),
         ("--enable-tls=encoder", "'encoder' is no stage here; expected prefiller or decoder"),
-        ("--kv-connector=mooncake", "'mooncake' is not one of 'nixlv2', 'shared-storage'"),
+        ("--kv-connector=mooncake", "'mooncake' is not one of 'nixlv2', 'shared-storage', 'sglang'"),
     ],
 )
 async def test_what_llm_ds_sidecar_does_and_this_one_does_not_is_refused(flag: str, said: str) -> None:

@@ -142,6 +142,106 @@ async def test_shared_storage_needs_no_words() -> None:
         assert [body.get("cache_hit_threshold") for _, _, body in made.beside.asked] == [0, None]
 
 
+# --- SGLang: both at once -------------------------------------------------------------------------------------------
+
+
+async def test_sglangs_engines_are_told_where_to_meet() -> None:
+    async with pair("sglang", sglang_bootstrap_port=9000) as made:
+        made.beside.answers = [web.Response(text="the answer", headers={"x-own": "1"})]
+        body = {**CHAT, "n": 2}
+        response, text = await made.ask(body, "/v1/chat/completions?x=1", x_request_id="r1")
+        assert (response.status, response.headers["x-own"], text) == (200, "1", b"the answer")
+        ((_, headers, first),), ((path, passed, second),) = made.prefills.asked, made.beside.asked
+    room = {name: first[name] for name in ("bootstrap_host", "bootstrap_port", "bootstrap_room")}
+    assert (room["bootstrap_host"], room["bootstrap_port"]) == ("127.0.0.1", 9000)
+    assert 0 <= room["bootstrap_room"] < 1 << 62
+    assert first == second == body | room
+    assert path == "/v1/chat/completions?x=1"
+    for seen in (headers, passed):
+        assert seen["x-request-id"] == "r1"
+        assert seen["x-override-bootstrap-host"] == "127.0.0.1"
+        assert seen["x-override-bootstrap-room"] == str(room["bootstrap_room"])
+    assert FALLBACK not in response.headers
+    assert made.sidecar.counts == {"prefilled": 1}
+
+
+async def test_requests_meet_in_rooms_of_their_own_whatever_a_client_says() -> None:
+    async with pair("sglang") as made:
+        given = {"bootstrap_host": "10.0.0.9", "bootstrap_room": 7}
+        for _ in range(3):
+            await made.ask({**ASK, **given}, x_override_bootstrap_host="10.0.0.9")
+        asked = [*made.prefills.asked, *made.beside.asked]
+    assert {body["bootstrap_host"] for _, _, body in asked} == {"127.0.0.1"}
+    assert {headers["x-override-bootstrap-host"] for _, headers, _ in asked} == {"127.0.0.1"}
+    assert len({body["bootstrap_room"] for _, _, body in asked}) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "kind", "reason"),
+    [
+        (web.Response(status=500, text="out of memory"), 500, "server_error", "status"),
+        (web.Response(status=503, text="the queue is full"), 503, "server_error", "status"),
+        (web.Response(status=400, text="the prompt is too long"), 400, "invalid_request_error", None),
+        (None, 502, "server_error", "unreachable"),
+    ],
+)
+async def test_what_sglangs_prefiller_does_wrong_is_an_error_at_once(
+    answer: web.Response | None, status: int, kind: str, reason: str | None
+) -> None:
+    """The engine that decodes would wait for it, and computes no prompt."""
+    async with pair("sglang") as made:
+        made.beside.hangs = True
+        if answer is None:
+            made.prefiller = "127.0.0.1:1"
+        else:
+            made.prefills.answers = [answer]
+        response, body = await made.ask()
+        error = json.loads(body)["error"]
+        assert (response.status, error["type"], response.headers.get(FALLBACK)) == (status, kind, reason)
+        assert (answer.text if answer is not None else "ClientConnectorError") in error["message"]
+        await until(lambda: made.beside.left == len(made.beside.asked))
+        assert made.sidecar.counts == {f"fallback-{reason or 'status'}": 1}
+
+
+async def test_a_prefiller_of_sglang_that_hangs_is_left_with_the_other() -> None:
+    async with pair("sglang", prefill_timeout=0.05) as made:
+        made.prefills.hangs = made.beside.hangs = True
+        response, _ = await made.ask()
+        assert (response.status, response.headers[FALLBACK]) == (504, "timeout")
+        await until(lambda: (made.prefills.left, made.beside.left) == (1, 1))
+
+
+async def test_an_error_of_sglangs_engine_that_decodes_takes_the_other_along() -> None:
+    async with pair("sglang") as made:
+        made.prefills.hangs = True
+        made.beside.answers = [web.Response(status=400, text="no such model")]
+        response, body = await made.ask()
+        assert (response.status, body) == (400, b"no such model")
+        await until(lambda: made.prefills.left == len(made.prefills.asked))
+
+
+async def test_a_client_of_sglang_that_leaves_takes_both_along() -> None:
+    async with pair("sglang") as made:
+        made.prefills.hangs = made.beside.hangs = True
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(made.ask())
+            await until(lambda: bool(made.beside.asked and made.prefills.asked))
+            task.cancel()
+            await until(lambda: (made.prefills.left, made.beside.left) == (1, 1))
+    assert made.sidecar.counts == {}
+
+
+@pytest.mark.parametrize("body", [[1], "text"])
+async def test_what_is_no_request_is_for_sglang_to_refuse(body: Any) -> None:
+    async with pair("sglang") as made:
+        response, _ = await made.ask(body)
+        assert (response.status, response.headers[FALLBACK]) == (200, "unsupported")
+        assert made.prefills.asked == []
+
+
+# --- what is passed on ----------------------------------------------------------------------------------------------
+
+
 async def test_without_a_prefiller_named_it_only_passes_on() -> None:
     async with pair() as made:
         made.beside.answers = [
