@@ -16,6 +16,7 @@ import msgspec
 from jinja2 import TemplateError
 from rich.console import Console
 
+from epp import protocol
 from epp.errors import ConfigError
 from epp.plugin import Api, Request
 from epp.pool.apiserver import ApiError, ApiServer
@@ -153,7 +154,14 @@ async def _of_pools(options: DoctorOptions) -> tuple[list[ProbedEndpoint], list[
         return [], [], []
     ranks = Counter(endpoint.address for endpoint in found)
     pods = [
-        ProbedEndpoint(each.name, f"http://{each.address}", each.address, each.rank, ranks[each.address])
+        ProbedEndpoint(
+            each.name,
+            f"http://{each.address}",
+            each.address,
+            each.rank,
+            ranks[each.address],
+            next((each.labels[label] for label in protocol.ENGINE_LABELS if label in each.labels), ""),
+        )
         for each in found
     ]
     return pods, beside, findings

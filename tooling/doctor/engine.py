@@ -59,6 +59,8 @@ class ProbedEndpoint:
     """Which of the data-parallel ranks behind its address it is, as its label has it; None: the label is not there."""
     ranks: int = 1
     """How many there are, by that label."""
+    labelled: str = ""
+    """The engine that its label names."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """With which it is asked."""
     reachable: bool = False
@@ -123,7 +125,8 @@ async def _metrics(pod: ProbedEndpoint, ask: HttpClient) -> list[Finding]:
         ):
             pod.engine = other
             found = f"its metrics are those of {other}; caches and events are examined of vLLM alone"
-            return [hint(pod.name, "metrics", found, f"its pod's label llm-d.ai/engine-type: {other}")]
+            label = f"its pod's label llm-d.ai/engine-type: {other}"
+            return [hint(pod.name, "metrics", found, "nothing, it has that label" if pod.labelled == other else label)]
         found = f"/metrics has {len(page)} bytes and none of vLLM's metrics"
         return [problem(pod.name, "metrics", found, "is it a vLLM server? leave out --disable-log-stats")]
     info = _INFO.search(page)

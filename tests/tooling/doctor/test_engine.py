@@ -29,9 +29,9 @@ def pod(**settings: Any) -> SimulatedPod:
 
 
 async def examined(
-    address: str, model: str | None = None, event_timeout: float = 5.0, name: str = "pod-a"
+    address: str, model: str | None = None, event_timeout: float = 5.0, name: str = "pod-a", labelled: str = ""
 ) -> tuple[ProbedEndpoint, list[Finding]]:
-    found = ProbedEndpoint(name, f"http://{address}", address)
+    found = ProbedEndpoint(name, f"http://{address}", address, labelled=labelled)
     async with HttpClient(5.0) as ask:
         return found, await examine(found, ask, model=model, seed=7, event_timeout=event_timeout)
 
@@ -275,7 +275,8 @@ def test_a_probe_is_new_for_each_seed() -> None:
     assert len(probe(50, 1).split()) == 50
 
 
-async def test_another_engine_is_named_and_left_alone() -> None:
+@pytest.mark.parametrize("labelled", ["", "vllm", "sglang"])
+async def test_another_engine_is_named_and_left_alone(labelled: str) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -285,9 +286,11 @@ async def test_another_engine_is_named_and_left_alone() -> None:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", answer)
     async with web_server.serving(app) as address:
-        found, findings = await examined(address)
+        found, findings = await examined(address, labelled=labelled)
     assert found.reachable
     assert checks(findings) == [("metrics", "hint")]
     assert "those of sglang" in findings[0].found
-    assert findings[0].fix == "its pod's label llm-d.ai/engine-type: sglang"
+    assert findings[0].fix == (
+        "nothing, it has that label" if labelled == "sglang" else "its pod's label llm-d.ai/engine-type: sglang"
+    )
     assert asked == ["/metrics"]
