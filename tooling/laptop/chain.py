@@ -308,7 +308,8 @@ def write_endpoints(pods: Sequence[LaptopPod], file: Path) -> None:
             "port": pod.port,
             "labels": LABELS
             | ({protocol.ROLE_LABEL: pod.role} if pod.role else {})
-            | ({protocol.DATA_PARALLEL_SIZE_LABEL: str(pod.ranks)} if pod.ranks > 1 else {}),
+            | ({protocol.DATA_PARALLEL_SIZE_LABEL: str(pod.ranks)} if pod.ranks > 1 else {})
+            | ({protocol.ENGINE_LABELS[0]: pod.engine} if pod.engine else {}),
             "node": pod.node,
         }
         for pod in pods

@@ -60,6 +60,8 @@ class LaptopPod:
     """The machine it is said to run on, where it shares that machine's KV memory."""
     ranks: int = 1
     """Data-parallel ranks behind its port, which are endpoints of their own."""
+    engine: str = ""
+    """Its label `llm-d.ai/engine-type`; "" where it has none."""
 
     @property
     def address(self) -> str:
@@ -148,7 +150,7 @@ class Simulated:
         roles = self.roles or ("",) * len(names)
         ports = iter(free_ports(len(names) + len(roles)))
         pods = [LaptopPod(name, next(ports), role, ranks=self.ranks) for name, role in zip(names, roles, strict=True)]
-        return _with_sidecars(pods, ports, self._program, self.sidecar)
+        return with_sidecars(pods, ports, self._program, self.sidecar)
 
     def _program(self, pod: LaptopPod, port: int) -> Program:
         own = ["--port", str(port), "--name", pod.name, "--seed", str(self.seed)]
@@ -158,7 +160,7 @@ class Simulated:
         )
 
 
-def _with_sidecars(
+def with_sidecars(
     pods: Sequence[LaptopPod],
     ports: Iterator[int],
     program: Callable[[LaptopPod, int], Program],
@@ -224,7 +226,7 @@ class Vllm:
         return ("--tokenizer", f"{self.model}={cached_model(self.size)}")
 
     def lay_out(self, names: Sequence[str]) -> Layout:
-        model = _made(self.python, self.size)
+        model = made_model(self.python, self.size)
         if self.roles:
             return self._by_role(names, model)
         count = len(names)
@@ -270,7 +272,7 @@ class Vllm:
         def program(pod: LaptopPod, port: int) -> Program:
             return self._program(pod, port, model, _nixl(pod.role), _side_channel(next(ports)))
 
-        return _with_sidecars(pods, ports, program)
+        return with_sidecars(pods, ports, program)
 
     def _program(
         self,
@@ -464,7 +466,7 @@ def _free_shared_memory(directory: Path = Path("/dev/shm")) -> None:
                 file.unlink()
 
 
-def _made(python: Path, size: str) -> Path:
+def made_model(python: Path, size: str) -> Path:
     """The directory of the model of that size, made by the engine's Python if it is not there."""
     if size not in SIZES:
         raise EngineError(f"no model {size!r}; there are {', '.join(SIZES)}")
