@@ -235,7 +235,7 @@ class ServedPool:
         self._limit_series = shared.metrics.add_limits(pool.name)
         self._flow: FlowControl | None = None
         self._waits = shared.metrics.add_flow(pool.name, lambda: self._flow.figures() if self._flow else None)
-        observer: RequestObserver = Recorder(
+        self._recorder = recorder = Recorder(
             pool.name,
             shared.metrics,
             shared.decisions,
@@ -244,6 +244,7 @@ class ServedPool:
             clock=shared.clock,
             wall_clock=wall_clock,
         )
+        observer: RequestObserver = recorder
         if shared.tracing is not None:
             observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
         parser = Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers)
@@ -371,6 +372,7 @@ class ServedPool:
             fallbacks=self._shared.settings.fallbacks,
             others=[each for each in beside if each is not None],
             shadow_random=self._shared.random,
+            on_parts_ended=self._recorder.parts_ended,
             made=Scheduler if self._shared.tracing is None else partial(TimedScheduler, self._shared.clock),
         )
         admission = Admission(self.pipeline.detector)

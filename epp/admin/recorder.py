@@ -5,7 +5,7 @@ Recording a decision is a few references; text is made when someone asks.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -232,9 +232,16 @@ class Recorder:
                 self._pool, shadow.profile, shadow.agreed, shadow.regret, failed=shadow.run is None
             )
         self._decisions.add(record)
+        for _, beside in decision.parts:
+            self._metrics.endpoint(beside).in_flight += 1
         self._metrics.request_decided(
             endpoint, request.model, now - complete_at - decision.waited, request.tokens, predicted
         )
+
+    def parts_ended(self, parts: Sequence[tuple[Request, Endpoint]]) -> None:
+        """Other endpoints than the one that answers have done their parts of a request."""
+        for _, endpoint in parts:
+            self._metrics.endpoint(endpoint).in_flight -= 1
 
     def finished(self, decision: Decision, response: Response) -> None:
         """The request has left its endpoint, however; call it after the scheduler's. A second call does nothing."""

@@ -50,7 +50,7 @@ from epp.plugin import (
 )
 from epp.pool.engines import ALL_ENGINES, Engines
 from epp.scheduling.decision import Chain, OnError
-from epp.scheduling.scheduler import Scheduler
+from epp.scheduling.scheduler import OnPartsEnded, Scheduler
 from epp.scheduling.shadow import ShadowPolicy
 
 # mypy: disable-error-code="type-abstract"
@@ -121,6 +121,7 @@ class Pipeline:
         fallbacks: int = 0,
         others: Sequence[Plugin] = (),
         shadow_random: Random | None = None,
+        on_parts_ended: OnPartsEnded = lambda parts: None,
         made: Callable[..., Scheduler] = Scheduler,
     ) -> Scheduler:
         """A scheduler of this configuration, see `Scheduler`. `others`: plugins that have hooks beside its own.
@@ -141,6 +142,7 @@ class Pipeline:
             on_error=on_error,
             fallbacks=fallbacks,
             shadow=shadow,
+            on_parts_ended=on_parts_ended,
         )
 
 

@@ -38,6 +38,7 @@ NO_SIGNALS: Final[Mapping[type[Any], Mapping[Endpoint, Any]]] = {}
 _NOT_PREFILLED: Final = 502
 """Status of a prefill that came to nothing."""
 Hooks = list[tuple[str, Callable[..., Any]]]
+OnPartsEnded = Callable[[Sequence[tuple[Request, Endpoint]]], None]
 _Produce = tuple[str, type[Any], Callable[[Request, Sequence[Endpoint]], Mapping[Endpoint, Any]]]
 
 
@@ -48,7 +49,8 @@ class Scheduler:
     each once: those above and every other that has hooks. `wall_clock` gives seconds since the epoch (for people only);
     `on_error(plugin, exception)` is called for every failure of a plugin. `fallbacks` endpoints are named after the
     chosen one, the next best by score, for gateways that walk a list on retry; a picker that names more is left alone.
-    `shadow` compares some of the picks with those of another profile.
+    `shadow` compares some of the picks with those of another profile. `on_parts_ended` hears of the parts of a request
+    that other endpoints have done, once.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Scheduler:
         on_error: OnError,
         fallbacks: int = 0,
         shadow: ShadowPolicy | None = None,
+        on_parts_ended: OnPartsEnded = lambda parts: None,
     ) -> None:
         self.profiles = profiles
         self.handler = handler
@@ -70,6 +73,7 @@ class Scheduler:
         self._roles = RoleView()
         self._wall_clock = wall_clock
         self._on_error = on_error
+        self._on_parts_ended = on_parts_ended
         self._named = 1 + fallbacks
         self._shadow = shadow
         self._producers = [(name_of(p), p.produces, p.produce) for p in producers]
@@ -99,8 +103,7 @@ class Scheduler:
         self._on_answered = _hooks(plugins, "on_answered")
         self._on_first_token, self._on_finished = _hooks(plugins, "on_first_token"), _hooks(plugins, "on_finished")
         self._of_peers = _hooks(sharing, "on_first_token"), _hooks(sharing, "on_finished")  # of peers' requests
-        self._on_removed = _hooks(plugins, "on_removed")
-        self._on_scraped = _hooks(plugins, "on_scraped")
+        self._on_removed, self._on_scraped = _hooks(plugins, "on_removed"), _hooks(plugins, "on_scraped")
         self._request_headers = _hooks(plugins, "request_headers")
         self._answer_headers = _hooks(plugins, "answer_headers")
         self._statistics = _hooks(plugins, "statistics")
@@ -306,6 +309,7 @@ class Scheduler:
         a sidecar may say that who was to prefill did not.
         """
         parts, decision.parts = decision.parts, []
+        self._on_parts_ended(parts)
         for part, endpoint in parts:
             failed = response.prefill_failed and part.stage == "prefill"
             status = _NOT_PREFILLED if failed else response.status

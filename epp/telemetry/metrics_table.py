@@ -395,7 +395,12 @@ FAMILIES: tuple[Family, ...] = (
         "Requests that failed by its fault: status 5xx (501 aside), or the gateway's retry was served elsewhere",
         ENDPOINT,
     ),
-    Family("warmpath_endpoint_in_flight", "gauge", "Our own requests at this endpoint", ENDPOINT),
+    Family(
+        "warmpath_endpoint_in_flight",
+        "gauge",
+        "Our own requests at this endpoint, those among them that it prefills for another",
+        ENDPOINT,
+    ),
     Family(
         "llm_d_epp_inflight_requests",
         "gauge",

@@ -1,5 +1,8 @@
 """Prefill and decode apart through a real Envoy: headers, sidecars, accounts, and what happens without a prefiller."""
 
+import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -51,6 +54,24 @@ async def test_no_prefiller_ever_decodes_and_all_accounts_end(chain: Laptop) -> 
     )
     labels = {"plugin_type": "role-profile-handler", "model_name": "sim", "decision_type": "prefill-decode"}
     assert await chain.metric("llm_d_epp_disagg_decision_total", **labels) >= 12
+
+
+async def test_a_request_is_in_flight_where_it_is_prefilled_until_that_is_done(chain: Laptop) -> None:
+    async def in_flight() -> list[int]:
+        prefills, *decode = sorted(await chain.endpoints(), key=lambda each: str(each["name"]))
+        return [prefills["in_flight"], sum(each["in_flight"] for each in decode)]
+
+    prefiller = chain.chain.processes.pid("pod-a")
+    os.kill(prefiller, signal.SIGSTOP)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            answer = tasks.create_task(chain.chat("held back " * 100))
+            await eventually(in_flight, lambda counts: counts == [1, 1])
+            os.kill(prefiller, signal.SIGCONT)
+    finally:
+        os.kill(prefiller, signal.SIGCONT)
+    assert answer.result().status == 200
+    await eventually(in_flight, lambda counts: counts == [0, 0])
 
 
 async def test_what_the_prefiller_fails_at_is_done_where_it_is_decoded(chain: Laptop) -> None:

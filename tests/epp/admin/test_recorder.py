@@ -43,6 +43,23 @@ class Desk:
         return [json.loads(line) for line in self.audit.path.read_text().splitlines()]
 
 
+def test_who_prefills_has_the_request_in_flight_until_that_is_done() -> None:
+    desk, (decodes, prefills) = Desk(), [endpoint(1), endpoint(2)]
+    made = decision("r1", [decodes])
+    parts = made.parts = [(made.request, prefills)]
+
+    def in_flight() -> tuple[int, int]:
+        return desk.metrics.endpoint(decodes).in_flight, desk.metrics.endpoint(prefills).in_flight
+
+    desk.recorder.decided(made, 99.999)
+    assert in_flight() == (1, 1)
+    made.parts = []
+    desk.recorder.parts_ended(parts)
+    assert in_flight() == (1, 0)
+    desk.recorder.finished(made, Response(status=200))
+    assert in_flight() == (0, 0)
+
+
 def test_a_request_is_followed_to_its_end_and_its_prompt_let_go() -> None:
     desk, pods = Desk(), [endpoint(1), endpoint(2)]
     made = decision("r1", pods, cached=60)

@@ -62,8 +62,14 @@ class Pool:
         )
         for plugin in pipeline.plugins:
             plugin.start(given)
+        self.ended: list[str] = []
+        """Who has done a part of a request for another endpoint."""
         self.scheduler: Scheduler = pipeline.scheduler(
-            wall_clock=clock, on_error=_raise, fallbacks=1, others=[self.diary]
+            wall_clock=clock,
+            on_error=_raise,
+            fallbacks=1,
+            others=[self.diary],
+            on_parts_ended=lambda parts: self.ended.extend(where.name for _, where in parts),
         )
 
     def choose(self, prompt: str = LONG, endpoints: Sequence[Endpoint] | None = None, **fields: Any) -> Decision:
@@ -449,6 +455,22 @@ def test_a_failure_is_on_both() -> None:
         pool.scheduler.finished(decision, Response(status=502))
     shares = pool.in_flight(FailureShare)
     assert all(shares[each].share > 0.3 for each in pool.endpoints)
+
+
+@pytest.mark.parametrize("seen", ["answered", "first_token", "finished"])
+def test_that_a_part_has_ended_is_said_once(seen: str) -> None:
+    pool = always(pod("p", "prefill"), pod("d", "decode"))
+    decision, response = pool.choose(), Response(status=200)
+    assert pool.ended == []
+    if seen == "answered":
+        pool.scheduler.answered(decision, response)
+    elif seen == "first_token":
+        pool.scheduler.first_token(decision)
+    else:
+        pool.scheduler.finished(decision, response)
+    assert pool.ended == ["p"]
+    pool.scheduler.finished(decision, response)
+    assert pool.ended == ["p"]
 
 
 def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone() -> None:
