@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from epp import protocol
@@ -206,5 +206,8 @@ def test_all_errors_of_a_file_come_at_once() -> None:
 
 @given(st.text(max_size=80) | st.binary(max_size=80))
 def test_random_text_is_only_ever_refused(text: str | bytes) -> None:
+    assume(
+        b"EndpointPickerConfig" not in (text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+    )  # of our own code
     with pytest.raises(ConfigError):
         parse(text)

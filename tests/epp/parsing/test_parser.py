@@ -404,7 +404,15 @@ def test_a_mutated_body_is_read_or_refused_never_anything_else(data: st.DataObje
     assert forward is None or request.model == "new"
 
 
-@given(st.binary(max_size=300))
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
+
+
+@given(st.binary(max_size=300).filter(lambda body: not _is_json(body)))  # constants of our own code are among them
 def test_random_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(BadRequest):
         parse(body)
