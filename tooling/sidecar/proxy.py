@@ -92,11 +92,13 @@ class SidecarSettings:
 class _NoPrefill(Exception):
     """The prefiller did not do it. `reason` is a word for metrics and a header."""
 
-    def __init__(self, reason: str, detail: str, status: int = 502) -> None:
+    def __init__(self, reason: str, detail: str, status: int = 502, said: str = "") -> None:
         super().__init__(detail)
         self.reason = reason
         self.status = status
         """Of an answer that says so."""
+        self.said = said
+        """What the prefiller answered, for who asked alone: it may quote the prompt."""
 
 
 class Sidecar:
@@ -273,9 +275,10 @@ class Sidecar:
             self.counts["prefilled"] += 1
             return response
         self._tell(failed)
+        message = f"{failed}{failed.said}"
         if failed.status < 500:  # the request's own fault
-            return _error(failed.status, "invalid_request_error", str(failed))
-        return _error(failed.status, "server_error", str(failed), {protocol.PREFILL_FALLBACK: failed.reason})
+            return _error(failed.status, "invalid_request_error", message)
+        return _error(failed.status, "server_error", message, {protocol.PREFILL_FALLBACK: failed.reason})
 
     async def _failure(self, url: str, headers: CIMultiDict[str], body: bytes) -> _NoPrefill | None:
         """What the prefiller did wrong, if anything."""
@@ -305,7 +308,7 @@ class Sidecar:
             else:
                 if response.status < 300:
                     return answer
-                failed = _NoPrefill("status", f"{url} answered {response.status}{_said(answer)}", response.status)
+                failed = _NoPrefill("status", f"{url} answered {response.status}", response.status, _said(answer))
                 if response.status not in _RETRIED:
                     break
         raise failed

@@ -186,9 +186,9 @@ async def test_requests_meet_in_rooms_of_their_own_whatever_a_client_says() -> N
     ],
 )
 async def test_what_sglangs_prefiller_does_wrong_is_an_error_at_once(
-    answer: web.Response | None, status: int, kind: str, reason: str | None
+    answer: web.Response | None, status: int, kind: str, reason: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The engine that decodes would wait for it, and computes no prompt."""
+    """The engine that decodes would wait for it, and computes no prompt. What it says may quote one: no log has it."""
     async with pair("sglang") as made:
         made.beside.hangs = True
         if answer is None:
@@ -201,6 +201,8 @@ async def test_what_sglangs_prefiller_does_wrong_is_an_error_at_once(
         assert (answer.text if answer is not None else "ClientConnectorError") in error["message"]
         await until(lambda: made.beside.left == len(made.beside.asked))
         assert made.sidecar.counts == {f"fallback-{reason or 'status'}": 1}
+    (line,) = caplog.messages
+    assert answer is None or (answer.text or "?") not in line
 
 
 async def test_a_prefiller_of_sglang_that_hangs_is_left_with_the_other() -> None:
