@@ -235,7 +235,7 @@ class ServedPool:
         self._limit_series = shared.metrics.add_limits(pool.name)
         self._flow: FlowControl | None = None
         self._waits = shared.metrics.add_flow(pool.name, lambda: self._flow.figures() if self._flow else None)
-        self._recorder = recorder = Recorder(
+        self._recorder = Recorder(
             pool.name,
             shared.metrics,
             shared.decisions,
@@ -244,7 +244,7 @@ class ServedPool:
             clock=shared.clock,
             wall_clock=wall_clock,
         )
-        observer: RequestObserver = recorder
+        observer: RequestObserver = self._recorder
         if shared.tracing is not None:
             observer = Traces(observer, shared.tracing, shared.clock, wall_clock)
         parser = Parser(pool, shared.tokens.tokens, trusted=settings.trust_client_headers)

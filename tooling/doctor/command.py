@@ -16,10 +16,10 @@ import msgspec
 from jinja2 import TemplateError
 from rich.console import Console
 
-from epp import protocol
 from epp.errors import ConfigError
 from epp.plugin import Api, Request
 from epp.pool.apiserver import ApiError, ApiServer
+from epp.pool.engines import ALL_ENGINES
 from epp.pool.kubernetes import KubePools, Named
 from epp.pool.static import load
 from epp.pool.store import Endpoint
@@ -160,7 +160,7 @@ async def _of_pools(options: DoctorOptions) -> tuple[list[ProbedEndpoint], list[
             each.address,
             each.rank,
             ranks[each.address],
-            next((each.labels[label] for label in protocol.ENGINE_LABELS if label in each.labels), ""),
+            ALL_ENGINES.name_of(each.labels),
         )
         for each in found
     ]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from epp import protocol
-from epp.pool.engines import ENGINES, Places, page_of_each, parse
+from epp.pool.engines import DEFAULT_ENGINE, ENGINES, Places, page_of_each, parse
 from epp.pool.ranks import MOST
 from epp.prefix.events.sources import sources_of, sources_on
 from epp.prefix.events.wire import BlockStored, key_of
@@ -59,8 +59,8 @@ class ProbedEndpoint:
     """Which of the data-parallel ranks behind its address it is, as its label has it; None: the label is not there."""
     ranks: int = 1
     """How many there are, by that label."""
-    labelled: str = ""
-    """The engine that its label names."""
+    labelled: str = DEFAULT_ENGINE
+    """The engine it counts as, by its label."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """With which it is asked."""
     reachable: bool = False

@@ -473,30 +473,19 @@ def test_that_a_part_has_ended_is_said_once(seen: str) -> None:
     assert pool.ended == ["p"]
 
 
-def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone() -> None:
+@pytest.mark.parametrize("status", [200, 502], ids=["computed where it is decoded", "an error, as of SGLang"])
+def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone(status: int) -> None:
     pool = always(pod("p", "prefill"), pod("d", "decode"))
     for number in range(3):
         decision = pool.choose(f"{number} " + LONG)
-        pool.scheduler.answered(decision, Response(status=200, prefill_failed=True))
-        pool.scheduler.finished(decision, Response(status=200, prefill_failed=True))
+        pool.scheduler.answered(decision, Response(status=status, prefill_failed=True))
+        pool.scheduler.finished(decision, Response(status=status, prefill_failed=True))
     p, d = pool.endpoints
     shares = pool.in_flight(FailureShare)
     assert (shares[p].share > 0.3, d in shares) == (True, False)
-    assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", 200)]
+    assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", status)]
     assert [reason for reason, _ in pool.degraded] == 3 * ["prefill-failed"]
     assert pool.scheduler.statistics()["role-profile-handler"]["prefill-failed"] == 3
-
-
-def test_an_error_that_is_the_prefillers_is_on_it_alone() -> None:
-    """As the sidecar answers for SGLang."""
-    pool = always(pod("p", "prefill"), pod("d", "decode"))
-    for number in range(3):
-        decision = pool.choose(f"{number} " + LONG)
-        pool.scheduler.answered(decision, Response(status=502, prefill_failed=True))
-        pool.scheduler.finished(decision, Response(status=502, prefill_failed=True))
-    p, d = pool.endpoints
-    shares = pool.in_flight(FailureShare)
-    assert (shares[p].share > 0.3, d in shares) == (True, False)
 
 
 def test_a_session_stays_with_who_decodes() -> None:
