@@ -357,6 +357,7 @@ class ServedPool:
             recovered=metrics.recovered,
             wall_clock=wall_clock,
             hash_seed=self._shared.hash_seed,
+            engine_of=lambda endpoint: self.pipeline.engines.of(endpoint),
         )
         if group is None:
             return given

@@ -281,6 +281,9 @@ class Services:
     """A lasting degradation of this reason is over, as far as this plugin knows."""
     wall_clock: Callable[[], float]
     """Seconds since the epoch: for people and for what others' clocks say, never for a decision."""
+    engine_of: Callable[[Endpoint], str]
+    """The engine an endpoint runs, by its labels and by what `core-metrics-extractor` says of those without: `vllm`,
+    `sglang` and so on."""
     hash_seed: int = 0
     """Of 64 bits, for hashes of what clients send by functions that are not cryptographic: who does not know it cannot
     choose them. The same in all replicas."""

@@ -15,6 +15,7 @@ from epp.configuration import loader
 from epp.flow.guards import Guards
 from epp.flow.limits import Limits
 from epp.plugin import Endpoint, Load, NoTokens, Request, Services
+from epp.pool.engines import ALL_ENGINES
 from epp.scheduling.decision import Decision
 
 __all__ = ["decide", "endpoint", "request", "services"]
@@ -65,6 +66,7 @@ def services(endpoints: Sequence[Endpoint] = (), **given: Any) -> Services:
         "degraded": degraded,
         "recovered": lambda reason: None,
         "wall_clock": lambda: 0.0,
+        "engine_of": ALL_ENGINES.of,
     }
     return Services(**defaults | given)
 
@@ -78,7 +80,7 @@ def decide(config_text: str, endpoints: Sequence[Endpoint], request: Request) ->
     """
     pipeline = loader.load_text(config_text, clock=lambda: 0.0, random=random.Random(0))
     for plugin in pipeline.plugins:
-        plugin.start(services(endpoints))
+        plugin.start(services(endpoints, engine_of=pipeline.engines.of))
     scheduler = pipeline.scheduler(wall_clock=lambda: 0.0, on_error=_raise)
     request = Guards(pipeline.guards, _raise).check(request)
     if pipeline.limits is not None:

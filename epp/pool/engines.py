@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar, TypeVarTuple, cast
 from xxhash import xxh3_128_intdigest
 
 from epp import protocol
-from epp.pool.store import Load
+from epp.pool.store import Endpoint, Load
 
 _SAMPLE: Final = re.compile(rb'(?:\{((?:[^"{}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]++([^ \t\r\n]++)', re.DOTALL)
 _LABEL: Final = re.compile(
@@ -190,10 +190,10 @@ class Engines(NamedTuple):
     """Of an endpoint whose labels name none."""
     labels: Sequence[str] = protocol.ENGINE_LABELS
 
-    def name_of(self, labels: Mapping[str, str]) -> str:
-        """The engine an endpoint's labels name, known or not."""
+    def of(self, endpoint: Endpoint) -> str:
+        """The engine its labels name, known or not."""
         for label in self.labels:
-            if name := labels.get(label):
+            if name := endpoint.labels.get(label):
                 return name
         return self.default
 

@@ -40,11 +40,9 @@ def serves(endpoint: Endpoint, stage: Stage) -> bool:
     return stage == "decode" if role is None else role in _STAGES[stage]
 
 
-def computes_prompts(endpoint: Endpoint) -> bool:
+def computes_prompts(endpoint: Endpoint, engine: str) -> bool:
     """Whether one that decodes can compute prompts. SGLang's cannot (0.5.23, `--disaggregation-mode decode`)."""
-    if protocol.ROLE_LABEL not in endpoint.labels or serves(endpoint, "prefill"):
-        return True
-    return not any(endpoint.labels.get(engine) == "sglang" for engine in protocol.ENGINE_LABELS)
+    return engine != "sglang" or protocol.ROLE_LABEL not in endpoint.labels or serves(endpoint, "prefill")
 
 
 def unknown_role(endpoint: Endpoint) -> str:

@@ -114,13 +114,13 @@ class Scraper:
                 return f"a page in which {len(pages)} data-parallel engines are told apart, but {label}"
         for (endpoint, reader), of_it in zip(readers.items(), pages, strict=True):
             if (load := reader.read(of_it, now)) is None:
-                name = self.engines.name_of(endpoint.labels)
+                name = self.engines.of(endpoint)
                 return f"a page of {len(page)} bytes without the metrics of engine {name}"
             self._pool.scraped(endpoint, load)
         return ""
 
     def _engine(self, endpoint: Endpoint) -> Engine:
-        name = self.engines.name_of(endpoint.labels)
+        name = self.engines.of(endpoint)
         if (engine := self.engines.known.get(name)) is not None:
             return engine
         known = ", ".join(self.engines.known)

@@ -43,18 +43,20 @@ class _Stages(ProfileHandler):
 
     def __init__(self) -> None:
         self._report: Callable[[str, str], None] = _unreported
+        self._engine_of: Callable[[Endpoint], str] = _unnamed
         self._counts = {
             "decode-only": 0, "prefill-decode": 0, "encode-decode": 0, "encode-prefill-decode": 0, "no-prefiller": 0,
             "prefill-failed": 0,
         }  # fmt: skip
 
     def start(self, services: Services) -> None:
-        self._report = services.degraded
+        self._report, self._engine_of = services.degraded, services.engine_of
 
     def on_answered(self, request: Request, endpoint: Endpoint, response: Response) -> None:
         if response.prefill_failed:
             self._counts["prefill-failed"] += 1
-            self._report("prefill-failed", f"prefilled where it is decoded: at {endpoint.name}, as its sidecar says")
+            came = "prefilled where it is decoded" if self._computes(endpoint) else "failed, since nobody prefilled it"
+            self._report("prefill-failed", f"{came}: at {endpoint.name}, as its sidecar says")
 
     def statistics(self) -> Mapping[str, float]:
         """Requests by the stages that had endpoints of their own, in llm-d's words; and `no-prefiller`, where nobody
@@ -69,13 +71,39 @@ class _Stages(ProfileHandler):
     def _no_prefiller(self, why: str, decode: Endpoint | None) -> None:
         """Raises NoEndpoint where the setting is to refuse, or nobody else could prefill either. Never silent."""
         self._counts["no-prefiller"] += 1
-        if decode is not None and not computes_prompts(decode):
+        if decode is not None and not self._computes(decode):
             self._report("no-prefiller", f"refused: {why}")
             raise NoEndpoint(f"{why}, and SGLang computes no prompt where it decodes")
         if self.when_no_prefiller == "refuse":
             self._report("no-prefiller", f"refused: {why}")
             raise NoEndpoint(f"{why}, and whenNoPrefiller is refuse")
         self._report("no-prefiller", f"prefilled where it is decoded: {why}")
+
+    def _needed(
+        self, request: Request, endpoints: Sequence[Endpoint], decider: Decider | None
+    ) -> Sequence[Sequence[Endpoint]]:
+        """`stages`, where a decider says who is prefilled elsewhere: not who need not be somewhere."""
+        decode, *others = stages_of(endpoints)
+        if not others or not request.tokens or not all(self._prefills_apart(decider, request, one) for one in decode):
+            return [decode]
+        return [decode, *others]
+
+    def _prefills_apart(self, decider: Decider | None, request: Request, decode: Endpoint) -> bool:
+        """Whether its prompt is to be computed elsewhere: some endpoints cannot, whatever the decider says."""
+        return _wants(decider, request, decode) or not (request.whole or self._computes(decode))
+
+    def _computes(self, decode: Endpoint) -> bool:
+        return computes_prompts(decode, self._engine_of(decode))
+
+    def _decided(
+        self, decider: Decider | None, request: Request, endpoints: Sequence[Endpoint], prefill: Endpoint
+    ) -> Picked:
+        if decider is None or not self._computes(endpoints[0]):
+            return Picked(endpoints, prefill=prefill)
+        verdict = decider.accepts(request, endpoints[0], prefill)
+        if isinstance(verdict, bool):
+            return Picked(endpoints, prefill=prefill if verdict else None)
+        return Picked(endpoints, prefill=prefill if verdict["apart"] < verdict["here"] else None, ways=verdict)
 
     def _picked(self, picked: Picked) -> Picked:
         name = ("encode-" if picked.encode else "") + ("prefill-" if picked.prefill else "") + "decode"
@@ -88,22 +116,14 @@ def _unreported(reason: str, detail: str) -> None:
     """Before its life begins."""
 
 
-def _needed(request: Request, endpoints: Sequence[Endpoint], decider: Decider | None) -> Sequence[Sequence[Endpoint]]:
-    """`ProfileHandler.stages`, where a decider says who is prefilled elsewhere: not who need not be somewhere."""
-    decode, *others = stages_of(endpoints)
-    if not others or not request.tokens or not all(_prefills_apart(decider, request, each) for each in decode):
-        return [decode]
-    return [decode, *others]
+def _unnamed(endpoint: Endpoint) -> str:
+    """The same."""
+    return ""
 
 
 def _wants(decider: Decider | None, request: Request, decode: Endpoint | None) -> bool:
     """Whether a part of the request is to be done elsewhere, which sidecars may not know how to divide."""
     return decider is not None and not request.whole and decider.wants(request, decode)
-
-
-def _prefills_apart(decider: Decider | None, request: Request, decode: Endpoint) -> bool:
-    """The same of its prompt, which some endpoints that decode cannot compute, whatever the decider says."""
-    return _wants(decider, request, decode) or not (request.whole or computes_prompts(decode))
 
 
 def _beside(request: Request, stage: Literal["prefill", "encode"], decode: Endpoint | None) -> Request:
@@ -143,7 +163,7 @@ class RoleProfileHandler(_Stages):
             raise ValueError(f"role-profile-handler needs exactly one profile, found {', '.join(profiles) or 'none'}")
 
     def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
-        return _needed(request, endpoints, self._decider)
+        return self._needed(request, endpoints, self._decider)
 
     def divides(self, endpoints: Sequence[Endpoint]) -> bool:
         return self._roles.of(endpoints).apart
@@ -158,7 +178,7 @@ class RoleProfileHandler(_Stages):
             raise NoEndpoint(f"none of {len(run.candidates)} endpoints decodes, by its label {_ROLE}: {found}")
         endpoints = run(profile, None, roles.decode)
         decode = endpoints[0]
-        if not request.tokens or not _prefills_apart(self._decider, request, decode):
+        if not request.tokens or not self._prefills_apart(self._decider, request, decode):
             return self._picked(Picked(endpoints))
         others = [endpoint for endpoint in roles.prefill if endpoint is not decode]
         if not others:
@@ -166,16 +186,7 @@ class RoleProfileHandler(_Stages):
                 self._no_prefiller(f"none of {len(run.candidates)} endpoints prefills for {decode.name}", decode)
             return self._picked(Picked(endpoints))
         prefill = run(profile, _beside(request, "prefill", decode), others)[0]
-        return self._picked(_decided(self._decider, request, endpoints, prefill))
-
-
-def _decided(decider: Decider | None, request: Request, endpoints: Sequence[Endpoint], prefill: Endpoint) -> Picked:
-    if decider is None or not computes_prompts(endpoints[0]):
-        return Picked(endpoints, prefill=prefill)
-    verdict = decider.accepts(request, endpoints[0], prefill)
-    if isinstance(verdict, bool):
-        return Picked(endpoints, prefill=prefill if verdict else None)
-    return Picked(endpoints, prefill=prefill if verdict["apart"] < verdict["here"] else None, ways=verdict)
+        return self._picked(self._decided(self._decider, request, endpoints, prefill))
 
 
 @dataclass(frozen=True)
@@ -261,7 +272,7 @@ class DisaggProfileHandler(_Stages):
     def stages(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Sequence[Endpoint]]:
         if self._prefill_first and not request.whole:
             return super().stages(request, endpoints)
-        return _needed(request, endpoints, self._deciders.get("prefill"))
+        return self._needed(request, endpoints, self._deciders.get("prefill"))
 
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         if self._prefill_first and not request.whole:
@@ -270,7 +281,7 @@ class DisaggProfileHandler(_Stages):
         decode = endpoints[0]
         encode = self._encoders(request, profiles, decode, run)
         decider = self._deciders.get("prefill")
-        if self._prefill not in profiles or not _prefills_apart(decider, request, decode):
+        if self._prefill not in profiles or not self._prefills_apart(decider, request, decode):
             return self._picked(Picked(endpoints, encode=encode))
         try:
             prefill = run(self._prefill, _beside(request, "prefill", decode))[0]
@@ -279,7 +290,7 @@ class DisaggProfileHandler(_Stages):
             return self._picked(Picked(endpoints, encode=encode))
         if prefill is decode:
             return self._picked(Picked(endpoints, encode=encode))
-        return self._picked(_decided(decider, request, endpoints, prefill)._replace(encode=encode))
+        return self._picked(self._decided(decider, request, endpoints, prefill)._replace(encode=encode))
 
     def _from_prefill(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         prefill = None

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -21,6 +22,7 @@ from epp.errors import ConfigError
 from epp.plugin import Replicas
 from epp.pool.store import Pool
 from epp.process.watchdog import EXIT_STALLED
+from epp.testing import endpoint
 from tests.support.ext_proc import messages as ext_proc
 from tests.support.ext_proc.server import Gateway
 from tests.support.gateway.chain import eventually
@@ -545,3 +547,13 @@ def test_models_that_differ_in_one_pool_are_said_until_they_do_in_none() -> None
     assert shared.metrics.degraded_now == ["models-differ"]
     two._models_differ(None)
     assert shared.metrics.degraded_now == []
+
+
+def test_plugins_are_told_the_engine_that_the_configuration_names() -> None:
+    text = (
+        "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
+        "plugins: [{type: core-metrics-extractor, parameters: {defaultEngine: sglang}}]\n"
+    )
+    given = ServedPool(Pool("p", random=Random(0)), 0, Shared(Settings(config_text=text)))._services()
+    assert given.engine_of(endpoint("a")) == "sglang"
+    assert given.engine_of(endpoint("b", labels={"llm-d.ai/engine-type": "vllm"})) == "vllm"

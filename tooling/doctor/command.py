@@ -160,7 +160,7 @@ async def _of_pools(options: DoctorOptions) -> tuple[list[ProbedEndpoint], list[
             each.address,
             each.rank,
             ranks[each.address],
-            ALL_ENGINES.name_of(each.labels),
+            ALL_ENGINES.of(each),
         )
         for each in found
     ]

@@ -125,7 +125,7 @@ async def _metrics(pod: ProbedEndpoint, ask: HttpClient) -> list[Finding]:
         ):
             pod.engine = other
             found = f"its metrics are those of {other}; caches and events are examined of vLLM alone"
-            label = f"its pod's label llm-d.ai/engine-type: {other}"
+            label = f"its pod's label llm-d.ai/engine-type: {other}, or defaultEngine of core-metrics-extractor"
             return [hint(pod.name, "metrics", found, "nothing, it has that label" if pod.labelled == other else label)]
         found = f"/metrics has {len(page)} bytes and none of vLLM's metrics"
         return [problem(pod.name, "metrics", found, "is it a vLLM server? leave out --disable-log-stats")]

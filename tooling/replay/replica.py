@@ -115,6 +115,7 @@ class Replica:
             degraded=_unreported,
             recovered=lambda reason: None,
             wall_clock=clock,
+            engine_of=pipeline.engines.of,
             replicas=lambda: Replicas(told.number, told.total, self._elsewhere.requests),
             instead=tiers_of(tier_log),
             pods=self.pod_of,

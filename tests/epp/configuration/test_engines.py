@@ -7,6 +7,7 @@ import pytest
 from epp.configuration.loader import Pipeline
 from epp.errors import ConfigError
 from epp.pool.engines import ENGINES, Engine, Figure, Places, parse
+from epp.testing import endpoint
 from tests.support.scheduling.pipelines import loaded
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\n"
@@ -39,7 +40,7 @@ def figures(page: bytes, engine: Engine) -> dict[str, Any]:
 
 def test_an_engine_of_ones_own_is_read() -> None:
     engines = declared(OWN.replace("SEE", "customMetrics: []")).engines
-    assert engines.name_of({}) == "mine"
+    assert engines.of(endpoint("p", labels={})) == "mine"
     expected = {"waiting": 3, "running": 2, "kv_usage": 0.25, "block_size": 32, "blocks": 100, "lora_max": 4}
     assert figures(PAGE, engines.known["mine"]) == expected
     assert set(engines.known) == {*ENGINES, "mine"}
@@ -61,14 +62,18 @@ def test_other_names_for_a_known_engine_leave_what_else_is_known_of_it() -> None
 def test_without_parameters_and_undeclared_nothing_changes() -> None:
     for pipeline in (loaded(HEAD), declared("{}")):
         assert pipeline.engines.known == ENGINES
-        assert pipeline.engines.name_of({"inference.networking.k8s.io/engine-type": "triton"}) == "triton"
-        assert pipeline.engines.name_of({}) == "vllm"
+        assert (
+            pipeline.engines.of(endpoint("p", labels={"inference.networking.k8s.io/engine-type": "triton"})) == "triton"
+        )
+        assert pipeline.engines.of(endpoint("p", labels={})) == "vllm"
 
 
 def test_the_label_and_the_default_may_be_named() -> None:
     engines = declared("{engineLabelKey: example.com/engine, defaultEngine: sglang}").engines
-    assert engines.name_of({"example.com/engine": "triton", "llm-d.ai/engine-type": "vllm"}) == "triton"
-    assert engines.name_of({"llm-d.ai/engine-type": "vllm"}) == "sglang"
+    assert (
+        engines.of(endpoint("p", labels={"example.com/engine": "triton", "llm-d.ai/engine-type": "vllm"})) == "triton"
+    )
+    assert engines.of(endpoint("p", labels={"llm-d.ai/engine-type": "vllm"})) == "sglang"
 
 
 def test_metrics_of_ones_own() -> None:

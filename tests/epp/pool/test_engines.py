@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from epp.pool.engines import ALL_ENGINES, ENGINES, Figure, Places, page_of_each, parse, samples, series
 from epp.pool.store import Load
+from epp.testing import endpoint
 from tests.support.engines.metrics_pages import vllm_page
 
 VLLM = ENGINES["vllm"]
@@ -293,10 +294,10 @@ def test_pages_one_after_the_other_say_what_each_says_alone(data: st.DataObject)
 
 
 def test_labels_name_the_engine() -> None:
-    assert ALL_ENGINES.name_of({}) == "vllm"
-    assert ALL_ENGINES.name_of({"inference.networking.k8s.io/engine-type": "sglang"}) == "sglang"
+    assert ALL_ENGINES.of(endpoint("p", labels={})) == "vllm"
+    assert ALL_ENGINES.of(endpoint("p", labels={"inference.networking.k8s.io/engine-type": "sglang"})) == "sglang"
     both = {"inference.networking.k8s.io/engine-type": "sglang", "llm-d.ai/engine-type": "triton"}
-    assert ALL_ENGINES.name_of(both) == "triton"
+    assert ALL_ENGINES.of(endpoint("p", labels=both)) == "triton"
 
 
 PAGE = vllm_page(engines=2, lora=LORA, buckets=2)

@@ -58,7 +58,9 @@ class Pool:
         self.endpoints = tuple(endpoints)
         self.pipeline = pipeline
         given = services(
-            self.endpoints, degraded=lambda reason, detail="", lasting=False: self.degraded.append((reason, detail))
+            self.endpoints,
+            degraded=lambda reason, detail="", lasting=False: self.degraded.append((reason, detail)),
+            engine_of=pipeline.engines.of,
         )
         for plugin in pipeline.plugins:
             plugin.start(given)
@@ -261,6 +263,21 @@ def test_of_sglang_a_request_is_refused_where_nobody_prefills(prompt: str) -> No
     assert pool.scheduler.statistics()["role-profile-handler"]["no-prefiller"] == 1
     with pytest.raises(NoEndpoint, match="SGLang computes no prompt"):
         by_config(ALWAYS + DISAGG % ", parameters: {deciders: {prefill: always-disagg-pd-decider}}", d).choose(prompt)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "labels"),
+    [
+        ("defaultEngine: sglang", {}),
+        ("engineLabelKey: example.com/engine", {"example.com/engine": "sglang", "llm-d.ai/engine-type": "vllm"}),
+    ],
+)
+def test_of_sglang_it_is_too_where_the_configuration_says_so(parameters: str, labels: Mapping[str, str]) -> None:
+    plugins = f"- {{type: core-metrics-extractor, parameters: {{{parameters}}}}}\n" + DISAGG % ""
+    p, d = pod("p", "prefill", **labels), pod("d", "decode", **labels)
+    assert by_config(plugins, p, d).choose(SHORT).parts
+    vllm = pod("v", "decode", **{"llm-d.ai/engine-type": "vllm", "example.com/engine": "vllm"})
+    assert not by_config(plugins, p, vllm).choose(SHORT).parts
 
 
 def test_of_sglang_what_has_no_role_or_prefills_too_serves_as_a_whole() -> None:
@@ -473,9 +490,13 @@ def test_that_a_part_has_ended_is_said_once(seen: str) -> None:
     assert pool.ended == ["p"]
 
 
-@pytest.mark.parametrize("status", [200, 502], ids=["computed where it is decoded", "an error, as of SGLang"])
-def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone(status: int) -> None:
-    pool = always(pod("p", "prefill"), pod("d", "decode"))
+@pytest.mark.parametrize(
+    ("labels", "status", "said"),
+    [({}, 200, "prefilled where it is decoded: at d"), (SGLANG, 502, "failed, since nobody prefilled it: at d")],
+    ids=["vLLM", "SGLang"],
+)
+def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone(labels: Mapping[str, str], status: int, said: str) -> None:
+    pool = always(pod("p", "prefill", **labels), pod("d", "decode", **labels))
     for number in range(3):
         decision = pool.choose(f"{number} " + LONG)
         pool.scheduler.answered(decision, Response(status=status, prefill_failed=True))
@@ -484,7 +505,7 @@ def test_what_a_sidecar_says_of_the_prefiller_is_on_it_alone(status: int) -> Non
     shares = pool.in_flight(FailureShare)
     assert (shares[p].share > 0.3, d in shares) == (True, False)
     assert pool.diary.ends[:2] == [("prefill", "p", 502), ("decode", "d", status)]
-    assert [reason for reason, _ in pool.degraded] == 3 * ["prefill-failed"]
+    assert pool.degraded == 3 * [("prefill-failed", f"{said}, as its sidecar says")]
     assert pool.scheduler.statistics()["role-profile-handler"]["prefill-failed"] == 3
 
 

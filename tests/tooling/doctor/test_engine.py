@@ -291,6 +291,8 @@ async def test_another_engine_is_named_and_left_alone(labelled: str) -> None:
     assert checks(findings) == [("metrics", "hint")]
     assert "those of sglang" in findings[0].found
     assert findings[0].fix == (
-        "nothing, it has that label" if labelled == "sglang" else "its pod's label llm-d.ai/engine-type: sglang"
+        "nothing, it has that label"
+        if labelled == "sglang"
+        else "its pod's label llm-d.ai/engine-type: sglang, or defaultEngine of core-metrics-extractor"
     )
     assert asked == ["/metrics"]
