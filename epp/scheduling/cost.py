@@ -319,16 +319,28 @@ class _Account:
         return self.pending - next(iter(self.queue)).work
 
     def first_token(self, sent: _Sent, at: float) -> None:
-        """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
-        too.
-        """
+        """`sent` begins to decode."""
         if next(iter(self.queue)) is not sent:
-            for earlier in [*takewhile(lambda each: each is not sent, self.queue)]:
-                if not earlier.observed:
-                    self._begun(earlier, at)
+            self._pass(sent, at)
         self._begun(sent, at)
         self.served_at = at
         self.pace()
+
+    def answered(self, sent: _Sent, at: float) -> None:
+        """`sent` has ended, and was not seen to begin."""
+        if next(iter(self.queue)) is not sent:
+            self._pass(sent, at)
+        self.begun += 1
+        self._leave_queue(sent, at)
+        self._go(sent, at)
+        self.served_at = at
+        self.pace()
+
+    def _pass(self, sent: _Sent, at: float) -> None:
+        """Service is in order, so those before it whose first tokens are not seen have begun too."""
+        for earlier in [*takewhile(lambda each: each is not sent, self.queue)]:
+            if not earlier.observed:
+                self._begun(earlier, at)
 
     def _begun(self, sent: _Sent, at: float) -> None:
         """Its prompt is computed, so it waits no more."""
@@ -1238,7 +1250,8 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 self._residence += _WEIGHT * ((seconds if seconds > _SHORTEST else _SHORTEST) - self._residence)
             if sent.waiting:
                 sent.account.watched = False
-                sent.account.first_token(sent, now)
+                sent.account.answered(sent, now)
+                return
         if sent.here:
             sent.account.end(sent, now)
 
