@@ -152,7 +152,7 @@ class LearnTokens(Plugin):
             return
         window, size = noted
         window.open -= 1
-        if response.status >= 400 or (not response.status and response.failed):
+        if response.status >= 400 or response.failed:
             window.uncounted = True
         usage = response.usage
         if usage is not None and usage.prompt > 0:

@@ -166,8 +166,8 @@ class _Sent(Struct, eq=False):
     """What it was promised, seconds."""
     observed: bool = True
     """Its first token will be seen."""
-    prefills: bool = False
-    """It is decoded elsewhere, so it ends with its first token."""
+    ends: bool = False
+    """It ends with its first token: it is decoded elsewhere, or was not seen to begin before it ended."""
     ahead: float = 0.0
     """Modelled seconds of what has to be done before its turn, at factor 1; where its first token will be seen."""
     here: bool = True
@@ -319,34 +319,22 @@ class _Account:
         return self.pending - next(iter(self.queue)).work
 
     def first_token(self, sent: _Sent, at: float) -> None:
-        """`sent` begins to decode."""
+        """`sent` begins to decode. Service is in order, so those before it whose first tokens are not seen have begun
+        too.
+        """
         if next(iter(self.queue)) is not sent:
-            self._pass(sent, at)
+            for earlier in [*takewhile(lambda each: each is not sent, self.queue)]:
+                if not earlier.observed:
+                    self._begun(earlier, at)
         self._begun(sent, at)
         self.served_at = at
         self.pace()
-
-    def answered(self, sent: _Sent, at: float) -> None:
-        """`sent` has ended, and was not seen to begin."""
-        if next(iter(self.queue)) is not sent:
-            self._pass(sent, at)
-        self.begun += 1
-        self._leave_queue(sent, at)
-        self._go(sent, at)
-        self.served_at = at
-        self.pace()
-
-    def _pass(self, sent: _Sent, at: float) -> None:
-        """Service is in order, so those before it whose first tokens are not seen have begun too."""
-        for earlier in [*takewhile(lambda each: each is not sent, self.queue)]:
-            if not earlier.observed:
-                self._begun(earlier, at)
 
     def _begun(self, sent: _Sent, at: float) -> None:
         """Its prompt is computed, so it waits no more."""
         self.begun += 1
         self._leave_queue(sent, at)
-        if sent.prefills:
+        if sent.ends:
             self._go(sent, at)
         else:
             self.decodes += 1
@@ -1245,13 +1233,13 @@ class ExpectedTtft(Cost, Detector, Admitter):
                 generated = response.usage.completion if response.usage is not None else 0
                 if generated > 1 and now > began:
                     self._tpot_errors.append(abs(seen.tpot * (generated - 1) / (now - began) - 1))
-            if not sent.prefills:
+            if not sent.ends:
                 seconds = now - sent.sent
                 self._residence += _WEIGHT * ((seconds if seconds > _SHORTEST else _SHORTEST) - self._residence)
             if sent.waiting:
                 sent.account.watched = False
-                sent.account.answered(sent, now)
-                return
+                sent.ends = True
+                sent.account.first_token(sent, now)
         if sent.here:
             sent.account.end(sent, now)
 

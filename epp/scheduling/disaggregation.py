@@ -117,7 +117,7 @@ def _unreported(reason: str, detail: str) -> None:
 
 
 def _unnamed(endpoint: Endpoint) -> str:
-    """The same."""
+    """Likewise."""
     return ""
 
 
