@@ -3,8 +3,13 @@
 Groups of one, two and more replicas are up at once and asked by turns, each through a listener of its own. Each replica
 is meant for a core of its own, so a group serves as many requests a second as its busiest replica allows, at a full
 core; what Envoy, the load and the model servers take is not counted. Where the machine has twice as many cores as the
-largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one
-core, which they fill: so each has always something to do, as one that is full on a core of its own.
+largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one,
+and what was answered is what Envoy and the load on another one allow: replicas that are not full tell each other fewer
+requests at a time, which costs more.
+
+Answers take a tenth of a second, so that requests are in flight at every endpoint, as in production. Where answers come
+at once a replica finds its endpoints idle, and one that is told of others' requests finds them busy, of which bills say
+more: part of what is compared would be that.
 
 Replicas that share a core drive each other out of its caches, which those on cores of their own do not. So a group is
 compared with as many replicas that know nothing of each other, in the same place under the same load: what a request
@@ -27,8 +32,10 @@ from contextlib import ExitStack, contextmanager
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import median, stdev
-from typing import NamedTuple
+from typing import Final, NamedTuple
 from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from hack.benches.rig import envoy
 from hack.benches.rig.load import Bodies, Wrk
@@ -46,8 +53,10 @@ from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, 
 from tooling.laptop.ports import free_ports
 
 PODS = 8
-CONNECTIONS = 32
-"""For each replica of a group."""
+CONNECTIONS = 256
+"""For each core that replicas have: where answers take a tenth of a second, enough for 2,500 requests a second."""
+_REST: Final = 0.5
+"""Seconds after a burst in which all that it began has ended."""
 TARGET = 10_000
 """Requests a second to be served."""
 MOST = 0.6
@@ -71,10 +80,13 @@ class Group(NamedTuple):
 
     replicas: Sequence[Program]
     variant: Variant
+    admins: Sequence[int]
+    """Ports of the replicas' metrics."""
+    connections: int
 
 
 class Cost(NamedTuple):
-    """CPU seconds a request of the group: of the busiest replica, and of all together; and requests answered in one."""
+    """CPU seconds a request that was routed: of the busiest replica, of all together; and requests answered in one."""
 
     busiest: float
     all: float
@@ -83,9 +95,12 @@ class Cost(NamedTuple):
 
 @contextmanager
 def groups(
-    kinds: Sequence[Kind], wiring: envoy.Wiring
+    kinds: Sequence[Kind], wiring: envoy.Wiring, answers_after: float
 ) -> Iterator[tuple[Mapping[Kind, Group], Wrk, Mapping[int, Bodies]]]:
-    """One group of each kind, all answering and knowing each other, the load, and bodies by their kilobytes."""
+    """One group of each kind, all answering and knowing each other, the load, and bodies by their kilobytes.
+
+    `answers_after`: seconds from a pick until the endpoint is asked.
+    """
     need_programs()
     largest = max(kind.size for kind in kinds)
     on = cores(largest)
@@ -96,21 +111,21 @@ def groups(
         write_files(folder, pods, streaming)
         nginx = ["nginx", "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
         stack.enter_context(running("nginx", nginx, folder, on.others)).wait_for_port(pods[0].port)
-        listeners, started = {}, {}
+        listeners, found = {}, {}
         for kind in kinds:
-            programs, ports = _replicas(stack, folder, free, kind, on.own)
-            listeners[_name(kind)] = envoy.Listener(next(free), ports[0], wiring, tuple(ports[1:]))
-            started[kind] = programs
+            programs, ports, admins = _replicas(stack, folder, free, kind, on.own)
+            port = next(free)
+            listeners[_name(kind)] = envoy.Listener(port, ports[0], wiring, tuple(ports[1:]), answers_after)
+            connections = CONNECTIONS * (1 if on.shared else kind.size)
+            found[kind] = Group(programs, Variant(_name(kind), port, None), admins, connections)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         workers = "1" if on.shared else str(largest)
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", workers, "--disable-hot-restart"]
         proxy = stack.enter_context(
             running("envoy", [envoy_program(), *flags, "--log-level", "error"], folder, on.others)
         )
-        found = {}
-        for kind in kinds:
-            found[kind] = Group(started[kind], Variant(_name(kind), listeners[_name(kind)].port, None))
-            wait_for_answer(found[kind].variant, [proxy, *started[kind]])
+        for group in found.values():
+            wait_for_answer(group.variant, [proxy, *group.replicas])
         yield found, Wrk(on.others), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
 
 
@@ -120,8 +135,8 @@ def _name(kind: Kind) -> str:
 
 def _replicas(
     stack: ExitStack, folder: Path, free: Iterator[int], kind: Kind, own: Sequence[str | None]
-) -> tuple[list[Program], list[int]]:
-    """The replicas of one group, joined, and their ext_proc ports."""
+) -> tuple[list[Program], list[int], list[int]]:
+    """The replicas of one group, joined, and their ports: of ext_proc, and of metrics."""
     peers = [next(free) for _ in range(kind.size)]
     tell = kind.size > 1 and not kind.apart
     programs, grpc, admins = [], [], []
@@ -142,7 +157,7 @@ def _replicas(
         program.wait_for_port(port)
         program.wait_for_port(metrics)
         _wait_for_peers(program, metrics, kind.size - 1 if tell else 0)
-    return programs, grpc
+    return programs, grpc, admins
 
 
 def _wait_for_peers(program: Program, metrics: int, count: int) -> None:
@@ -158,10 +173,30 @@ def _wait_for_peers(program: Program, metrics: int, count: int) -> None:
 
 
 def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
+    """Of one burst, from rest to rest: those under way at its end are routed too, and end then, without an answer."""
+    routed = _routed(group)
     before = [cpu_seconds(replica.pid) for replica in group.replicas]
-    seen = wrk.burst(group.variant.port, bodies, CONNECTIONS * len(group.replicas), seconds)
+    seen = wrk.burst(group.variant.port, bodies, group.connections, seconds)
+    time.sleep(_REST)
     spent = [cpu_seconds(each.pid) - was for each, was in zip(group.replicas, before, strict=True)]
-    return Cost(max(spent) / seen.requests, sum(spent) / seen.requests, seen.requests / seconds)
+    routed = _routed(group) - routed
+    return Cost(max(spent) / routed, sum(spent) / routed, seen.requests / seconds)
+
+
+def _routed(group: Group) -> float:
+    """Requests for which its replicas have chosen an endpoint so far."""
+    count = 0.0
+    for port in group.admins:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+            count += decisions(page.read().decode())
+    return count
+
+
+def decisions(page: str) -> float:
+    """Requests for which an endpoint was chosen, by a picker's metrics."""
+    family = "warmpath_endpoint_decisions_total"
+    samples = (each for found in text_string_to_metric_families(page) for each in found.samples)
+    return sum(sample.value for sample in samples if sample.name == family)
 
 
 def lines(kilobytes: int, costs: Mapping[Kind, Sequence[Cost]]) -> list[str]:
@@ -202,9 +237,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hack/bench scale", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4], help="sizes of groups beside one alone")
     parser.add_argument("--starts", type=int, default=6, help="times that all groups are started anew")
-    parser.add_argument("--rounds", type=int, default=8, help="bursts of load for each group, at each start")
-    parser.add_argument("--seconds", type=float, default=0.7, help="for one burst of load")
+    parser.add_argument("--rounds", type=int, default=5, help="bursts of load for each group, at each start")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
+    parser.add_argument("--answers-after", type=float, default=0.1, help="seconds that endpoints take to answer")
     flags = parser.parse_args(arguments)
     sizes = sorted({*flags.replicas} - {1})
     kinds = [Kind(1), *(Kind(size, apart) for size in sizes for apart in (True, False))]
@@ -212,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs: dict[int, dict[Kind, list[Cost]]] = {kilobytes: {kind: [] for kind in kinds} for kilobytes in SCENARIOS}
     try:
         for _ in range(flags.starts):
-            with groups(kinds, flags.wiring) as (made, wrk, bodies):
+            with groups(kinds, flags.wiring, flags.answers_after) as (made, wrk, bodies):
                 for turn in range(-3, flags.rounds):  # the first for warmth
                     for kilobytes in SCENARIOS:
                         for kind in kinds if turn % 2 == 0 else reversed(kinds):

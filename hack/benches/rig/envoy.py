@@ -24,13 +24,14 @@ class Pod(NamedTuple):
 
 class Listener(NamedTuple):
     """A way through Envoy. `epp`: port of the ext_proc server; None = Envoy alone. `replicas`: ports of the others
-    that are asked in turns with it.
+    that are asked in turns with it. `answers_after`: seconds from a pick until a pod is asked.
     """
 
     port: int
     epp: int | None = None
     wiring: Wiring = "lean"
     replicas: tuple[int, ...] = ()
+    answers_after: float = 0.0
 
 
 def config(listeners: Mapping[str, Listener], pods: Sequence[Pod]) -> dict[str, Any]:
@@ -46,6 +47,9 @@ def config(listeners: Mapping[str, Listener], pods: Sequence[Pod]) -> dict[str, 
 
 def _listener(name: str, listener: Listener) -> dict[str, Any]:
     filters = [] if listener.epp is None else [_ext_proc(listener.epp, listener.wiring)]
+    if listener.answers_after:
+        delay = {"fixed_delay": f"{listener.answers_after:g}s", "percentage": {"numerator": 100}}
+        filters.append(_named("envoy.filters.http.fault", "filters.http.fault.v3.HTTPFault", delay=delay))
     filters.append(_named("envoy.filters.http.router", "filters.http.router.v3.Router"))
     manager = _named(
         "envoy.filters.network.http_connection_manager",

@@ -1,6 +1,19 @@
-import pytest
+from dataclasses import dataclass
 
-from hack.benches.scale import Cost, Kind, lines
+import pytest
+from prometheus_client import generate_latest
+
+from epp.plugin import Endpoint
+from epp.telemetry.metrics import Metrics
+from hack.benches.scale import Cost, Kind, decisions, lines
+from tests.support.scheduling.decisions import endpoint
+
+
+@dataclass
+class APool:
+    name: str
+    endpoints: tuple[Endpoint, ...]
+
 
 ONE, APART, TOGETHER = Kind(1), Kind(2, True), Kind(2)
 
@@ -21,3 +34,11 @@ def test_a_rate_that_taking_in_alone_forbids_is_said_to_be_too_high(peer: float)
     alone, apart = [Cost(200e-6, 200e-6, 1)], [Cost(100e-6, 200e-6, 1)]
     costs = {ONE: alone, APART: apart, TOGETHER: [Cost(150e-6, 200e-6 + peer, 1)]}
     assert lines(2, costs)[-1].endswith("more than one group can serve")
+
+
+def test_requests_are_counted_where_an_endpoint_was_chosen_for_them() -> None:
+    pods, metrics = (endpoint(1), endpoint(2)), Metrics()
+    metrics.add_pool(APool("p", pods))
+    for pod in (pods[0], pods[1], pods[1]):
+        metrics.request_decided(pod, "m", 0.001, 100, None)
+    assert decisions(generate_latest(metrics.registry).decode()) == 3.0
