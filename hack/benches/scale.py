@@ -32,10 +32,8 @@ from contextlib import ExitStack, contextmanager
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import median, stdev
-from typing import Final, NamedTuple
+from typing import Any, NamedTuple
 from urllib.request import urlopen
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from hack.benches.rig import envoy
 from hack.benches.rig.load import Bodies, Wrk
@@ -55,7 +53,7 @@ from tooling.laptop.ports import free_ports
 PODS = 8
 CONNECTIONS = 256
 """For each core that replicas have: where answers take a tenth of a second, enough for 2,500 requests a second."""
-_REST: Final = 0.5
+REST_SECONDS = 0.5
 """Seconds after a burst in which all that it began has ended."""
 TARGET = 10_000
 """Requests a second to be served."""
@@ -81,7 +79,7 @@ class Group(NamedTuple):
     replicas: Sequence[Program]
     variant: Variant
     admins: Sequence[int]
-    """Ports of the replicas' metrics."""
+    """Where the replicas show `/endpoints`: their ports of metrics."""
     connections: int
 
 
@@ -164,8 +162,7 @@ def _wait_for_peers(program: Program, metrics: int, count: int) -> None:
     deadline = time.monotonic() + JOIN_SECONDS
     while time.monotonic() < deadline:
         program.check()
-        with urlopen(f"http://127.0.0.1:{metrics}/endpoints", timeout=5) as answer:
-            replicas = json.load(answer).get("replicas")
+        replicas = _shown(metrics).get("replicas")
         if not count or [peer["state"] for peer in replicas["peers"]] == ["live"] * count:
             return
         time.sleep(0.1)
@@ -177,26 +174,24 @@ def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
     routed = _routed(group)
     before = [cpu_seconds(replica.pid) for replica in group.replicas]
     seen = wrk.burst(group.variant.port, bodies, group.connections, seconds)
-    time.sleep(_REST)
+    time.sleep(REST_SECONDS)
     spent = [cpu_seconds(each.pid) - was for each, was in zip(group.replicas, before, strict=True)]
     routed = _routed(group) - routed
     return Cost(max(spent) / routed, sum(spent) / routed, seen.requests / seconds)
 
 
-def _routed(group: Group) -> float:
-    """Requests for which its replicas have chosen an endpoint so far."""
-    count = 0.0
-    for port in group.admins:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
-            count += decisions(page.read().decode())
-    return count
+def _routed(group: Group) -> int:
+    return sum(decisions(_shown(port)) for port in group.admins)
 
 
-def decisions(page: str) -> float:
-    """Requests for which an endpoint was chosen, by a picker's metrics."""
-    family = "warmpath_endpoint_decisions_total"
-    samples = (each for found in text_string_to_metric_families(page) for each in found.samples)
-    return sum(sample.value for sample in samples if sample.name == family)
+def decisions(shown: Mapping[str, Any]) -> int:
+    """Requests for which an endpoint was chosen so far, by a picker's `/endpoints`."""
+    return sum(each["decisions"] for pool in shown["pools"] for each in pool["endpoints"])
+
+
+def _shown(port: int) -> Any:
+    with urlopen(f"http://127.0.0.1:{port}/endpoints", timeout=5) as answer:
+        return json.load(answer)
 
 
 def lines(kilobytes: int, costs: Mapping[Kind, Sequence[Cost]]) -> list[str]:

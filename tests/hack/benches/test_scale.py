@@ -1,8 +1,8 @@
 from dataclasses import dataclass
 
 import pytest
-from prometheus_client import generate_latest
 
+from epp.admin.views import pools_view
 from epp.plugin import Endpoint
 from epp.telemetry.metrics import Metrics
 from hack.benches.scale import Cost, Kind, decisions, lines
@@ -13,6 +13,7 @@ from tests.support.scheduling.decisions import endpoint
 class APool:
     name: str
     endpoints: tuple[Endpoint, ...]
+    namespace: str = "default"
 
 
 ONE, APART, TOGETHER = Kind(1), Kind(2, True), Kind(2)
@@ -36,9 +37,8 @@ def test_a_rate_that_taking_in_alone_forbids_is_said_to_be_too_high(peer: float)
     assert lines(2, costs)[-1].endswith("more than one group can serve")
 
 
-def test_requests_are_counted_where_an_endpoint_was_chosen_for_them() -> None:
+async def test_requests_are_counted_where_an_endpoint_was_chosen_for_them() -> None:
     pods, metrics = (endpoint(1), endpoint(2)), Metrics()
-    metrics.add_pool(APool("p", pods))
     for pod in (pods[0], pods[1], pods[1]):
         metrics.request_decided(pod, "m", 0.001, 100, None)
-    assert decisions(generate_latest(metrics.registry).decode()) == 3.0
+    assert decisions({"pools": await pools_view([APool("p", pods)], metrics, 0.0)}) == 3.0
