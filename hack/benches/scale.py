@@ -1,19 +1,19 @@
 """How a group of replicas grows: requests for each second of CPU of its busiest replica, behind one Envoy.
 
 Groups of one, two and more replicas are up at once and asked by turns, each through a listener of its own. Each replica
-is meant for a core of its own, so a group serves as many requests a second as its busiest replica allows, at a full
-core; what Envoy, the load and the model servers take is not counted. Where the machine has twice as many cores as the
-largest group has replicas, each has a core of its own, and what was answered is shown beside it. Else all share one,
-and what was answered is what Envoy and the load on another one allow: replicas that are not full tell each other fewer
-requests at a time, which costs more.
+has a core of its own, so a group serves as many requests a second as its busiest replica allows, at a full core; what
+Envoy, the load and the model servers take is not counted. They have cores of their own where the machine has twice as
+many as the largest group has replicas, else all of them. Where it has fewer than that group, its replicas share one.
 
 Answers take a tenth of a second, so that requests are in flight at every endpoint, as in production. Where answers come
 at once a replica finds its endpoints idle, and one that is told of others' requests finds them busy, of which bills say
-more: part of what is compared would be that.
+more: part of what is compared would be that. And clients wait a little, each as long as chance says, before they ask
+again: those that were answered at once would all ask at once, and replicas tell each other of requests that come
+together at a lower price than of those that come one by one.
 
-Replicas that share a core drive each other out of its caches, which those on cores of their own do not. So a group is
-compared with as many replicas that know nothing of each other, in the same place under the same load: what a request
-takes more in the group is what its replicas tell each other. Beside it stands the comparison with one replica alone.
+Others on their cores drive replicas out of caches. So a group is compared with as many replicas that know nothing of
+each other, in the same place under the same load: what a request takes more in the group is what its replicas tell each
+other. Beside it stands the comparison with one replica alone.
 
 What a request takes changes from second to second on a machine that others share, by more than what is measured. So
 bursts are short, each of a group is compared with those beside it, and the median of many such comparisons counts; and
@@ -51,8 +51,8 @@ from hack.benches.rig.processes import BenchError, Program, cores, cpu_seconds, 
 from tooling.laptop.ports import free_ports
 
 PODS = 8
-CONNECTIONS = 256
-"""For each core that replicas have: where answers take a tenth of a second, enough for 2,500 requests a second."""
+PAUSE = 0.2
+"""Seconds for which a client waits before it asks again, at most."""
 REST_SECONDS = 0.5
 """Seconds after a burst in which all that it began has ended."""
 TARGET = 10_000
@@ -80,7 +80,7 @@ class Group(NamedTuple):
     variant: Variant
     admins: Sequence[int]
     """Where the replicas show `/endpoints`: their ports of metrics."""
-    connections: int
+    clients: int
 
 
 class Cost(NamedTuple):
@@ -93,11 +93,11 @@ class Cost(NamedTuple):
 
 @contextmanager
 def groups(
-    kinds: Sequence[Kind], wiring: envoy.Wiring, answers_after: float
+    kinds: Sequence[Kind], wiring: envoy.Wiring, answers_after: float, clients: int
 ) -> Iterator[tuple[Mapping[Kind, Group], Wrk, Mapping[int, Bodies]]]:
     """One group of each kind, all answering and knowing each other, the load, and bodies by their kilobytes.
 
-    `answers_after`: seconds from a pick until the endpoint is asked.
+    `answers_after`: seconds from a pick until the endpoint is asked. `clients`: for each core that replicas have.
     """
     need_programs()
     largest = max(kind.size for kind in kinds)
@@ -114,8 +114,8 @@ def groups(
             programs, ports, admins = _replicas(stack, folder, free, kind, on.own)
             port = next(free)
             listeners[_name(kind)] = envoy.Listener(port, ports[0], wiring, tuple(ports[1:]), answers_after)
-            connections = CONNECTIONS * (1 if on.shared else kind.size)
-            found[kind] = Group(programs, Variant(_name(kind), port, None), admins, connections)
+            on_all = clients * (1 if on.shared else kind.size)
+            found[kind] = Group(programs, Variant(_name(kind), port, None), admins, on_all)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         workers = "1" if on.shared else str(largest)
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", workers, "--disable-hot-restart"]
@@ -124,7 +124,11 @@ def groups(
         )
         for group in found.values():
             wait_for_answer(group.variant, [proxy, *group.replicas])
-        yield found, Wrk(on.others), {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
+        yield (
+            found,
+            Wrk(on.others, PAUSE),
+            {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()},
+        )
 
 
 def _name(kind: Kind) -> str:
@@ -173,7 +177,7 @@ def measured(group: Group, wrk: Wrk, bodies: Bodies, seconds: float) -> Cost:
     """Of one burst, from rest to rest: those under way at its end are routed too, and end then, without an answer."""
     routed = _routed(group)
     before = [cpu_seconds(replica.pid) for replica in group.replicas]
-    seen = wrk.burst(group.variant.port, bodies, group.connections, seconds)
+    seen = wrk.burst(group.variant.port, bodies, group.clients, seconds)
     time.sleep(REST_SECONDS)
     spent = [cpu_seconds(each.pid) - was for each, was in zip(group.replicas, before, strict=True)]
     routed = _routed(group) - routed
@@ -235,6 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="bursts of load for each group, at each start")
     parser.add_argument("--seconds", type=float, default=2.0, help="for one burst of load")
     parser.add_argument("--wiring", choices=("lean", "full-duplex", "buffered"), default="lean")
+    parser.add_argument("--clients", type=int, default=450, help="for each core that replicas have")
     parser.add_argument("--answers-after", type=float, default=0.1, help="seconds that endpoints take to answer")
     flags = parser.parse_args(arguments)
     sizes = sorted({*flags.replicas} - {1})
@@ -243,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     costs: dict[int, dict[Kind, list[Cost]]] = {kilobytes: {kind: [] for kind in kinds} for kilobytes in SCENARIOS}
     try:
         for _ in range(flags.starts):
-            with groups(kinds, flags.wiring, flags.answers_after) as (made, wrk, bodies):
+            with groups(kinds, flags.wiring, flags.answers_after, flags.clients) as (made, wrk, bodies):
                 for turn in range(-3, flags.rounds):  # the first for warmth
                     for kilobytes in SCENARIOS:
                         for kind in kinds if turn % 2 == 0 else reversed(kinds):

@@ -32,8 +32,10 @@ class Bodies(NamedTuple):
 class Wrk:
     """Runs wrk, each run with a number of its own, so that no request is ever repeated."""
 
-    def __init__(self, on: str | None) -> None:
+    def __init__(self, on: str | None, pause: float = 0.0) -> None:
+        """`on`: as in `Cores`. `pause`: seconds for which a client waits before a request, at most."""
         self._on = on
+        self._pause = pause
         self._runs = 0
 
     def burst(self, port: int, bodies: Bodies, connections: int, seconds: float) -> Seen:
@@ -45,6 +47,7 @@ class Wrk:
             "BENCH_COUNT": str(bodies.number),
             "BENCH_PATH": bodies.path,
             "BENCH_RUN": str(self._runs),
+            "BENCH_PAUSE": f"{self._pause * 1000:.0f}",
         }
         command = ["wrk", "-t1", f"-c{connections}", "-d300s", "--timeout", "10s", "-s", str(SCRIPT)]
         command = pinned([*command, f"http://127.0.0.1:{port}"], self._on)

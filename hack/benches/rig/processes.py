@@ -50,7 +50,7 @@ class Cores(NamedTuple):
     """As `taskset --cpu-list` has them; None: wherever the kernel puts it."""
 
     others: str | None
-    """For all programs that are not measured."""
+    """For all programs that are not measured: what those leave, or all where they leave too few."""
     own: Sequence[str | None]
     """For each that is: a core of its own, or the same for all where the machine has too few."""
 
@@ -60,13 +60,14 @@ class Cores(NamedTuple):
 
 
 def cores(measured: int = 1) -> Cores:
-    """For so many programs that are measured; what they leave, at least as many, is for all others."""
-    usable = sorted(os.sched_getaffinity(0))
+    """For so many programs that are measured, and for all others: at least as many, if need be the same ones."""
+    usable = [str(core) for core in sorted(os.sched_getaffinity(0))]
     if len(usable) < 2 or not shutil.which("taskset"):
         return Cores(None, [None] * measured)
-    count = measured if len(usable) >= 2 * measured else 1
-    own = [str(core) for core in usable[-count:]]
-    return Cores(",".join(map(str, usable[:-count])), own if count == measured else own * measured)
+    if len(usable) < measured:
+        return Cores(",".join(usable[:-1]), usable[-1:] * measured)
+    others = usable[:-measured] if len(usable) >= 2 * measured else usable
+    return Cores(",".join(others), usable[-measured:])
 
 
 def pinned(command: Sequence[str], on: str | None) -> list[str]:

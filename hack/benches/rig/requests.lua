@@ -2,6 +2,7 @@
 local mark = string.rep("@", 16)
 local folder, count = os.getenv("BENCH_BODIES"), tonumber(os.getenv("BENCH_COUNT"))
 local path, run = os.getenv("BENCH_PATH"), tonumber(os.getenv("BENCH_RUN"))
+local pause = tonumber(os.getenv("BENCH_PAUSE"))
 local heads, tails, sent = {}, {}, 0
 
 function init(args)
@@ -35,4 +36,10 @@ function done(summary, latency, requests)
     errors.connect + errors.read + errors.write + errors.status + errors.timeout,
     latency:percentile(50), latency:percentile(99)
   ))
+end
+
+if pause > 0 then -- milliseconds, at most
+  function delay()
+    return math.random(0, pause)
+  end
 end
