@@ -45,7 +45,8 @@ class KvEvents:
     discover_pods: bool = True
     """Connect to each endpoint."""
     zmq_endpoint: str = ""
-    """Listen here too (`tcp://*:5557`), for engines that connect to us. Their topic names them: `kv@<ip>[:port]@…`."""
+    """Listen here too (`tcp://*:5557`), for engines that connect to us. Their topic names them: `kv@<ip>[:port]@…`.
+    Several pools of one picker may name the same address."""
     max_message_bytes: int = 2 << 20
     """Ours. A larger message is not read; what its endpoint holds is then matched approximately until that is known
     again. vLLM sends a message for each step: one that computes 65,536 tokens (`--max-num-batched-tokens`) in blocks of

@@ -9,7 +9,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -102,14 +102,31 @@ class Subscribers:
             context.destroy(linger=0)
 
     async def _central(self, context: zmq.asyncio.Context, config: KvEvents, central: "_Central") -> None:
-        """Listen where engines connect to, and hand on what they say to their endpoint's subscription."""
+        """Listen where engines connect to, or have one listen that does so for another pool of this process."""
+        key = config.zmq_endpoint, config.topic_filter, config.max_message_bytes
+        shared = _SHARED.setdefault(key, _Shared(asyncio.Lock(), []))
+        shared.centrals.append(central)
+        try:
+            async with shared.socket:
+                await self._listen(context, config, shared.centrals)
+        finally:
+            shared.centrals.remove(central)
+            if not shared.centrals:
+                del _SHARED[key]
+
+    async def _listen(self, context: zmq.asyncio.Context, config: KvEvents, centrals: Sequence["_Central"]) -> None:
+        """Hand on what engines say to the subscriptions of their endpoint."""
         while True:
             socket = _subscriber(context, config, MOST)
             try:
                 socket.bind(config.zmq_endpoint)
                 while True:
                     await self.turns.wait()
-                    central.put(await socket.recv_multipart())
+                    frames = await socket.recv_multipart()
+                    if not [central for central in centrals if central.put(frames)]:
+                        topic = ascii(frames[0][:100]) if frames else ""
+                        what = f"a topic that names no endpoint: {topic}"
+                        self._services.degraded("kv-events-unknown", what)
             except zmq.ZMQError as error:
                 self._services.degraded("kv-events-bind", f"{config.zmq_endpoint}: {error}")
                 await asyncio.sleep(_RETRY[0])
@@ -175,7 +192,8 @@ class _Central:
     def drop(self, endpoint: Endpoint) -> None:
         self._queues.pop(endpoint, None)
 
-    def put(self, frames: list[bytes]) -> None:
+    def put(self, frames: list[bytes]) -> bool:
+        """Whether it is of an endpoint of the pool."""
         if (endpoints := self._services.endpoints()) is not self._named:
             self._named = endpoints
             self._names = _names(self._named)
@@ -183,9 +201,19 @@ class _Central:
         queue = self._queues.get(_rank_in(frames, there)) if there else None
         if queue is not None:
             queue.put(frames)
-        else:
-            topic = ascii(frames[0][:100]) if frames else ""
-            self._services.degraded("kv-events-unknown", f"a topic that names no endpoint of the pool: {topic}")
+        return queue is not None
+
+
+class _Shared(NamedTuple):
+    """A socket that engines connect to, of all pools that listen there."""
+
+    socket: asyncio.Lock
+    """Whoever has it has the socket; when that pool listens no more, the next one does."""
+    centrals: list[_Central]
+
+
+_SHARED: Final[dict[tuple[str, str, int], _Shared]] = {}
+"""Of this process, by where and to what they listen: an address can be bound once."""
 
 
 def _names(endpoints: Sequence[Endpoint]) -> Mapping[str, Sequence[Endpoint]]:

@@ -21,7 +21,7 @@ from epp.plugin import Endpoint, Load, Services
 from epp.pool.store import Pool
 from epp.prefix.events.engine_cache import KvEventIndex
 from epp.prefix.events.sources import KvEvents, PodDiscovery
-from epp.prefix.events.subscriber import Subscribers, _Queue
+from epp.prefix.events.subscriber import _SHARED, Subscribers, _Queue
 from epp.testing import services
 from tests.support.engines.kv_events import batch, block_stored, depth, stored
 from tests.support.process import waiting
@@ -365,6 +365,40 @@ async def test_engines_may_connect_to_us() -> None:
             await say("kv@nobody@m", PROMPTS[0], lambda: next(numbers) > 20)
             await say(f"kv@{listener.endpoint.address}@m", PROMPTS[1], lambda: listener.knows(PROMPTS[1]))
         assert listener.state == "live"
+
+
+async def test_pools_share_the_socket_that_engines_connect_to() -> None:
+    """As pools of one picker with one configuration do. When the one that has the socket ends, the other has it."""
+    (port,) = free_ports(1)
+    config = KvEvents(zmq_endpoint=f"tcp://127.0.0.1:{port}", discover_pods=False)
+    numbers, context = iter(range(10**6)), zmq.asyncio.Context()
+    engine = context.socket(zmq.PUB)
+    engine.connect(config.zmq_endpoint)
+
+    async def until_known(prompts: Mapping[Rig, list[list[int]]]) -> None:
+        """Say that the last of them is held too until that is known."""
+        while not all(listener.knows(*known) for listener, known in prompts.items()):
+            for listener, known in prompts.items():
+                topic = f"kv@{listener.endpoint.address}@m".encode()
+                await engine.send_multipart([topic, next(numbers).to_bytes(8, "big"), batch(stored(known[-1]))])
+            await asyncio.sleep(0.01)
+
+    try:
+        async with Server().running() as one, Server().running() as other:
+            first, second = Rig(one, config), Rig(other, config)
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                has_it = group.create_task(first.subscribers.run())
+                await asyncio.sleep(0)
+                waits = group.create_task(second.subscribers.run())
+                await until_known({first: [PROMPTS[0]], second: [PROMPTS[1]]})
+                assert [*first.metrics.reasons(), *second.metrics.reasons()] == []
+                has_it.cancel()
+                await asyncio.wait([has_it])
+                await until_known({second: [PROMPTS[1], PROMPTS[0]]})
+                waits.cancel()
+    finally:
+        context.destroy(linger=0)
+    assert _SHARED == {}
 
 
 def rank_endpoints(listener: Rig) -> list[Endpoint]:
