@@ -266,8 +266,9 @@ class Response(msgspec.Struct, eq=False, gc=False):
 
         501 is none: the request asked for what the server does not do. Nor is an error that is the prefiller's fault.
         """
-        failed = self.status >= 500 and self.status != 501 and not self.prefill_failed
-        return failed or bool(self.served and not self.status)
+        if self.status < 500:
+            return bool(self.served and not self.status)
+        return self.status != 501 and not self.prefill_failed
 
 
 _USAGE: Final = re.compile(rb'"usage"[ \t\r\n]{0,16}:[ \t\r\n]{0,16}\{')
