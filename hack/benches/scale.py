@@ -124,11 +124,8 @@ def groups(
         )
         for group in found.values():
             wait_for_answer(group.variant, [proxy, *group.replicas])
-        yield (
-            found,
-            Wrk(on.others, PAUSE),
-            {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()},
-        )
+        bodies = {size: prepared_bodies(folder, each, 240) for size, each in SCENARIOS.items()}
+        yield found, Wrk(on.others, PAUSE), bodies
 
 
 def _name(kind: Kind) -> str:

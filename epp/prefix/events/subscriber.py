@@ -123,7 +123,8 @@ class Subscribers:
                 while True:
                     await self.turns.wait()
                     frames = await socket.recv_multipart()
-                    if not [central for central in centrals if central.put(frames)]:
+                    taken = [central.put(frames) for central in centrals]
+                    if not any(taken):
                         topic = ascii(frames[0][:100]) if frames else ""
                         what = f"a topic that names no endpoint: {topic}"
                         self._services.degraded("kv-events-unknown", what)
