@@ -114,8 +114,8 @@ def groups(
             programs, ports, admins = _replicas(stack, folder, free, kind, on.own)
             port = next(free)
             listeners[_name(kind)] = envoy.Listener(port, ports[0], wiring, tuple(ports[1:]), answers_after)
-            on_all = clients * (1 if on.shared else kind.size)
-            found[kind] = Group(programs, Variant(_name(kind), port, None), admins, on_all)
+            asking = clients * (1 if on.shared else kind.size)
+            found[kind] = Group(programs, Variant(_name(kind), port, None), admins, asking)
         (folder / "envoy.json").write_text(json.dumps(envoy.config(listeners, pods)))
         workers = "1" if on.shared else str(largest)
         flags = ["--config-path", str(folder / "envoy.json"), "--concurrency", workers, "--disable-hot-restart"]

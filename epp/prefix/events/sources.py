@@ -46,7 +46,7 @@ class KvEvents:
     """Connect to each endpoint."""
     zmq_endpoint: str = ""
     """Listen here too (`tcp://*:5557`), for engines that connect to us. Their topic names them: `kv@<ip>[:port]@…`.
-    Several pools of one picker may name the same address."""
+    Pools of one picker listen there together."""
     max_message_bytes: int = 2 << 20
     """Ours. A larger message is not read; what its endpoint holds is then matched approximately until that is known
     again. vLLM sends a message for each step: one that computes 65,536 tokens (`--max-num-batched-tokens`) in blocks of
