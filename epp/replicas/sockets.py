@@ -18,6 +18,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from epp.errors import ConfigError
+from epp.process.threads import in_background
 from epp.replicas import wire
 
 _QUEUE: Final = 8192
@@ -65,7 +66,8 @@ class Sockets:
         self._context.set(zmq.IPV6, 1)
         self._context.set(zmq.MAX_SOCKETS, 1023)
         self._authenticator: AsyncioAuthenticator | None = None
-        self._publisher = self._socket(zmq.XPUB)
+        with in_background():  # with its first socket a context starts its threads
+            self._publisher = self._socket(zmq.XPUB)
         self._peers: dict[str, zmq.SyncSocket] = {}
         self._handshakes: dict[zmq.SyncSocket, zmq.SyncSocket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

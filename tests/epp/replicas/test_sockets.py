@@ -1,5 +1,7 @@
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import zmq
@@ -154,3 +156,15 @@ def test_equal_secrets_have_equal_keys_and_others_not() -> None:
     assert keys_of(SECRET) == keys_of(SECRET)
     assert keys_of(SECRET)[0] != keys_of(b"other")[0]
     assert SECRET not in keys_of(SECRET)[0]
+
+
+def policies() -> set[int]:
+    """Of the threads that move bytes, which name themselves."""
+    threads = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("ZMQbg/IO")]
+    return {os.sched_getscheduler(int(task.name)) for task in threads}
+
+
+async def test_their_threads_leave_the_event_loop_at_its_work() -> None:
+    with ends(None):
+        await until(lambda: policies() == {os.SCHED_BATCH})
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
