@@ -385,7 +385,8 @@ class Picker:
             with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
                 return str(answer.read().decode())
         except HTTPError as error:
-            return error.read().decode()
+            with error:
+                return error.read().decode()
 
 
 @pytest.fixture

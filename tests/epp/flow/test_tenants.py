@@ -33,6 +33,13 @@ def test_a_claim_is_found_in_a_token_and_in_a_payload(form: str) -> None:
     assert named(TenantSource("x-jwt", "https://example.com/team"), value) == "blue"
 
 
+def test_a_payload_may_be_in_either_alphabet() -> None:
+    value = encoded({"sub": "~~~???"})
+    assert {"-", "_"} & set(value)
+    assert named(TenantSource("x-jwt", "sub"), value) == "~~~???"
+    assert named(TenantSource("x-jwt", "sub"), value.replace("-", "+").replace("_", "/")) == "~~~???"
+
+
 @pytest.mark.parametrize("value", ["", "sk-secret", "Bearer é.é.é", "a.b.c", encoded([1]), encoded("x"), "[" * 9000])
 def test_what_is_no_token_names_nobody(value: str) -> None:
     assert named(TenantSource("authorization", "sub"), value) == ANONYMOUS

@@ -26,7 +26,7 @@ def body(text: bytes) -> Body:
         (b"[]", "not a JSON object: expected `object`, got `array`"),
         (b"null", "got `null`"),
         (b'"text"', "got `str`"),
-        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"x":' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}", "nested too deeply"),
     ],
 )
 def test_what_is_no_json_object_is_refused_with_its_place(text: bytes, says: str) -> None:

@@ -1,8 +1,13 @@
+import sys
 from collections.abc import Iterable
+from typing import Final
 
 import pytest
 
 from tests.support.ext_proc.faulty_pickers import Bend, Broken, Reply, Request, failing
+
+DEEP: Final = {"8.5"} if sys.version_info < (3, 14) else set[str]()
+"""The case of deep JSON: from Python 3.14 on it is read, as far as the stack reaches."""
 
 
 class FailsInsteadOf400(Bend):
@@ -51,9 +56,9 @@ class KnowsPaths(Bend):
 @pytest.mark.parametrize(
     ("bend", "fail"),
     [
-        (FailsInsteadOf400, {"5.1", "5.2", "5.3", "5.4", "5.5", "8.5"}),
+        (FailsInsteadOf400, {"5.1", "5.2", "5.3", "5.4", "5.5", *DEEP}),
         (Says422, {"5.2", "5.4"}),
-        (Says200, {"3.3", "3.4", "3.5", "3.7", "5.1", "5.2", "5.3", "5.4", "5.5", "8.5"}),
+        (Says200, {"3.3", "3.4", "3.5", "3.7", "5.1", "5.2", "5.3", "5.4", "5.5", *DEEP}),
         (PlainText, {"5.8"}),
         (Repeats, {"5.7"}),
         (KnowsPaths, {"5.6"}),

@@ -49,7 +49,7 @@ async def test_one_that_does_not_listen_is_killed(tmp_path: Path) -> None:
 
 async def test_one_that_ends_by_itself_is_reported_once_with_its_last_words(tmp_path: Path) -> None:
     async with Processes(tmp_path) as processes:
-        await processes.start("weak", python("print('first'); raise SystemExit('the port is in use')"))
+        await processes.start("weak", python("print('first', flush=True); raise SystemExit('the port is in use')"))
         await processes.start("shot", python("import time; time.sleep(60)"))
         os.kill(processes.pid("shot"), signal.SIGKILL)
         reported: list[tuple[str, str]] = []
