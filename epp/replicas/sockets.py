@@ -18,7 +18,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from epp.errors import ConfigError
-from epp.process.threads import in_background
+from epp.process.threads import background_policy
 from epp.replicas import wire
 
 _QUEUE: Final = 8192
@@ -65,9 +65,10 @@ class Sockets:
         self._context = zmq.Context()
         self._context.set(zmq.IPV6, 1)
         self._context.set(zmq.MAX_SOCKETS, 1023)
+        if (policy := background_policy()) is not None:
+            self._context.set(zmq.THREAD_SCHED_POLICY, policy)
         self._authenticator: AsyncioAuthenticator | None = None
-        with in_background():  # with its first socket a context starts its threads
-            self._publisher = self._socket(zmq.XPUB)
+        self._publisher = self._socket(zmq.XPUB)
         self._peers: dict[str, zmq.SyncSocket] = {}
         self._handshakes: dict[zmq.SyncSocket, zmq.SyncSocket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -168,5 +168,5 @@ async def test_their_threads_leave_the_event_loop_at_its_work() -> None:
     others = moving()
     with ends(None):
         await until(lambda: bool(moving() - others))
-        assert {os.sched_getscheduler(thread) for thread in moving() - others} == {os.SCHED_BATCH}
+        await until(lambda: {os.sched_getscheduler(thread) for thread in moving() - others} == {os.SCHED_BATCH})
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
