@@ -35,6 +35,8 @@ _SUFFIXES: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 }
 
 _TAG: Final = "tag:yaml.org,2002:"
+_LIBYAMLS_DEPTH: Final = "exceeded maximum nesting depth"
+"""It says so of a thousand levels, from PyYAML 6.0.4 on, where it looks ahead for a key before we see any of them."""
 _UPPER: Final = frozenset({"ttft", "tpot"})
 
 
@@ -146,7 +148,7 @@ class BoundedLoader(*_Loaders):  # type: ignore[misc]
             )
         self._open += 1
         if self._open + levels - 1 > self.max_depth:
-            raise self._refused(event, f"nested too deep; expected at most {self.max_depth} levels")
+            raise self._refused(event, self.too_deep())
         around, self._below = self._below, 0
         node: yaml.Node | None = super().compose_node(parent, index)
         self._open -= 1
@@ -169,6 +171,11 @@ class BoundedLoader(*_Loaders):  # type: ignore[misc]
                     raise self._refused(key, f"the key {short(key.value)} is here twice; expected it once")
                 seen.add(key.value)
 
+    @classmethod
+    def too_deep(cls) -> str:
+        """What is wrong with a value within more others than may be."""
+        return f"nested too deep; expected at most {cls.max_depth} levels"
+
     def _refused(self, there: yaml.Event | yaml.Node, message: str) -> ConfigError:
         return ConfigError(_place(there.start_mark), message)
 
@@ -179,6 +186,8 @@ def documents(text: str | bytes, loader: type[BoundedLoader] = BoundedLoader) ->
         return list(yaml.load_all(text, cast("Any", loader)))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.problem == _LIBYAMLS_DEPTH:
+            raise ConfigError(_place(mark), loader.too_deep()) from None
         if mark and _starts_with_tab(text, mark.line):
             problem = "a tab indents this line; expected spaces"
         else:
@@ -193,7 +202,7 @@ def documents(text: str | bytes, loader: type[BoundedLoader] = BoundedLoader) ->
     except (LookupError, AttributeError, TypeError):  # PyYAML's own, of a tag over what it does not fit
         raise ConfigError("", "not valid YAML: a value that its tag does not fit, like !!int ''") from None
     except RecursionError:  # of a caller that is deep in its own stack already
-        raise ConfigError("", f"nested too deep; expected at most {loader.max_depth} levels") from None
+        raise ConfigError("", loader.too_deep()) from None
 
 
 def _place(mark: Any) -> str:

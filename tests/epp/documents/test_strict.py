@@ -56,12 +56,12 @@ def test_plain_values(text: str, value: object) -> None:
         ("a: 1\n---\nb: 2", "2 YAML documents; expected one"),
         ("a: \x00", "not valid YAML"),
         (b"a: \xff\xfe\xff", "not valid YAML"),
-        ("[" * 900, "nested too deep"),
+        ("[" * 2000, "nested too deep"),
         ("plugins: {{ .Values.plugins }}", "is a template such as {{ .Values.x }} left in the file?"),
         (b"a: \xe9bc\n", "not valid YAML: invalid trailing UTF-8 octet at byte 4; expected text in UTF-8"),
         ("- " * 2000, "line 1, column 129: nested too deep; expected at most 64 levels"),
-        ("? " * 900, "nested too deep"),
-        (b"<<: [" * 900, "nested too deep"),
+        ("? " * 2000, "nested too deep"),
+        (b"<<: [" * 2000, "nested too deep"),
         ("\n".join(["l0: &l0 [x]", *(f"l{i}: &l{i} [*l{i - 1}]" for i in range(1, 100))]), "nested too deep"),
         ("a: " + "9" * 5000, "not valid YAML"),
         ("x" * (MAX_BYTES + 1), f"expected at most {MAX_BYTES}"),
@@ -89,13 +89,11 @@ def test_a_few_lines_cannot_stand_for_millions() -> None:
 
 MILLION = 1_000_000
 """Levels; C code that recurses through a hundredth of them is killed by the system."""
-TOO_DEEP = r"nested too deep; expected at most 100 levels|exceeded maximum nesting depth"
-"""Ours, or libyaml's, whose scanner ends at a thousand from PyYAML 6.0.4 on."""
 
 
 @pytest.mark.parametrize("text", ["[" * MILLION, "- " * MILLION, "{a: " * MILLION, "? " * MILLION, "[?" * MILLION])
 def test_no_depth_ends_the_process(text: str) -> None:
-    with pytest.raises(ConfigError, match=TOO_DEEP):
+    with pytest.raises(ConfigError, match="nested too deep; expected at most 100 levels"):
         documents(text)
 
 
