@@ -43,14 +43,21 @@ class RoutedRequest:
 
     __slots__ = (
         "_clock", "_content_type", "_pool", "_scheduler", "_usage", "body", "decision", "destination", "explanation",
-        "response",
+        "renamed", "response", "watched",
     )  # fmt: skip
 
     def __init__(
         self, decision: Decision, body: bytes | None, scheduler: Scheduler, pool: Pool, clock: Callable[[], float]
     ) -> None:
+        request = decision.request
         self.decision = decision
         self.destination = decision.destination
+        self.renamed: tuple[str, str] | None = None
+        """The model that is asked for and the one that was, where they differ: the answer is to say the second."""
+        if request.asked and request.asked != request.model:
+            self.renamed = request.model, request.asked
+        self.watched = request.watched == "asked"
+        """A plugin wants to see the answer."""
         self.body = body
         """The body to forward if it differs from the one that came (model rewritten), else None."""
         self.explanation = ""
@@ -61,17 +68,6 @@ class RoutedRequest:
         self._clock = clock
         self._content_type = ""
         self._usage: UsageReader | GrpcUsage | None = None
-
-    @property
-    def renamed(self) -> tuple[str, str] | None:
-        """The model that is asked for and the one that was, where they differ: the answer is to say the second."""
-        model, asked = self.decision.request.model, self.decision.request.asked
-        return (model, asked) if asked and asked != model else None
-
-    @property
-    def watched(self) -> bool:
-        """A plugin wants to see the answer."""
-        return self.decision.request.watched == "asked"
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -27,6 +27,8 @@ END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 ENABLE_PUSH, MAX_STREAMS, INITIAL_WINDOW, FRAME_SIZE = 0x2, 0x3, 0x4, 0x5
 
 LARGEST_FRAME: Final = 16_384
+LONGEST_SENT: Final = (1 << 16) - 1
+"""Bytes in a frame of ours, where the peer takes such."""
 WINDOW: Final = 65_535
 """Bytes that may be sent to a stream, or on a connection, until the receiver says otherwise."""
 MOST: Final = (1 << 31) - 1
@@ -43,12 +45,13 @@ CLOSED_KEPT: Final = 256
 """Closed streams that are remembered as such: later ones cannot be told from streams that were skipped."""
 
 _FRAME: Final = Packed(">HBBBL")
-_HEAD: Final = Packed(">LBL")
-"""The same to read: three bytes of length and one of kind as one number."""
-_LONG_HEAD: Final = Packed(">LBLBL")
-"""The same, and what stands in it before a gRPC message."""
-_MESSAGE: Final = Packed(">HBBBLBL")
-"""A frame's head, and that of the gRPC message in it: whether it is compressed, and its length."""
+_HEAD: Final = Packed(">BHBBL")
+"""The same by bytes: no frame is so large that the first is not 0."""
+_MESSAGE: Final = Packed(">BHHLBL")
+"""The same with kind and flags as one, and what stands in DATA before a gRPC message: whether it is compressed, and its
+length."""
+_PLAIN_MESSAGE: Final = Packed(">xHxxLxL")
+"""The same to send: DATA is 0, no flags, not compressed."""
 _PAIR: Final = Packed(">HL")
 _U32: Final = Packed(">L")
 
@@ -70,24 +73,20 @@ class Data(msgspec.Struct, frozen=True, gc=False):
     low: bool = False
     """The peer may send half of the stream's window at most, until `consumed`."""
 
-    @property
-    def framed(self) -> bytes:
-        """The data as it came."""
-        return self.payload
-
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """`Data` that is one gRPC message, not compressed, as most are; `payload` is without what gRPC puts before it."""
+    """Data in one frame that is one gRPC message, as most are: not compressed, not the end, and the peer may send more.
+
+    `payload` is without what gRPC puts before it (`framed`).
+    """
 
     number: int
     payload: bytes
-    end: bool
-    low: bool = False
 
-    @property
-    def framed(self) -> bytes:
-        """The data as it came."""
-        return b"\0" + len(self.payload).to_bytes(4, "big") + self.payload
+
+def framed(message: bytes) -> bytes:
+    """A gRPC message as it goes on a stream."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class Reset(msgspec.Struct, frozen=True, gc=False):
@@ -242,28 +241,33 @@ class Connection:
 
     def _frames(self, data: bytes, at: int, events: list[Event]) -> int:
         """All from `at` on that are whole; returns where the next begins."""
-        size = len(data)
+        size, streams, enough, half = len(data), self._streams, self._enough, self._half
         while size - at >= 9:
             # What comes most: data that calls for no more than to be counted. `_data` knows all the rest. While a
             # header block is under way nothing else may come.
-            if size - at >= 14 and not self._block_stream:
-                head, flags, number, compressed, inner = _LONG_HEAD.unpack_from(data, at)
-                length = head >> 8
+            last = size - 14 if not self._block_stream else -1
+            while at <= last:
+                large, length, flags, number, compressed, inner = _MESSAGE.unpack_from(data, at)
                 end = at + 9 + length
-                if not head & 0xFF and flags <= END_STREAM and end <= size and 0 < length <= LARGEST_FRAME:
-                    stream = self._streams.get(number)
-                    if stream is not None and stream.plain:
-                        left, given = stream.given - length, self._given - length
-                        if left >= 0 and given > self._enough:
-                            stream.given, self._given, self._idle = left, given, 0
-                            if flags:
-                                stream.ended, stream.plain = True, False
-                            if inner == length - 5 and not compressed:
-                                events.append(Message(number, data[at + 14 : end], flags == 1, left <= self._half))
-                            else:
-                                events.append(Data(number, data[at + 9 : end], flags == 1, left <= self._half))
-                            at = end
-                            continue
+                if large or flags > END_STREAM or end > size or length > LARGEST_FRAME:  # flags with a kind; DATA is 0
+                    break
+                stream = streams.get(number)
+                if stream is None or not stream.plain:
+                    break
+                left, given = stream.given - length, self._given - length
+                if left < 0 or given <= enough or not length:
+                    break
+                stream.given, self._given, self._idle = left, given, 0
+                if inner == length - 5 and left > half and not (compressed or flags):
+                    events.append(Message(number, data[at + 14 : end]))
+                else:
+                    if flags:
+                        stream.ended, stream.plain = True, False
+                    events.append(Data(number, data[at + 9 : end], flags == END_STREAM, left <= half))
+                at = end
+            else:
+                if size - at < 9:
+                    break
             before, at = at, self._frame(data, at, events)
             if at == before:
                 break
@@ -271,14 +275,20 @@ class Connection:
 
     def _frame(self, data: bytes, at: int, events: list[Event]) -> int:
         """Whatever frame begins at `at`; returns its end, or `at` where it is not whole yet."""
-        head, flags, number = _HEAD.unpack_from(data, at)
-        length = head >> 8
+        large, length, kind, flags, number = _HEAD.unpack_from(data, at)
+        if not (large or length or kind) and flags == END_STREAM and not self._block_stream:  # so most streams end
+            stream = self._streams.get(number)
+            if stream is not None and stream.plain:
+                stream.ended, stream.plain = True, False
+                events.append(Data(number, b"", True))
+                return at + 9
+        length += large << 16
         if length > LARGEST_FRAME:
             raise Broken(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
         end = at + 9 + length
         if end > len(data):
             return at
-        self._other(head & 0xFF, flags, number & MOST, data[at + 9 : end], events)
+        self._other(kind, flags, number & MOST, data[at + 9 : end], events)
         return int(end)
 
     def _other(self, kind: int, flags: int, number: int, payload: bytes, events: list[Event]) -> None:
@@ -348,14 +358,13 @@ class Connection:
             payload = payload[5:]
         else:
             depends = 0
-        self._block_flags = flags & END_STREAM
-        self._block = [payload]
+        flags &= END_STREAM | END_HEADERS
         if depends == number:
-            self._block_flags |= WITH_PRIORITY  # refused once the block is decoded: the table must not miss it
+            flags |= WITH_PRIORITY  # refused once the block is decoded: the table must not miss it
         if flags & END_HEADERS:
-            self._header_block(number, events)
+            self._header_block(number, flags, payload, events)
         else:
-            self._block_stream = number
+            self._block_stream, self._block_flags, self._block = number, flags, [payload]
 
     def _continuation(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         if not self._block_stream:
@@ -364,13 +373,12 @@ class Connection:
         if len(self._block) > MOST_CONTINUATIONS or sum(map(len, self._block)) > LARGEST_HEADERS:
             raise Broken(ENHANCE_YOUR_CALM, "headers without end")
         if flags & END_HEADERS:
-            self._block_stream = 0
-            self._header_block(number, events)
+            block, self._block, self._block_stream = b"".join(self._block), [], 0
+            self._header_block(number, self._block_flags, block, events)
 
-    def _header_block(self, number: int, events: list[Event]) -> None:
-        block = self._block[0] if len(self._block) == 1 else b"".join(self._block)
-        self._block = []
-        end, loop = bool(self._block_flags & END_STREAM), bool(self._block_flags & WITH_PRIORITY)
+    def _header_block(self, number: int, flags: int, block: bytes, events: list[Event]) -> None:
+        """`flags`: those of the frame it began with; WITH_PRIORITY only where the stream depends on itself."""
+        end = flags & END_STREAM != 0
         headers = self._headers.decode(block)
         stream = self._streams.get(number)
         if stream is not None:
@@ -393,7 +401,7 @@ class Connection:
         stream = self._streams[number] = _Stream(number, self._first_window, self._stream_window)
         stream.ended = end
         self._idle = 0
-        if loop:
+        if flags & WITH_PRIORITY:
             raise _Bad(PROTOCOL_ERROR)
         if headers is not self._opening[0]:
             self._opening = headers, _request(headers)
@@ -463,7 +471,7 @@ class Connection:
             if name == FRAME_SIZE:
                 if not LARGEST_FRAME <= value < 1 << 24:
                     raise Broken(PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE {value}")
-                self._frame_size = min(value, 1 << 16)
+                self._frame_size = min(value, LONGEST_SENT)
             if name == INITIAL_WINDOW:
                 if value > MOST:
                     raise Broken(FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE {value}")
@@ -577,12 +585,15 @@ class Connection:
             return True
         length = len(message) + len(rest)
         size = length + 5
-        fits = size <= stream.window and size <= self._window and size <= self._frame_size
-        if fits and not stream.pending and not self.paused:
-            stream.window -= size
-            self._window -= size
-            self._out += _MESSAGE.pack(size >> 8, size & 255, DATA, 0, number, 0, length), message, rest
-            return True
+        if stream.pending or self.paused or size > stream.window or size > self._window or size > self._frame_size:
+            return self._send_later(stream, length, message, rest)
+        stream.window -= size
+        self._window -= size
+        self._out += _PLAIN_MESSAGE.pack(size, number, length), message, rest
+        return True
+
+    def _send_later(self, stream: _Stream, length: int, message: bytes, rest: bytes) -> bool:
+        """In several frames, or when its window allows."""
         head = b"\0" + length.to_bytes(4, "big")
         parts = (head + message, rest) if len(message) < 512 else (head, message, rest)
         stream.pending.extend(memoryview(part) for part in parts if part)

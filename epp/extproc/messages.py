@@ -40,19 +40,21 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def request_headers(message: pb.Incoming, size: int) -> dict[str, str]:
+def request_headers(headers: pb.IncomingHeaders, size: int) -> dict[str, str]:
     """Lower-case names, escaped values; a repeated header becomes one, joined as RFC 9110 5.3 has it.
 
     `size`: bytes of the message. Raises TooLarge.
     """
-    entries = message.request_headers.headers.headers[:]
+    entries = headers.headers.headers[:]
     if len(entries) > MAX_HEADERS or size > MAX_HEADERS_BYTES:
         raise TooLarge(
             f"the request's headers are {size} bytes in {len(entries)} fields; "
             f"at most {MAX_HEADERS_BYTES} bytes and {MAX_HEADERS} fields are accepted"
         )
-    known = _known_headers.get
-    found = dict([known(entry) or _header(entry) for entry in entries])
+    known, found = _known_headers.get, {}
+    for entry in entries:
+        name, value = known(entry) or _header(entry)
+        found[name] = value
     return found if len(found) == len(entries) else _joined(entries)
 
 
@@ -61,13 +63,15 @@ _known_headers: dict[bytes, tuple[str, str]] = {}
 KNOWN_HEADERS = 4096
 LONGEST_KNOWN = 64
 """Bytes; longer ones, such as cookies and tokens, are one client's own."""
+_EACH_ITS_OWN = frozenset((protocol.REQUEST_ID, "traceparent", "x-b3-traceid", "x-b3-spanid", "x-amzn-trace-id"))
+"""Headers whose values are of one request. To remember them would push out all others, again and again."""
 
 
 def _header(entry: bytes) -> tuple[str, str]:
     """(lower-case name, escaped value); kept for the next who asks for it."""
     header = pb.HeaderValue.FromString(entry)
     pair = _text(header.key).lower(), _text(header.raw_value or header.value)
-    if len(entry) <= LONGEST_KNOWN:
+    if len(entry) <= LONGEST_KNOWN and pair[0] not in _EACH_ITS_OWN:
         if len(_known_headers) >= KNOWN_HEADERS:
             _known_headers.clear()
         _known_headers[entry] = pair
@@ -89,9 +93,9 @@ def modes(message: pb.Incoming) -> tuple[int, int, bool] | None:
     """The gateway's modes for the bodies of request and answer, and whether a STREAMED request's body waits for our
     reply to its headers; None where it does not say.
     """
-    if not message.HasField("protocol_config"):
-        return None
     config = message.protocol_config
+    if not config and not message.HasField("protocol_config"):
+        return None
     return _modes(config) if len(config) <= LONGEST_KNOWN else _modes_of(config)
 
 
@@ -112,13 +116,14 @@ def is_websocket(headers: Mapping[str, str]) -> bool:
     return "upgrade" in headers and headers["upgrade"].lower() == "websocket" and headers.get(":method") == "GET"
 
 
-def subset(message: pb.Incoming) -> tuple[str, ...] | None:
-    """The gateway's restriction: `ip:port` or bare `ip`, IPv6 with a port in brackets, bare IPv6 without them.
+def subset(context: bytes) -> tuple[str, ...] | None:
+    """The gateway's restriction, in the metadata that come with a request: `ip:port` or bare `ip`, IPv6 with a port in
+    brackets, bare IPv6 without them.
 
     None = unrestricted. A restriction we cannot read (a number, null, a list of such) matches no endpoint: sending a
     request where the gateway may have forbidden it would be worse than a 503 that can be seen.
     """
-    hint = _metadata(message.metadata_context, SUBSET_NAMESPACE, SUBSET)
+    hint = _metadata(context, SUBSET_NAMESPACE, SUBSET)
     if hint is None:
         return None
     if hint.WhichOneof("kind") == "string_value":
@@ -129,7 +134,7 @@ def subset(message: pb.Incoming) -> tuple[str, ...] | None:
 
 
 def _metadata(context: bytes, namespace: bytes, key: bytes) -> pb.Value | None:
-    if namespace not in context:
+    if context.find(namespace) < 0:
         return None
     for entry in reversed(pb.Metadata.FromString(context).filter_metadata):
         if entry.key == namespace:
@@ -160,16 +165,20 @@ def _canonical(raw: bytes) -> str:
     return f"[{host}]{port}" if port else host
 
 
-def answer(message: pb.Incoming, *, body_follows: bool = True) -> tuple[int, str, str]:
-    """Of an answer's headers: status (0 if there is none), endpoint that served (or empty), content type (or empty).
+_STATUSES = {f"{status:03}": status for status in range(1000)}
+
+
+def answer(message: pb.Incoming, context: bytes, *, body_follows: bool = True) -> tuple[int, str, str]:
+    """Of an answer's headers and metadata: status (0 if there is none), endpoint that served (or empty), content type
+    (or empty).
 
     The content type is not looked for where no body follows that it would explain.
     """
-    status, content_type, found = 0, "", 0 if body_follows else 1
+    status, content_type, found, known = 0, "", 0 if body_follows else 1, _known_headers.get
     for entry in message.response_headers.headers.headers:
-        name, value = _known_headers.get(entry) or _header(entry)
+        name, value = known(entry) or _header(entry)
         if name == ":status":
-            status = int(value) if len(value) == 3 and value.isascii() and value.isdigit() else 0
+            status = _STATUSES.get(value, 0)
         elif name == "content-type" and body_follows:
             content_type = value
         else:
@@ -177,7 +186,6 @@ def answer(message: pb.Incoming, *, body_follows: bool = True) -> tuple[int, str
         found += 1
         if found == 2:  # the rest is the client's business
             break
-    context = message.metadata_context
     return status, _served(context) if len(context) <= LONGEST_KNOWN_METADATA else _served_of(context), content_type
 
 
@@ -375,55 +383,71 @@ def answer_chunks(body: bytes, *, end: bool) -> Iterable[bytes]:
     return _chunks(b"\x22", body, end)
 
 
-def passed_chunk(data: bytes, tail: bytes) -> bytes | None:
-    """The bytes of a piece of an answer, where the message is nothing but that piece and then `tail`; else None.
+REQUEST_PIECE, ANSWER_PIECE = b"\x22", b"\x2a"
+
+
+def piece(data: bytes, direction: bytes, tail: bytes) -> bytes | None:
+    """The bytes of a body's piece, where the message is nothing but that piece and then `tail`; else None.
 
     It says what `decode` would: that a field fills all before `tail` is said by the bytes that begin it.
     """
     end = len(data) - len(tail)
-    before, start = _start_of_chunk(end)
+    before, start = _start_of_piece(end, direction)
     return data[start:end] if start and data.startswith(before) and data.endswith(tail) else None
 
 
-def tail_of(message: pb.Incoming, data: bytes, chunk: bytes) -> bytes | None:
-    """What follows in the message that shows this piece of an answer, for `passed_chunk`. None: more than metadata, so
-    that it has to be decoded.
+def tail(context: bytes, data: bytes) -> bytes | None:
+    """What the messages end in, for `piece`, that have these metadata; where they are empty, as `data` does. None: they
+    are too long.
     """
-    before, start = _start_of_chunk(len(_before_piece(len(chunk))) + len(chunk))
-    tail, context = data[start + len(chunk) :], message.metadata_context
-    known = data.startswith(before) and tail in (b"", b"B" + _varint(len(context)) + context)
-    return tail if start and known else None
+    if not context:
+        return NO_METADATA if data.endswith(NO_METADATA) else b""
+    return _tail(context) if len(context) <= LONGEST_KNOWN_METADATA else None
+
+
+NO_METADATA = b"B\0"
+"""How metadata of which there are none stand in a message: Envoy writes them even so."""
+
+
+@lru_cache(1024)
+def _tail(context: bytes) -> bytes:
+    return b"B" + _varint(len(context)) + context
 
 
 @lru_cache(8192)
-def _start_of_chunk(size: int) -> tuple[bytes, int]:
-    """How a field of so many bytes begins that holds a piece of an answer which is not the last, and how many bytes
-    that takes; 0 where none is so long, or the piece counts as large.
+def _start_of_piece(size: int, direction: bytes) -> tuple[bytes, int]:
+    """How a field of so many bytes begins that holds a piece which is not the last, and how many bytes that takes; 0
+    where none is so long, or the piece counts as large.
 
-    ProcessingRequest{5: HttpBody{1: body}}
+    ProcessingRequest{direction: HttpBody{1: body}}
     """
-    for length in range(max(1, size - 8), min(size, protocol.MAX_CHUNK + 1)):
-        before = _before_piece(length)
-        if len(before) + length == size:
-            return before, len(before)
+    least = 4 if size < 134 else 6 if size < 16_392 else 8  # bytes of two tags and two lengths
+    for start in (least, least + 1):
+        length = size - start
+        if 0 < length <= protocol.MAX_CHUNK:
+            body = b"\x0a" + _varint(length)
+            before = direction + _varint(len(body) + length) + body
+            if len(before) == start:
+                return before, start
     return b"", 0
-
-
-def _before_piece(length: int) -> bytes:
-    body = b"\x0a" + _varint(length)
-    return b"\x2a" + _varint(len(body) + length) + body
 
 
 def _chunks(direction: bytes, body: bytes, end: bool) -> Iterable[bytes]:
     size = len(body)
     if size <= protocol.MAX_CHUNK:
-        return [_chunk(direction, body, end)]
-    whole, starts = memoryview(body), range(0, size, protocol.MAX_CHUNK)
-    return (_chunk(direction, whole[at : at + protocol.MAX_CHUNK], end and at == starts[-1]) for at in starts)
+        return [b"".join((_before_chunk(direction, size, end), body, _LAST if end else b""))]
+    return _several_chunks(direction, memoryview(body), end)
 
 
-def _chunk(direction: bytes, piece: bytes | memoryview, end: bool) -> bytes:
-    return b"".join((_before_chunk(direction, len(piece), end), piece, b"\x10\x01" if end else b""))
+def _several_chunks(direction: bytes, body: memoryview, end: bool) -> Iterable[bytes]:
+    starts = range(0, len(body), protocol.MAX_CHUNK)
+    for at in starts:
+        piece, last = body[at : at + protocol.MAX_CHUNK], end and at == starts[-1]
+        yield b"".join((_before_chunk(direction, len(piece), last), piece, _LAST if last else b""))
+
+
+_LAST = b"\x10\x01"
+"""What `end_of_stream` is after the bytes of a chunk."""
 
 
 def before_answer_chunk(size: int) -> bytes:

@@ -36,7 +36,7 @@ from epp.errors import (
     cannot_listen,
 )
 from epp.extproc import http2, messages
-from epp.extproc.http2 import Data, Message
+from epp.extproc.http2 import Data, Message, framed
 from epp.extproc.stream import LARGE, AnswerChunk, Answered, Full, Memory, Sampler, Stream
 from epp.extproc.tls import Certificate
 from epp.parsing.request import NO_HEADERS, RawRequest
@@ -45,6 +45,7 @@ from epp.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmpath.extproc")
 
+ANSWER: Final = messages.ANSWER_PIECE
 LIVENESS: Final = "liveness"
 MAX_CONNECTIONS: Final = 4096
 """Of gateways, on one port; more are closed as they come."""
@@ -512,14 +513,18 @@ class GatewayConnection(asyncio.Protocol):
     def _handle(self, events: list[http2.Event]) -> None:
         calls = self.calls
         for event in events:
-            if type(event) is Message or type(event) is Data:
+            if type(event) is Message:
+                if (call := calls.get(event.number)) is not None:
+                    try:
+                        call.message(event.payload)
+                    except Exception as bug:
+                        self._failed(event.number, call, bug)
+            elif type(event) is Data:
                 if (call := calls.get(event.number)) is not None:
                     try:
                         call.data(event)
-                    except Exception as bug:  # it harms no other stream
-                        log_bug("a stream failed", bug)
-                        self.http.reset(event.number, http2.INTERNAL_ERROR)
-                        call.reset()
+                    except Exception as bug:
+                        self._failed(event.number, call, bug)
             elif isinstance(event, http2.Opened):
                 self._open(event)
             elif isinstance(event, http2.Drained):
@@ -532,6 +537,12 @@ class GatewayConnection(asyncio.Protocol):
                     self.closed(event.number)
             elif event.payload == b"leaving!":
                 self._leave_finally()
+
+    def _failed(self, number: int, call: "Call | _Health", bug: Exception) -> None:
+        """It harms no other stream."""
+        log_bug("a stream failed", bug)
+        self.http.reset(number, http2.INTERNAL_ERROR)
+        call.reset()
 
     def _open(self, event: http2.Opened) -> None:
         if event.path == PROCESS and self.processes and event.kind.startswith(GRPC):
@@ -646,8 +657,12 @@ class _Health:
     def opened(self) -> None:
         """Nothing is to be done yet."""
 
-    def data(self, data: Data | Message) -> None:
-        wrong = self._incoming.feed(data.framed, self._take)
+    def message(self, message: bytes) -> None:
+        """Data that is one message."""
+        self.data(Data(self._number, framed(message), False))
+
+    def data(self, data: Data) -> None:
+        wrong = self._incoming.feed(data.payload, self._take)
         if not wrong and not data.end:
             return
         if wrong or self._message is None:
@@ -747,34 +762,45 @@ class Call:
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
-    def data(self, data: Data | Message) -> None:
-        if type(data) is Message and not (data.end or data.low or self._too_many or self._incoming):  # as most do
-            self._message(data.payload)
+    def message(self, message: bytes) -> None:
+        """Data that is one message, unless it goes on with another."""
+        if self._incoming is not None and self._incoming.parts:
+            self.data(Data(self._number, framed(message), False))
+        elif self._ended:
             return
+        elif self._waiting is not None:
+            self._waiting.append(message)
+            self._server.memory.held += len(message)
+        elif (routed := self._routed) is None:
+            self._request(message)
+        elif (tail := self._stream.tail) is None or (chunk := messages.piece(message, ANSWER, tail)) is None:
+            self._answer(message, routed)
+        else:
+            self._pass(chunk, routed)
+
+    def data(self, data: Data) -> None:
+        """Several messages, or pieces of some, or what may be the last."""
         if self._ended:
             return
-        if self._too_many:  # said now, not when it opened: a gateway may take a reply to nothing for a failure
-            most = f"{self._server.memory.most} requests are served, which is the most"
-            self._fail(Full("too many requests at once; try again later", most))
+        if self._too_many:
+            self._full()
             return
         if data.end:
             self._half_closed = True
         if data.low:
             self._low = True
-        if isinstance(data, Message) and (self._incoming is None or not self._incoming.parts):
-            self._message(data.payload)
-        elif (came := data.framed) and not self._pieces(came):
+        if data.payload and not self._pieces(data.payload):
             return
         if (self._half_closed or self._low) and not self._ended:
             self._go_on()
 
     def _pieces(self, data: bytes) -> bool:
-        """Not one message: several, or pieces of some. Whether the stream can go on."""
+        """Whether the stream can go on."""
         memory = self._server.memory
         if (incoming := self._incoming) is None:
             most = self._server.settings.max_body + messages.MAX_HEADERS_BYTES
             incoming = self._incoming = Incoming(most, memory)
-        wrong = incoming.feed(data, self._message)
+        wrong = incoming.feed(data, self.message)
         if self._ended:
             incoming.release()  # of what followed the message that ended it
         elif wrong:
@@ -795,19 +821,6 @@ class Call:
             if self._half_closed:
                 self.finish()
 
-    def _message(self, message: bytes) -> None:
-        if self._ended:
-            return
-        if self._waiting is not None:
-            self._waiting.append(message)
-            self._server.memory.held += len(message)
-        elif (routed := self._routed) is None:
-            self._request(message)
-        elif (tail := self._stream.tail) is None or (chunk := messages.passed_chunk(message, tail)) is None:
-            self._answer(message, routed)
-        else:
-            self._pass(chunk, routed)
-
     def _pass(self, chunk: bytes, routed: RoutedRequest) -> None:
         """A piece of an answer, as `_answer` treats it."""
         if self._watched:
@@ -819,7 +832,15 @@ class Call:
         if not self._connection.http.send_message(self._number, messages.before_answer_chunk(len(chunk)), chunk):
             self._wait_for_reader()
 
+    def _full(self) -> None:
+        """Said now, not when it opened: a gateway may take a reply to nothing for a failure."""
+        most = f"{self._server.memory.most} requests are served, which is the most"
+        self._fail(Full("too many requests at once; try again later", most))
+
     def _request(self, message: bytes) -> None:
+        if self._too_many:
+            self._full()
+            return
         stream = self._stream
         for action in stream.receive(message):
             if type(action) is bytes:
@@ -895,7 +916,7 @@ class Call:
                 return
             self._decided(routed)
             for message in self._let_through():
-                self._message(message)
+                self.message(message)
             if not self._ended:
                 self._go_on()
         finally:

@@ -238,10 +238,10 @@ class Stream:
     """
 
     __slots__ = (
-        "_answer_mode", "_body", "_ended", "_follows", "_forged", "_head", "_headers", "_held", "_held_back", "_known",
-        "_many", "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase", "_piece",
-        "_sampler", "_split", "_streamed", "_subset", "_trailers", "_upgrades", "_waits", "_watch", "finished",
-        "refused", "tail", "too_late",
+        "_answer_mode", "_body", "_body_tail", "_ended", "_follows", "_forged", "_head", "_headers", "_held",
+        "_held_back", "_known", "_max_body", "_memory", "_messages", "_mode", "_more", "_name", "_open", "_phase",
+        "_piece", "_sampler", "_split", "_streamed", "_subset", "_trailers", "_upgrades", "_waits", "_watch",
+        "finished", "refused", "tail", "too_late",
     )  # fmt: skip
 
     def __init__(self, max_body: int, memory: Memory, sampler: Sampler | None = None) -> None:
@@ -251,8 +251,8 @@ class Stream:
         self.too_late = False
         """What went wrong when it was too late to answer the client."""
         self.tail: bytes | None = None
-        """Messages that end in it and show a piece of the answer (`messages.passed_chunk`) need not be received: the
-        piece is watched, if it is, and passed on as it is."""
+        """Messages that end in it and show a piece of the answer (`messages.piece`) need not be received: the piece is
+        watched, if it is, and passed on as it is."""
         self._max_body = max_body
         self._memory = memory
         self._held = 0
@@ -269,6 +269,8 @@ class Stream:
         self._headers: dict[str, str] = {}
         self._forged = messages.NOTHING
         self._subset: tuple[str, ...] | None = None
+        self._body_tail = b""
+        """Messages that end in it and show a piece of the request's body need not be decoded."""
         self._body = b""
         self._more: BytesIO | None = None
         """The body, where it comes in several pieces."""
@@ -276,7 +278,6 @@ class Stream:
         self._open = True  # trailers may still follow the request's body
         self._trailers = False
         self._ended = False  # the answer's end was seen
-        self._many = False  # a piece of the answer came, and was not the last
         self._name: NameBack | None = None
         self._streamed = False
         """The answer's pieces are to be asked for as they come."""
@@ -299,6 +300,10 @@ class Stream:
         """A message from the gateway. Never raises; messages after the end of what they belong to are ignored."""
         if self.finished:
             return []
+        if len(data) <= LONGEST_END and self._known and (piece := _ends.get(data)) is not None:
+            return piece(self, b"", True)
+        if self._phase == BODY and (chunk := messages.piece(data, messages.REQUEST_PIECE, self._body_tail)) is not None:
+            return self._request_piece(chunk, False)
         try:
             message = messages.decode(data)
             if not self._known and (unfit := self._configure(message)) is not None:
@@ -402,12 +407,15 @@ class Stream:
         if (full := self._hold(self._head)) is not None:
             return self._refuse(full)
         try:
-            self._headers = messages.request_headers(message, len(data))
+            headers = message.request_headers
+            self._headers = messages.request_headers(headers, len(data))
         except TooLarge as error:
             return self._refuse(error)
-        self._subset = messages.subset(message)
+        context = message.metadata_context
+        self._subset = messages.subset(context)
+        self._body_tail = messages.tail(context, messages.NO_METADATA) or b""
         self._phase = BODY
-        if message.request_headers.end_of_stream:
+        if headers.end_of_stream:
             self._mode, self._open = NONE, False
         elif messages.is_websocket(self._headers):
             self._upgrades = True
@@ -423,14 +431,19 @@ class Stream:
         return []
 
     def _request_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
+        piece = message.request_body
+        chunk, end = piece.body, piece.end_of_stream
+        if end and not chunk:
+            _remember_end(data, Stream._request_piece)
+        return self._request_piece(chunk, end)
+
+    def _request_piece(self, chunk: bytes, end: bool) -> Sequence[Action]:
         if self._phase == HEADERS:
             return self._refuse(BadRequest("the gateway sent a request body without headers before it"))
         if self._upgrades:
-            return self._frames(message)
+            return self._frames(chunk, end)
         if self._phase != BODY:
             return []
-        piece = message.request_body
-        chunk, end = piece.body, piece.end_of_stream
         self._messages += 1
         self._open = not end
         if chunk and (error := self._collect(chunk)) is not None:
@@ -439,11 +452,11 @@ class Stream:
             return self._complete()
         return []
 
-    def _frames(self, message: Incoming) -> Sequence[Action]:
+    def _frames(self, chunk: bytes, end: bool) -> Sequence[Action]:
         """What a client sends by a WebSocket."""
         if not self._open:
             return []
-        chunk, self._open = message.request_body.body, not message.request_body.end_of_stream
+        self._open = not end
         if self._phase == REPLIED:
             if self._mode != FULL_DUPLEX:
                 return [messages.REQUEST_BODY]
@@ -537,7 +550,8 @@ class Stream:
 
     def _answer_headers(self, message: Incoming, data: bytes) -> Sequence[Action]:
         if self._phase == REPLIED:
-            found = messages.answer(message, body_follows=self.sees_answer or self._watch is not None)
+            context = message.metadata_context
+            found = messages.answer(message, context, body_follows=self.sees_answer or self._watch is not None)
             fallback = messages.answer_header(message, protocol.PREFILL_FALLBACK) if self._split else ""
             answered = Answered(*found, fallback)
             if self._watch is not None:
@@ -548,13 +562,28 @@ class Stream:
             elif self._answer_mode == WHOLE and answered.content_type.startswith("text/event-stream"):
                 self._answer_mode, self._streamed = STREAMED, True  # where it is not followed, there is one piece
                 self._held_back = True
+            self._expect_pieces(context, data)
             return [answered]
         self._phase = ABANDONED
         self.release()
         return [messages.ANSWER_HEADERS]
 
     def _answer_body(self, message: Incoming, data: bytes) -> Sequence[Action]:
-        chunk, end = message.response_body.body, message.response_body.end_of_stream
+        piece = message.response_body
+        chunk, end = piece.body, piece.end_of_stream
+        if end and not chunk:
+            _remember_end(data, Stream._answer_piece)
+        actions = self._answer_piece(chunk, end)
+        self._expect_pieces(message.metadata_context, data)
+        return actions
+
+    def _expect_pieces(self, context: bytes, data: bytes) -> None:
+        """Of the answer, in messages with the metadata of this one, where they are passed on as they are."""
+        as_they_are = self._answer_mode == FULL_DUPLEX and self._name is None and not self._upgrades
+        if as_they_are and self._phase == REPLIED and not (self._ended or self.finished):
+            self.tail = messages.tail(context, data)
+
+    def _answer_piece(self, chunk: bytes, end: bool) -> Sequence[Action]:
         if self._watch is not None:
             self._watch.shown()
             self._watch = None
@@ -573,13 +602,6 @@ class Stream:
             return []
         passed = chunk if self._name is None else self._name.feed(chunk, whole=end)
         replies = messages.answer_chunks(passed, end=end) if passed or end or not chunk else []
-        if end:
-            self.tail = None
-        elif self._many:  # an answer of one piece is worth no look at what follows it
-            if self._phase == REPLIED and self._name is None and not self._upgrades:
-                self.tail = messages.tail_of(message, data, chunk)
-        else:
-            self._many = True
         return self._passing(replies, chunk, end)
 
     def _hold_piece(self, size: int) -> EppError | None:
@@ -600,6 +622,22 @@ class Stream:
         if end:
             self._ended, self.tail = True, None
         return [AnswerChunk(chunk, end), *replies] if shown else [*replies]
+
+
+LONGEST_END: Final = 512
+"""Bytes of an end that is remembered."""
+KNOWN_ENDS: Final = 1024
+_ends: dict[bytes, Callable[[Stream, bytes, bool], Sequence[Action]]] = {}
+"""Messages seen lately that say no more than that a body has come to its end, and of which: most bodies end so, with
+the same bytes for each request and each endpoint's answer.
+"""
+
+
+def _remember_end(data: bytes, piece: Callable[[Stream, bytes, bool], Sequence[Action]]) -> None:
+    if len(data) <= LONGEST_END:
+        if len(_ends) >= KNOWN_ENDS:
+            _ends.clear()
+        _ends[data] = piece
 
 
 _RECEIVERS: dict[str | None, Callable[[Stream, Incoming, bytes], Sequence[Action]]] = {

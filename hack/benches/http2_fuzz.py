@@ -9,6 +9,7 @@ take all of it, they must have seen the same streams, the same bytes and the sam
 import argparse
 import asyncio
 import gc
+import logging
 import random
 import resource
 import sys
@@ -41,11 +42,11 @@ class Routed(RoutedRequest):
     """Goes to one place; nothing is kept of its answer."""
 
     def __init__(self) -> None:
-        self.body = None
+        self.destination = "127.0.0.1:1"
+        self.renamed = self.body = None
+        self.watched = False
 
-    destination = property(lambda self: "127.0.0.1:1")
     headers = property(lambda self: NO_HEADERS)
-    renamed = property(lambda self: None)
 
     def answered(
         self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
@@ -54,6 +55,17 @@ class Routed(RoutedRequest):
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
         """Nobody looks."""
+
+
+class Errors(logging.Handler):
+    """What the server calls its own mistakes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
 
 
 class Routes:
@@ -98,6 +110,17 @@ def header(name: str, value: str) -> pb.HeaderValue:
     return pb.HeaderValue(key=name.encode(), raw_value=value.encode())
 
 
+def metadata(chance: random.Random) -> pb.Metadata | None:
+    """What comes with all messages of a stream's one direction: Envoy sends some even where there are none."""
+    if chance.random() < 0.3:
+        return None
+    made = pb.Metadata()
+    if chance.random() < 0.5:
+        fields = made.filter_metadata.add(key=b"envoy.lb").value.fields
+        fields.add(key=b"served").value.string_value = chance.randbytes(chance.choice((4, 200, 600)))
+    return made
+
+
 def messages(chance: random.Random) -> list[bytes]:
     """What a gateway says on one stream, as gRPC frames it."""
     said = pb.ProcessingRequest()
@@ -120,6 +143,10 @@ def messages(chance: random.Random) -> list[bytes]:
             piece.response_body.body = chance.randbytes(chance.choice((0, 40, 400)))
             piece.response_body.end_of_stream = end
             found.append(piece)
+    for with_it, direction in ((metadata(chance), "request"), (metadata(chance), "response")):
+        for each in found:
+            if with_it is not None and (each.WhichOneof("request") or "").startswith(direction):
+                each.metadata_context.CopyFrom(with_it)
     return [b"\0" + each.ByteSize().to_bytes(4, "big") + each.SerializeToString() for each in found]
 
 
@@ -190,8 +217,10 @@ def ours_sees(data: bytes) -> Seen | None:
     for event in made.receive(data):
         if isinstance(event, http2.Opened):
             seen[event.number] = b"", "end" if event.end else ""
-        elif isinstance(event, http2.Data | http2.Message):
-            seen[event.number] = seen[event.number][0] + event.framed, "end" if event.end else ""
+        elif isinstance(event, http2.Message):
+            seen[event.number] = seen[event.number][0] + http2.framed(event.payload), ""
+        elif isinstance(event, http2.Data):
+            seen[event.number] = seen[event.number][0] + event.payload, "end" if event.end else ""
         elif isinstance(event, http2.Reset) and event.number in seen:
             seen[event.number] = seen[event.number][0], "reset"
     return None if made.broken is not None else seen
@@ -235,7 +264,8 @@ def judged(data: bytes) -> str:
 
 
 async def throw(streams: int, seed: int, every: int, say: Callable[[str], None]) -> Counter[str]:
-    chance = random.Random(seed)
+    chance, errors = random.Random(seed), Errors()
+    logging.getLogger("warmpath.extproc").addHandler(errors)
     routes, found = Routes(), Counter[str]()
     server = ExtProcServer(routes, Metrics(), Settings(max_body=1 << 20))
     known = [conversation(chance) for _ in range(400)]
@@ -270,6 +300,7 @@ async def throw(streams: int, seed: int, every: int, say: Callable[[str], None])
     gc.collect()
     memory_held = server.memory.held, server.memory.streams, len(server.connections), len(server.lingering)
     assert memory_held == (0, 0, 0, 0), f"held, streams, connections, lingering: {memory_held}"
+    assert not errors.said, f"{len(errors.said)} streams failed by a bug: {errors.said[0]}"
     found["requests routed, and left"] = routes.left
     return found
 

@@ -15,7 +15,7 @@ from tests.support.ext_proc.messages import answer_body, answer_headers, header_
 def subset_of(value: pb.Value) -> tuple[str, ...] | None:
     context = metadata(protocol.SUBSET_NAMESPACE, protocol.SUBSET, value)
     message = messages.decode(request_headers(context=context))
-    return messages.subset(message)
+    return messages.subset(message.metadata_context)
 
 
 def listed(*addresses: str) -> pb.Value:
@@ -57,13 +57,12 @@ def test_subset(reported: pb.Value, subset: tuple[str, ...]) -> None:
 )
 def test_no_subset(context: pb.Metadata | None) -> None:
     message = messages.decode(request_headers(context=context))
-    assert messages.subset(message) is None
+    assert messages.subset(message.metadata_context) is None
 
 
 def read(headers: pb.HeaderMap) -> dict[str, str]:
-    return messages.request_headers(
-        received(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers))), 100
-    )
+    message = received(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers)))
+    return messages.request_headers(message.request_headers, 100)
 
 
 def received(message: pb.ProcessingRequest) -> messages.Incoming:
@@ -93,9 +92,9 @@ def test_too_many_headers_and_too_many_bytes_of_them() -> None:
     few = pb.ProcessingRequest(request_headers=pb.HttpHeaders())
     many = pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=header_map({f"h{i}": "" for i in range(1_001)})))
     with pytest.raises(TooLarge, match="1001 fields"):
-        messages.request_headers(received(many), 100)
+        messages.request_headers(received(many).request_headers, 100)
     with pytest.raises(TooLarge, match="2000000 bytes"):
-        messages.request_headers(received(few), 2_000_000)
+        messages.request_headers(received(few).request_headers, 2_000_000)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +109,7 @@ def test_too_many_headers_and_too_many_bytes_of_them() -> None:
 )
 def test_answer(headers: dict[str, str | bytes], served: str, answer: tuple[int, str, str]) -> None:
     message = messages.decode(answer_headers(headers, served))
-    assert messages.answer(message) == answer
+    assert messages.answer(message, message.metadata_context) == answer
 
 
 def test_served_of_a_wrong_type_is_no_address() -> None:
@@ -118,7 +117,8 @@ def test_served_of_a_wrong_type_is_no_address() -> None:
         response_headers=pb.HttpHeaders(),
         metadata_context=metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(number_value=3)),
     )
-    assert messages.answer(received(message)) == (0, "", "")
+    seen = received(message)
+    assert messages.answer(seen, seen.metadata_context) == (0, "", "")
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 61_999, 62_000])
@@ -151,21 +151,30 @@ SERVED = metadata(protocol.LB_NAMESPACE, protocol.SERVED, pb.Value(string_value=
 
 
 @pytest.mark.parametrize("context", [None, pb.Metadata(), SERVED])
-@pytest.mark.parametrize("size", [1, 2, 100, 123, 124, 125, 126, 127, 128, 129, 130, 16_383, 16_384, 61_999, 62_000])
-def test_a_piece_is_passed_on_as_if_it_had_been_decoded(size: int, context: pb.Metadata | None) -> None:
+@pytest.mark.parametrize(
+    "size", [*range(1, 140), 16_375, 16_380, 16_381, 16_382, 16_383, 16_384, 16_385, 16_386, 61_999, 62_000]
+)
+def test_a_piece_is_read_as_if_it_had_been_decoded(size: int, context: pb.Metadata | None) -> None:
     chunk = bytes(i % 251 for i in range(size))
-    data = pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk), metadata_context=context).SerializeToString()
-    tail = messages.tail_of(messages.decode(data), data, chunk)
-    assert tail is not None
-    assert messages.passed_chunk(data, tail) == chunk
+    body = pb.HttpBody(body=chunk)
+    for direction, message in (
+        (messages.ANSWER_PIECE, pb.ProcessingRequest(response_body=body, metadata_context=context)),
+        (messages.REQUEST_PIECE, pb.ProcessingRequest(request_body=body, metadata_context=context)),
+    ):
+        data = message.SerializeToString()
+        tail = messages.tail(messages.decode(data).metadata_context, data)
+        assert tail is not None
+        assert messages.piece(data, direction, tail) == chunk
     assert messages.before_answer_chunk(size) + chunk == b"".join(messages.answer_chunks(chunk, end=False))
+
+
+def test_long_metadata_are_not_looked_for() -> None:
+    assert messages.tail(bytes(messages.LONGEST_KNOWN_METADATA + 1), b"") is None
 
 
 @pytest.mark.parametrize("size", [0, 62_001])
 def test_a_piece_that_is_empty_or_large_is_decoded(size: int) -> None:
-    data = answer_body(bytes(size))
-    assert messages.tail_of(messages.decode(data), data, bytes(size)) is None
-    assert messages.passed_chunk(data, b"") is None
+    assert messages.piece(answer_body(bytes(size)), messages.ANSWER_PIECE, b"") is None
 
 
 @pytest.mark.parametrize(
@@ -182,23 +191,29 @@ def test_a_piece_that_is_empty_or_large_is_decoded(size: int) -> None:
 @pytest.mark.parametrize("tail", [b"", b"B\0"])
 def test_no_other_message_is_taken_for_a_piece(message: pb.ProcessingRequest, tail: bytes) -> None:
     data = message.SerializeToString()
-    assert messages.passed_chunk(data, tail) is None
-    assert messages.passed_chunk(data + tail, tail) is None
-    assert messages.tail_of(messages.decode(data), data, b"word") is None
+    assert messages.piece(data, messages.ANSWER_PIECE, tail) is None
+    assert messages.piece(data + tail, messages.ANSWER_PIECE, tail) is None
 
 
-def test_what_is_taken_for_a_piece_is_what_protobuf_reads() -> None:
+@pytest.mark.parametrize(
+    ("direction", "which"), [(messages.ANSWER_PIECE, "response_body"), (messages.REQUEST_PIECE, "request_body")]
+)
+def test_what_is_taken_for_a_piece_is_what_protobuf_reads(direction: bytes, which: str) -> None:
     """Bytes that a piece's message differs in by one, at every place."""
     context = b"B\x04\x0a\x02\x0a\x00"
-    good = answer_body(b"some words") + context
+    good = direction + answer_body(b"some words")[1:] + context
+    taken = 0
     for at in range(len(good)):
         for byte in (0, 1, 2, 9, 10, 11, 12, 13, 14, 34, 42, 66, 127, 128, 255):
             data = good[:at] + bytes([byte]) + good[at + 1 :]
-            chunk = messages.passed_chunk(data, context)
+            chunk = messages.piece(data, direction, context)
             if chunk is not None:
+                taken += 1
                 message = messages.decode(data)
-                assert message.WhichOneof("request") == "response_body"
-                assert (message.response_body.body, message.response_body.end_of_stream) == (chunk, False)
+                assert message.WhichOneof("request") == which
+                body = message.request_body if which == "request_body" else message.response_body
+                assert (body.body, body.end_of_stream) == (chunk, False)
+    assert taken > 100, "those whose words differ"
 
 
 def refused(error: EppError) -> pb.ImmediateResponse:
@@ -255,9 +270,13 @@ def test_bytes_that_are_no_message() -> None:
 def test_parts_that_are_none_are_found_when_they_are_read() -> None:
     broken = pb.Incoming(metadata_context=b"\xff" + protocol.SUBSET_NAMESPACE.encode(), protocol_config=b"\xff")
     broken.request_headers.headers.headers.append(b"\xff")
-    for read in (messages.subset, messages.modes, lambda message: messages.request_headers(message, 100)):
+    for read in (
+        lambda: messages.subset(broken.metadata_context),
+        lambda: messages.modes(broken),
+        lambda: messages.request_headers(broken.request_headers, 100),
+    ):
         with pytest.raises(DecodeError):
-            read(broken)
+            read()
 
 
 def test_more_headers_than_are_kept_are_all_read() -> None:

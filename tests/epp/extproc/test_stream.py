@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from epp.errors import InternalError
-from epp.extproc.stream import Answered, Memory, Stream
+from epp.extproc.proto import ext_proc_pb2 as pb
+from epp.extproc.stream import KNOWN_ENDS, LONGEST_END, AnswerChunk, Answered, Memory, Stream, _ends
 from epp.parsing.request import RawRequest
 from tests.support.ext_proc.messages import (
     LEAN,
@@ -16,12 +17,26 @@ from tests.support.ext_proc.messages import (
     answer_body,
     answer_headers,
     answer_trailers,
+    metadata,
     modes,
     request_body,
     request_headers,
     words,
 )  # fmt: skip
 from tests.support.ext_proc.scripts import BIG, BUFFERED, NONE, ROUTED, SCRIPTS, SWH, WEBSOCKET
+
+END = pb.HttpBody(end_of_stream=True)
+
+
+def about(text: str) -> pb.Metadata:
+    """Metadata that say this."""
+    return metadata("here", "said", pb.Value(string_value=text.encode()))
+
+
+ENDS_WITH_METADATA = (
+    pb.ProcessingRequest(request_body=END, metadata_context=about("request")).SerializeToString(),
+    pb.ProcessingRequest(response_body=END, metadata_context=about("answer")).SerializeToString(),
+)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -39,11 +54,12 @@ def test_script(script: Script) -> None:
 
 def test_which_pieces_of_an_answer_need_not_be_received() -> None:
     play = Play(Script("", []))
-    for message in (request_headers(), request_body(b"{}", end=True), answer_headers()):
+    for message in (request_headers(), request_body(b"{}", end=True)):
         play.send(message)
         assert play.stream.tail is None
-    play.send(answer_body(b"word"))
-    assert play.stream.tail is None, "an answer may have one piece"
+    data = answer_headers(served=TO)
+    play.send(data)
+    assert play.stream.tail == data.removeprefix(answer_headers()), "those with the same metadata"
     for served in ("", TO, ""):
         data = answer_body(b"word", served=served)
         play.send(data)
@@ -52,9 +68,11 @@ def test_which_pieces_of_an_answer_need_not_be_received() -> None:
     assert play.stream.tail is None
     play.send(answer_body(b"late"))
     assert play.stream.tail is None
+    play.send(answer_headers(served=TO))
+    assert play.stream.tail is None, "what comes after the end is not passed on"
 
 
-@pytest.mark.parametrize("message", [b"\xff", request_headers(), answer_trailers(), answer_body(b"x" * 62_001)])
+@pytest.mark.parametrize("message", [b"\xff", request_headers(), answer_trailers()])
 def test_after_other_messages_the_next_piece_is_received(message: bytes) -> None:
     play = Play(Script("", []))
     for each in (request_headers(), request_body(b"{}", end=True), answer_headers(), *[answer_body(b"word")] * 2):
@@ -62,6 +80,51 @@ def test_after_other_messages_the_next_piece_is_received(message: bytes) -> None
     assert play.stream.tail == b""
     play.send(message)
     assert play.stream.tail is None
+
+
+def test_ends_that_are_known_are_as_those_that_are_not() -> None:
+    """A body's end has the same bytes for many requests, and is decoded once."""
+    for ends in ((request_body(b"", end=True), answer_body(b"", end=True)), ENDS_WITH_METADATA) * 2:
+        play = Play(Script("", []))
+        for message in (request_headers(), request_body(b"{}"), ends[0]):
+            play.send(message)
+        assert [request.body for request in play.requests] == [b"{}"]
+        for message in (answer_headers(), answer_body(b"word"), ends[1]):
+            play.send(message)
+        assert play.seen[1:] == [AnswerChunk(b"word", False), AnswerChunk(b"", True)]
+        assert play.send(answer_body(b"late")) == []
+    assert {*ENDS_WITH_METADATA} <= {*_ends}
+    early = Play(Script("", []))
+    assert [words(reply)[:11] for reply in early.send(ENDS_WITH_METADATA[0])] == ["refused 400"]
+
+
+def test_few_ends_are_known_and_no_long_ones() -> None:
+    for number in range(KNOWN_ENDS + 1):
+        play = Play(Script("", []))
+        play.send(request_headers())
+        play.send(pb.ProcessingRequest(request_body=END, metadata_context=about(f"{number}")).SerializeToString())
+        assert len(play.requests) == 1
+        assert len(_ends) <= KNOWN_ENDS
+    play = Play(Script("", []))
+    play.send(request_headers())
+    long = pb.ProcessingRequest(request_body=END, metadata_context=about("x" * LONGEST_END)).SerializeToString()
+    play.send(long)
+    assert len(play.requests) == 1
+    assert long not in _ends
+
+
+@pytest.mark.parametrize("first", [None, pb.Metadata(), about("this")])
+@pytest.mark.parametrize("later", [None, pb.Metadata(), about("this"), about("that")])
+def test_pieces_of_a_request_arrive_whatever_metadata_come_with_them(
+    first: pb.Metadata | None, later: pb.Metadata | None
+) -> None:
+    play = Play(Script("", []))
+    play.send(request_headers(context=first))
+    for piece in (b"some ", b"words", b" and " * 100):
+        message = pb.ProcessingRequest(request_body=pb.HttpBody(body=piece), metadata_context=later)
+        assert play.send(message.SerializeToString()) == []
+    play.send(request_body(b"more", end=True))
+    assert [request.body for request in play.requests] == [b"some words" + b" and " * 100 + b"more"]
 
 
 def test_where_an_answer_is_not_echoed_as_it_is_all_of_it_is_received() -> None:

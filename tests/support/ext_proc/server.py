@@ -33,7 +33,8 @@ class Scope(RoutedRequest):
         self.raw = raw
         self.body = route.body
         self.destination = route.destination
-        self._deliver = (route.headers, route.renamed, route.answer_headers, route.watch, route.watched)
+        self.renamed, self.watched = route.renamed, route.watched
+        self._deliver = (route.headers, route.answer_headers, route.watch)
         self.seen: list[Answered | AnswerChunk] = []
         self.left = asyncio.Event()
         self.error: BaseException | None = None
@@ -42,23 +43,15 @@ class Scope(RoutedRequest):
     def headers(self) -> Mapping[str, str]:
         return self._deliver[0]
 
-    @property
-    def renamed(self) -> tuple[str, str] | None:
-        return self._deliver[1]
-
-    @property
-    def watched(self) -> bool:
-        return self._deliver[4]
-
     def answered(
         self, status: int, served: str, content_type: str = "", prefill_fallback: str = ""
     ) -> Mapping[str, str]:
-        self._deliver[3]()
+        self._deliver[2]()
         self.seen.append(Answered(status, served, content_type, prefill_fallback))
-        return self._deliver[2]
+        return self._deliver[1]
 
     def answer_chunk(self, chunk: bytes, *, end: bool) -> None:
-        self._deliver[3]()
+        self._deliver[2]()
         self.seen.append(AnswerChunk(chunk, end))
 
 

@@ -27,21 +27,21 @@ def received(message: wire.Message) -> messages.Incoming:
 def test_the_doors_reader_understands_both_forms_of_a_subset() -> None:
     addresses = ("10.0.0.1:80", "[::1]:80")
     for context in (wire.subset_list(addresses), wire.subset_text(addresses)):
-        assert messages.subset(received(wire.request_headers({}, context=context))) == addresses
-    assert messages.subset(received(wire.request_headers({}, context=wire.subset_list([])))) == ()
-    assert messages.subset(received(wire.request_headers({}))) is None
+        assert messages.subset(received(wire.request_headers({}, context=context)).metadata_context) == addresses
+    assert messages.subset(received(wire.request_headers({}, context=wire.subset_list([]))).metadata_context) == ()
+    assert messages.subset(received(wire.request_headers({})).metadata_context) is None
 
 
 def test_answers_carry_status_and_who_served() -> None:
-    message = wire.answer_headers({":status": "200", "content-type": "a/b"}, served="10.0.0.1:80")
-    assert messages.answer(received(message)) == (200, "10.0.0.1:80", "a/b")
+    message = received(wire.answer_headers({":status": "200", "content-type": "a/b"}, served="10.0.0.1:80"))
+    assert messages.answer(message, message.metadata_context) == (200, "10.0.0.1:80", "a/b")
     assert protocol.SERVED.encode() not in wire.answer_headers({":status": "200"}).SerializeToString()
 
 
 def test_the_other_messages_say_what_they_are() -> None:
     restricted = wire.request_body(b"x", end=True, context=wire.subset_list(["10.0.0.1:80"]))
     assert restricted.request_body.end_of_stream
-    assert messages.subset(received(restricted)) == ("10.0.0.1:80",)
+    assert messages.subset(received(restricted).metadata_context) == ("10.0.0.1:80",)
     assert wire.answer_body(b"x").response_body.body == b"x"
     assert wire.request_trailers().HasField("request_trailers")
     assert wire.answer_trailers().HasField("response_trailers")
