@@ -283,7 +283,7 @@ class Metrics:
         histogram: Histogram = getattr(self._engines.setdefault(model, AnswerSeries()), figure)
         for low, high, count in buckets:
             histogram.spread(low, high, count)
-        histogram.total += total
+        histogram.add_to_total(total)
 
     def predicted(self, ttft_ratio: float, tpot_ratio: float | None) -> None:
         """What was measured of a request, over what was predicted; None: not seen."""

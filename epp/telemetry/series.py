@@ -7,13 +7,13 @@ Names of models are a client's to choose, so only those that an endpoint answere
 """
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import exp2
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from epp.telemetry import metrics_table as table
 from epp.telemetry.metrics_table import MAX_MODELS
@@ -22,28 +22,65 @@ V = TypeVar("V")
 OTHER = "other"
 
 
+UNCOUNTED: Final = 128
+"""Values of a histogram that wait to be counted together, which takes a fraction of what counting each would."""
+
+
 class Histogram:
     """Counts by upper bound. `bounds` ascend; what lies above the last counts as +Inf."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_counts", "_total", "_values", "bounds")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._values: list[float] = []
+        """Not counted yet."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Of each bound, and of what lies above the last; not cumulative."""
+        self._count()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """Of all values."""
+        self._count()
+        return self._total
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+        values = self._values
+        values.append(value)
+        if len(values) >= UNCOUNTED:
+            self._count()
+
+    def _count(self) -> None:
+        values, counts, before = self._values, self._counts, 0
+        if not values:
+            return
+        values.sort()
+        for n, bound in enumerate(self.bounds):
+            upto = bisect_right(values, bound, before)
+            counts[n] += upto - before
+            before = upto
+        counts[-1] += len(values) - before
+        self._total += sum(values)
+        values.clear()
 
     def spread(self, low: float, high: float, count: int) -> None:
         """Count so many values, of which it is only known that they lie between `low` and `high`: spread evenly."""
         done, last = 0, bisect_left(self.bounds, high)
         for n in range(bisect_left(self.bounds, low), last):
             upto = round(count * (self.bounds[n] - low) / (high - low))
-            self.counts[n] += upto - done
+            self._counts[n] += upto - done
             done = upto
-        self.counts[last] += count - done
+        self._counts[last] += count - done
+
+    def add_to_total(self, values: float) -> None:
+        """The sum of values that were `spread`."""
+        self._total += values
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(le, count of values up to it), as Prometheus wants them."""

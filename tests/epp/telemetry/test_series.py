@@ -1,9 +1,31 @@
+from bisect import bisect_left
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.telemetry.metrics_table import MAX_FLOWS, MAX_MODELS, MAX_PAIRS, MAX_PRIORITIES
-from epp.telemetry.series import LONGEST_MODEL, OTHER, EndpointSeries, FlowSeries, Histogram
+from epp.telemetry.series import LONGEST_MODEL, OTHER, UNCOUNTED, EndpointSeries, FlowSeries, Histogram
+
+
+@given(values=st.lists(st.floats(0, 10) | st.integers(0, 10), max_size=3 * UNCOUNTED))
+def test_values_are_counted_together_as_if_one_by_one(values: list[float]) -> None:
+    bounds = (1.0, 2.0, 4.0)
+    histogram, counts = Histogram(bounds), [0] * 4
+    for number, value in enumerate(values):
+        histogram.observe(value)
+        counts[bisect_left(bounds, value)] += 1
+        if number % 100 == 0:
+            assert histogram.counts == counts, "whenever somebody looks"
+    assert histogram.total == pytest.approx(sum(values))
+    assert histogram.counts == counts
+
+
+def test_few_values_wait_to_be_counted() -> None:
+    histogram = Histogram((1.0,))
+    for _ in range(10 * UNCOUNTED):
+        histogram.observe(1.0)
+        assert len(histogram._values) < UNCOUNTED
 
 
 def test_a_value_counts_in_every_bucket_from_its_own_up() -> None:
