@@ -538,7 +538,7 @@ class Picker(Plugin, ABC):
         """The endpoint to use, then fallbacks in order; at least one. `scored` is never empty, in pool order."""
 
 
-class Picked(NamedTuple):
+class Picked(msgspec.Struct, frozen=True):
     """What a profile handler decided: endpoints in order of preference, and headers to set on the request.
 
     `endpoints` serve all of the request, or decode it where another one prefills.
@@ -830,5 +830,5 @@ def most(values: Iterable[float]) -> list[float]:
 def scores_of(bills: Sequence[tuple[float, ...]]) -> list[float]:
     """Bills in seconds to scores in 0..1: the cheapest scores 1, order is kept, ties stay ties."""
     costs = [sum(bill) + 1e-3 for bill in bills]
-    low = min(costs, default=0.0)
+    low = min(costs) if costs else 0.0
     return [low / cost for cost in costs]

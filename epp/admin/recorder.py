@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from epp import protocol
 from epp.errors import EppError, SloUnmet
-from epp.parsing.request import NO_HEADERS, RawRequest, Response, Usage, Watched
+from epp.parsing.request import NO_HEADERS, RawRequest, Response, Slot, Usage, Watched
 from epp.plugin import Endpoint, PrefixMatch, Request
 from epp.scheduling.decision import Decision
 from epp.telemetry.audit import AuditEntry, AuditLog
@@ -49,6 +49,8 @@ class Record(msgspec.Struct, eq=False):
     ended_at: float = 0.0
     held: PrefixMatch | None = None
     """`predicted` by tier."""
+    rows: int = 0
+    """Endpoints that were scored, and predictions, while it is among `Decisions`."""
 
     @property
     def duration(self) -> float:
@@ -117,7 +119,7 @@ class Decisions:
     def __init__(self, kept: int = KEPT, rows: int = KEPT_ROWS) -> None:
         self._kept = kept
         self._rows = rows
-        self._records: deque[tuple[Record, int]] = deque()
+        self._records: deque[Record] = deque()
         self._rows_now = 0
 
     def __len__(self) -> int:
@@ -130,18 +132,19 @@ class Decisions:
             rows += len(run.endpoints)
         if (shadow := decision.shadow) is not None and shadow.run is not None:
             rows += len(shadow.run.endpoints)
-        self._records.append((record, rows))
+        record.rows = rows
+        self._records.append(record)
         self._rows_now += rows
         while len(self._records) > self._kept or (self._rows_now > self._rows and len(self._records) > 1):
-            self._rows_now -= self._records.popleft()[1]
+            self._rows_now -= self._records.popleft().rows
 
     def newest(self, limit: int) -> Iterator[Record]:
         """At most `limit` records, newest first."""
-        return (record for record, _ in islice(reversed(self._records), limit))
+        return islice(reversed(self._records), limit)
 
     def find(self, request_id: str) -> Record | None:
         """The newest record of this request id (clients choose theirs, so they may repeat)."""
-        for record, _ in reversed(self._records):
+        for record in reversed(self._records):
             if record.decision.request.id == request_id:
                 return record
         return None
@@ -161,7 +164,12 @@ def without_prompt(request: Request) -> Request:
         slo=request.slo,
         opaque=request.opaque,
         watched=request.watched,
+        kept=_NOTHING_KEPT,
     )
+
+
+_NOTHING_KEPT: Final[dict[Slot[Any], Any]] = {}
+"""One for all records: nobody writes to it."""
 
 
 def _ms(seconds: float) -> float:
@@ -202,7 +210,7 @@ class Recorder:
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at` (on our clock)."""
         now = self._clock()
-        request, endpoint = decision.request, decision.endpoint
+        request, endpoint = decision.request, decision.endpoints[0]
         matches = request.signals.get(PrefixMatch)
         match = matches.get(endpoint) if matches is not None and request.stage != "decode" else None
         predicted: int | None = None
@@ -251,7 +259,7 @@ class Recorder:
         record.response = response
         record.ended_at = self._clock()
         usage, request = response.usage or NO_USAGE, decision.request
-        moved = decision.endpoint is not record.endpoint
+        moved = decision.endpoints[0] is not record.endpoint
         if moved:
             self._metrics.endpoint_failed(record.endpoint)
         if response.failed:

@@ -42,7 +42,7 @@ Watched = Literal["", "sampled", "asked"]
 """Why the gateway is asked to show an answer that it would not show by itself: as one of a sample, or since a plugin
 wants to see it; "": it is not."""
 
-NO_HEADERS: Mapping[str, str] = {}
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
 
@@ -301,7 +301,7 @@ class UsageReader:
         if not self._looks:
             return
         data = self._rest + chunk
-        if b"usage" not in data:
+        if data.find(b"usage") < 0:  # `in` tries first whether it is the number of a byte, and makes an error of it
             self._rest = data[-_LONGEST_MATCH:]
             return
         at = 0
@@ -322,7 +322,7 @@ class UsageReader:
 
     def _read(self, data: bytes) -> int:
         """Take over the counts of the object `data` begins with; returns its length, 0 if it is not all there."""
-        if b"}" not in data:
+        if data.find(b"}") < 0:
             return 0
         text = data.decode("latin-1")  # one character a byte: positions stay, and keys are ASCII
         try:

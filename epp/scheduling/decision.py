@@ -8,9 +8,13 @@ What a broken plugin does to a request:
    `InternalError` naming the plugin, and is reported: going on would send requests where they must not go.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from math import inf
 from operator import add
+from struct import Struct as Packed
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -33,6 +37,34 @@ from epp.plugin import (
     scores_of,
 )
 
+NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+class Bills(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Bills in one piece of memory. Thousands of decisions are kept, and when one is let go of no cache of the CPU has
+    it any more: then each object that it was made of is waited for.
+    """
+
+    packed: bytes
+    """Seconds, bill after bill, as C's doubles."""
+    terms: int
+
+    def __len__(self) -> int:
+        return len(self.packed) // (8 * self.terms)
+
+    def __iter__(self) -> Iterator[tuple[float, ...]]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, at: int) -> tuple[float, ...]:
+        if not 0 <= at < len(self):
+            raise IndexError(at)
+        return _numbers(self.terms).unpack_from(self.packed, 8 * self.terms * at)
+
+
+@lru_cache(1024)
+def _numbers(count: int) -> Packed:
+    return Packed(f"{count}d")
+
 
 class Scored(msgspec.Struct, eq=False):
     """One scorer's part in a profile. `bills` is set for costs: seconds per term, one row per endpoint; so is
@@ -43,15 +75,15 @@ class Scored(msgspec.Struct, eq=False):
     weight: float
     scores: Sequence[float]
     terms: tuple[str, ...] = ()
-    bills: Sequence[tuple[float, ...]] = ()
-    meanings: Mapping[str, str] = {}
+    bills: Bills | Sequence[tuple[float, ...]] = ()
+    meanings: Mapping[str, str] = NOTHING
 
 
 class ProfileRun(msgspec.Struct, eq=False):
     """One profile's run: who came in, who was dropped by which filter, who got which scores, who was picked."""
 
     profile: str
-    dropped: list[tuple[str, Sequence[Endpoint]]]
+    dropped: Sequence[tuple[str, Sequence[Endpoint]]]
     endpoints: Sequence[Endpoint]
     """Those that were scored, in the order of `scored[i].scores` and `totals`."""
     scored: list[Scored]
@@ -101,11 +133,11 @@ class Decision(msgspec.Struct, eq=False):
     """Seconds that it waited in flow control."""
     flow: str = ""
     """Its fairness id there; "": there is no flow control."""
-    parts: list[tuple[Request, Endpoint]] = []
+    parts: Sequence[tuple[Request, Endpoint]] = ()
     """Stages that have endpoints of their own, as requests to those; while they are on account there."""
-    beside: Mapping[Stage, Sequence[str]] = {}
+    beside: Mapping[Stage, Sequence[str]] = NOTHING
     """Names of these endpoints, for good."""
-    ways: Mapping[str, float] = {}
+    ways: Mapping[str, float] = NOTHING
     """Seconds that each way would have taken, where the choice between them was one of time."""
     times: tuple[float, ...] = ()
     """Where it is traced, on the router's clock: preparing began and ended, choosing began and ended."""
@@ -113,7 +145,7 @@ class Decision(msgspec.Struct, eq=False):
     """Which stages have endpoints of their own, where a handler divides requests (`epp.plugin.Picked`)."""
     port: int = 0
     """Where the gateway is to send it instead of the endpoints' own ports; 0: there."""
-    predictions: Mapping[Endpoint, LatencyPrediction] = {}
+    predictions: Mapping[Endpoint, LatencyPrediction] = NOTHING
     """What was expected of the chosen endpoint; of a request with an SLO, of all that were looked at."""
 
     @property
@@ -341,12 +373,11 @@ class Chain:
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> ProfileRun:
         """Choose among `endpoints` (never empty). Raises NoEndpoint (a filter left no endpoint) or InternalError."""
-        dropped: list[tuple[str, Sequence[Endpoint]]] = []
+        dropped: tuple[tuple[str, Sequence[Endpoint]], ...] = ()
         for filter in self._filters:
             kept = filter.run(request, endpoints, on_error)
             if len(kept) != len(endpoints):
-                remain = set(kept)
-                dropped.append((filter.name, [endpoint for endpoint in endpoints if endpoint not in remain]))
+                dropped = *dropped, (filter.name, _without(endpoints, kept))
             endpoints = kept
         scored: list[Scored] = []
         totals: Sequence[float] | None = None
@@ -366,6 +397,11 @@ class Chain:
         except Exception as error:
             raise failed(self._picker_name, error, on_error) from error
         return ProfileRun(self.name, dropped, endpoints, scored, totals, picks)
+
+
+def _without(endpoints: Sequence[Endpoint], kept: Sequence[Endpoint]) -> Sequence[Endpoint]:
+    remain = set(kept)
+    return [endpoint for endpoint in endpoints if endpoint not in remain]
 
 
 class _Filtering:
@@ -415,13 +451,15 @@ class _Weighed:
 
     def run(self, request: Request, endpoints: Sequence[Endpoint], on_error: OnError) -> Scored:
         """Its part. Mistakes in the answer's shape are InternalErrors; what it raises makes it count 0."""
-        bills: Sequence[tuple[float, ...]] = ()
+        bills: Bills | Sequence[tuple[float, ...]] = ()
         well_formed = True
         try:
             if self._cost is not None:
-                bills = self._cost.bill(request, endpoints)
-                scores: Sequence[float] = scores_of(bills)
-                well_formed = not bills or {*map(len, bills)} == self._lengths
+                rows = self._cost.bill(request, endpoints)
+                scores: Sequence[float] = scores_of(rows)
+                if rows and (well_formed := {*map(len, rows)} == self._lengths):
+                    terms = len(self._terms)
+                    bills = Bills(_numbers(len(rows) * terms).pack(*chain.from_iterable(rows)), terms)
             else:
                 scores = self._scorer.score(request, endpoints)
             # The comparisons with NaN, which the sum is if one score is, are false.

@@ -109,7 +109,7 @@ class _Stages(ProfileHandler):
         name = ("encode-" if picked.encode else "") + ("prefill-" if picked.prefill else "") + "decode"
         stages = name if name in self._counts else "decode-only"
         self._counts[stages] += 1
-        return picked._replace(division=stages)
+        return replace(picked, division=stages)
 
 
 def _unreported(reason: str, detail: str) -> None:
@@ -290,7 +290,7 @@ class DisaggProfileHandler(_Stages):
             return self._picked(Picked(endpoints, encode=encode))
         if prefill is decode:
             return self._picked(Picked(endpoints, encode=encode))
-        return self._picked(self._decided(decider, request, endpoints, prefill)._replace(encode=encode))
+        return self._picked(replace(self._decided(decider, request, endpoints, prefill), encode=encode))
 
     def _from_prefill(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
         prefill = None
@@ -339,7 +339,7 @@ class PdProfileHandler(DisaggProfileHandler):
         return {path: each._replace(add=each.name == _PREFIX_BASED) for path, each in given.items()}
 
     def handle(self, request: Request, profiles: Sequence[str], run: RunProfile) -> Picked:
-        return super().handle(request, profiles, run)._replace(port=self.primary_port)
+        return replace(super().handle(request, profiles, run), port=self.primary_port)
 
 
 @dataclass(eq=False)

@@ -58,17 +58,18 @@ class MaxScorePicker(_Picker):
     def pick(self, request: Request, scored: Sequence[tuple[Endpoint, float]]) -> Sequence[Endpoint]:
         scores = [*map(_score, scored)]
         best = max(scores)
-        if scores.count(best) == 1:
-            first = scored[scores.index(best)][0]
-        else:
-            first = min((endpoint for endpoint, score in scored if score == best), key=self._turns.of)
-        picks = [first]
-        if self.max_num_of_endpoints > 1:
-            last_turn = self._turns.of
-            rest = sorted((pair for pair in scored if pair[0] is not first), key=lambda p: (-p[1], last_turn(p[0])))
-            picks += [endpoint for endpoint, _ in rest[: self.max_num_of_endpoints - 1]]
+        first = scored[scores.index(best)][0] if scores.count(best) == 1 else self._longest_ago(scored, best)
+        picks = [first] if self.max_num_of_endpoints == 1 else [first, *self._fallbacks(scored, first)]
         self._turns.take(first)
         return picks
+
+    def _longest_ago(self, scored: Sequence[tuple[Endpoint, float]], best: float) -> Endpoint:
+        return min((endpoint for endpoint, score in scored if score == best), key=self._turns.of)
+
+    def _fallbacks(self, scored: Sequence[tuple[Endpoint, float]], first: Endpoint) -> Sequence[Endpoint]:
+        last_turn = self._turns.of
+        rest = sorted((pair for pair in scored if pair[0] is not first), key=lambda p: (-p[1], last_turn(p[0])))
+        return [endpoint for endpoint, _ in rest[: self.max_num_of_endpoints - 1]]
 
     def on_removed(self, endpoint: Endpoint) -> None:
         self._turns.forget(endpoint)

@@ -156,7 +156,7 @@ class Scheduler:
             decision.request = asked_for(decision.request)
             decision.parts = [(asked_for(part), endpoint) for part, endpoint in decision.parts]
         self._open[decision] = False
-        self._call(self._on_picked, decision.request, decision.endpoint)
+        self._call(self._on_picked, decision.request, decision.endpoints[0])
         for part, endpoint in decision.parts:
             self._call(self._on_picked, part, endpoint)
         if self._predictions and request.is_timed:
@@ -204,7 +204,7 @@ class Scheduler:
                 more = (each for each in run.candidates if each.rank == rank and each not in chosen)
                 chosen = [*chosen, *islice(more, self._named - len(chosen))]
         if rank is not None and picked.prefill is not None:
-            picked = picked._replace(prefill=_of_rank(rank, picked.prefill, run.candidates))
+            picked = replace(picked, prefill=_of_rank(rank, picked.prefill, run.candidates))
         decision = Decision(request, chosen, picked.headers, run.runs, self._wall_clock())
         decision.division = picked.division
         if picked.prefill is not None or picked.encode or picked.port or picked.ways:
@@ -272,7 +272,7 @@ class Scheduler:
     def answered(self, decision: Decision, response: Response) -> None:
         """The answer's headers were seen. To be called once. What came before the decode has ended then."""
         if decision in self._open:
-            self._tell(self._on_answered, decision.request, decision.endpoint, response)
+            self._tell(self._on_answered, decision.request, decision.endpoints[0], response)
             if decision.parts:
                 self._end_parts(decision, response)
 
@@ -281,7 +281,7 @@ class Scheduler:
         if self._open.get(decision, True):
             return
         self._open[decision] = True
-        self._call(self._on_first_token, decision.request, decision.endpoint)
+        self._call(self._on_first_token, decision.request, decision.endpoints[0])
         if decision.parts:
             self._end_parts(decision, Response(status=200))
 
@@ -302,13 +302,13 @@ class Scheduler:
         if self._open.pop(decision, None) is not None:
             if decision.parts:
                 self._end_parts(decision, response)
-            self._tell(self._on_finished, decision.request, decision.endpoint, response)
+            self._tell(self._on_finished, decision.request, decision.endpoints[0], response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
         """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them; but
         a sidecar may say that who was to prefill did not.
         """
-        parts, decision.parts = decision.parts, []
+        parts, decision.parts = decision.parts, ()
         self._on_parts_ended(parts)
         for part, endpoint in parts:
             failed = response.prefill_failed and part.stage == "prefill"
@@ -547,7 +547,7 @@ def _divide(decision: Decision, picked: Picked) -> None:
         headers[protocol.ENCODERS] = ",".join(endpoint.address for endpoint in picked.encode)
     if picked.port:
         headers[protocol.DATA_PARALLEL] = decision.endpoint.address
-    decision.headers, decision.parts, decision.beside = headers, parts, beside
+    decision.headers, decision.parts, decision.beside = headers, tuple(parts), beside
     decision.ways, decision.port = picked.ways, picked.port
 
 

@@ -210,7 +210,7 @@ async def test_the_audit_log_says_who_what_where_why_and_no_prompt(tmp_path: Pat
 
 def test_brief_names_the_filters_that_dropped_somebody() -> None:
     made = decision("r1", [endpoint(1)])
-    made.runs[0].dropped.append(("zone", [endpoint(2), endpoint(3)]))
+    made.runs[0].dropped = [("zone", [endpoint(2), endpoint(3)])]
     made.runs[0].scored[0].bills = ()
     assert brief(made) == "default: 1 of 1, expected-ttft 1.00, 2 dropped by zone"
     made.runs = []

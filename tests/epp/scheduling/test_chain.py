@@ -105,7 +105,7 @@ def test_filters_run_in_order_and_say_whom_they_dropped() -> None:
     a, b, c, d = endpoints = pods("abcd")
     first, second, third = Keeps("abc"), Keeps("ab"), Keeps("abcd")
     run = Chain("p", [first, second, third], [(Says([0.0, 1.0]), 1)], MaxScorePicker()).run(ask(), endpoints, fail)
-    assert run.dropped == [("Keeps", [d]), ("Keeps", [c])]
+    assert run.dropped == (("Keeps", [d]), ("Keeps", [c]))
     assert run.endpoints == [a, b]
     assert run.picks == [b]
 
@@ -127,13 +127,31 @@ def test_a_filter_that_drops_everybody_is_named() -> None:
     assert caught.value.status == 503
 
 
+def test_kept_bills_are_rows_of_numbers() -> None:
+    run = Chain("p", [], [(Bills([(0.2, 3), (0.1, 0.1)]), 1)], MaxScorePicker()).run(ask(), pods("ab"), fail)
+    kept = run.scored[0].bills
+    assert (len(kept), kept[0], kept[1]) == (2, (0.2, 3.0), (0.1, 0.1))
+    for at in (-1, 2):
+        with pytest.raises(IndexError):
+            kept[at]
+
+
+def test_a_bill_that_holds_something_else_than_numbers_counts_nothing() -> None:
+    reported: list[str] = []
+    bills = Bills([(0.2, 0.1), (0.1, None)])  # type: ignore[list-item]
+    run = Chain("p", [], [(bills, 1)], MaxScorePicker()).run(
+        ask(), pods("ab"), lambda plugin, error: reported.append(plugin)
+    )
+    assert (run.totals, reported) == ([0.0, 0.0], ["Bills"])
+
+
 def test_a_cost_is_billed_once_and_its_bill_is_kept() -> None:
     a, b = pods("ab")
     cost = Bills([(0.2, 0.3), (0.1, 0.1)])
     run = Chain("p", [], [(cost, 1)], MaxScorePicker()).run(ask(), [a, b], fail)
     assert cost.calls == 1
     assert run.picks == [b]
-    assert run.scored[0].bills == [(0.2, 0.3), (0.1, 0.1)]
+    assert [*run.scored[0].bills] == [(0.2, 0.3), (0.1, 0.1)]
     assert run.scored[0].terms == ("work", "queue")
     assert run.scored[0].scores == [pytest.approx(0.201 / 0.501), 1.0]
 

@@ -171,7 +171,7 @@ def test_what_one_endpoint_answers_is_not_prefilled_elsewhere(strategy: str) -> 
     pool = busy(strategy, *two_and_two())
     assert len(pool.choose().parts) == 1
     assert len(pool.scheduler.stages(ask(LONG), pool.endpoints)) == 2
-    assert pool.choose(whole=True).parts == []
+    assert pool.choose(whole=True).parts == ()
     (decode,) = pool.scheduler.stages(ask(LONG, whole=True), pool.endpoints)
     assert {each.name for each in decode} == {"d1", "d2"}
 
@@ -180,13 +180,13 @@ def test_what_one_endpoint_answers_is_not_prefilled_elsewhere(strategy: str) -> 
 def test_without_roles_nothing_is_apart(strategy: str) -> None:
     pool = by_strategy(strategy, pod("a"), pod("b"))
     decision = pool.choose()
-    assert (decision.parts, decision.headers, decision.request.stage) == ([], {}, "")
+    assert (decision.parts, decision.headers, decision.request.stage) == ((), {}, "")
     assert (len(decision.runs), decision.division) == (1, "")
 
 
 def test_who_decodes_and_prefills_serves_as_a_whole() -> None:
     pool = by_strategy("prefix-aware", pod("both", "both"))
-    assert pool.choose().parts == []
+    assert pool.choose().parts == ()
     assert pool.degraded == []
 
 
@@ -217,7 +217,7 @@ def test_a_pool_of_prefillers_serves_nobody() -> None:
 def test_a_gateway_s_subset_without_prefillers_is_no_shortage_of_long() -> None:
     p1, p2, d1, d2 = two_and_two()
     pool = by_strategy("prefix-aware", p1, p2, d1, d2)
-    assert pool.choose(endpoints=(d1, d2)).parts == []
+    assert pool.choose(endpoints=(d1, d2)).parts == ()
     assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
 
 
@@ -281,8 +281,8 @@ def test_of_sglang_it_is_too_where_the_configuration_says_so(parameters: str, la
 
 
 def test_of_sglang_what_has_no_role_or_prefills_too_serves_as_a_whole() -> None:
-    assert by_strategy("prefix-aware", pod("a", **SGLANG), pod("b", **SGLANG)).choose().parts == []
-    assert by_strategy("prefix-aware", pod("a", "prefill-decode", **SGLANG)).choose().parts == []
+    assert by_strategy("prefix-aware", pod("a", **SGLANG), pod("b", **SGLANG)).choose().parts == ()
+    assert by_strategy("prefix-aware", pod("a", "prefill-decode", **SGLANG)).choose().parts == ()
 
 
 def test_of_sglang_what_sidecars_pass_on_whole_names_nobody() -> None:
@@ -296,11 +296,11 @@ def test_of_sglang_what_sidecars_pass_on_whole_names_nobody() -> None:
 def test_a_short_prompt_and_a_cached_one_stay() -> None:
     pool = busy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
     short = pool.choose(SHORT)
-    assert (short.parts, short.division) == ([], "decode-only")
+    assert (short.parts, short.division) == ((), "decode-only")
     first = pool.choose()
     assert first.parts
     pool.scheduler.finished(first, Response(status=200))
-    assert pool.choose().parts == []
+    assert pool.choose().parts == ()
 
 
 def needed(pool: Pool, prompt: str) -> list[list[str]]:
@@ -330,7 +330,7 @@ def test_answers_in_flight_speak_for_going_apart() -> None:
     medium = "word " * 640
     pool = by_strategy("prefix-aware", pod("p", "prefill"), pod("d", "decode"))
     idle = pool.choose(medium)
-    assert idle.parts == []
+    assert idle.parts == ()
     assert idle.ways["here"] < idle.ways["apart"] or not idle.ways
     pool.scheduler.first_token(idle)
     for each in range(10):
@@ -560,7 +560,7 @@ def test_llm_d_s_handlers_split(handler: str) -> None:
 
 def test_without_a_decider_nothing_is_apart() -> None:
     pool = by_config("- {type: disagg-profile-handler}\n", *two_and_two())
-    assert pool.choose().parts == []
+    assert pool.choose().parts == ()
     assert pool.degraded == []
 
 
@@ -579,7 +579,7 @@ def test_a_threshold_counts_tokens_not_cached_at_who_decodes(parameters: str, ap
     decision = pool.choose()
     assert bool(decision.parts) is apart
     pool.scheduler.finished(decision, Response(status=200))
-    assert pool.choose().parts == []
+    assert pool.choose().parts == ()
 
 
 def test_a_profile_that_leaves_no_prefiller_is_said_or_refused() -> None:
@@ -587,7 +587,7 @@ def test_a_profile_that_leaves_no_prefiller_is_said_or_refused() -> None:
         "- {{type: disagg-profile-handler, parameters: {{deciders: {{prefill: always-disagg-pd-decider}}{more}}}}}\n"
     )
     pool = by_config(ALWAYS + handler.format(more=""), pod("d", "decode"))
-    assert pool.choose().parts == []
+    assert pool.choose().parts == ()
     assert [reason for reason, _ in pool.degraded] == ["no-prefiller"]
     pool = by_config(ALWAYS + handler.format(more=", whenNoPrefiller: refuse"), pod("d", "decode"))
     with pytest.raises(NoEndpoint, match="filter 'prefill-filter' left none"):
