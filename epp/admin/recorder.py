@@ -210,7 +210,7 @@ class Recorder:
     def decided(self, decision: Decision, complete_at: float) -> None:
         """A decision was made for a request that was complete at `complete_at` (on our clock)."""
         now = self._clock()
-        request, endpoint = decision.request, decision.endpoints[0]
+        request, endpoint = decision.request, decision.endpoint
         matches = request.signals.get(PrefixMatch)
         match = matches.get(endpoint) if matches is not None and request.stage != "decode" else None
         predicted: int | None = None
@@ -259,7 +259,7 @@ class Recorder:
         record.response = response
         record.ended_at = self._clock()
         usage, request = response.usage or NO_USAGE, decision.request
-        moved = decision.endpoints[0] is not record.endpoint
+        moved = decision.endpoint is not record.endpoint
         if moved:
             self._metrics.endpoint_failed(record.endpoint)
         if response.failed:

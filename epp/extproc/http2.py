@@ -44,9 +44,8 @@ RESETS: Final = 1_000
 CLOSED_KEPT: Final = 256
 """Closed streams that are remembered as such: later ones cannot be told from streams that were skipped."""
 
-_FRAME: Final = Packed(">HBBBL")
 _HEAD: Final = Packed(">BHBBL")
-"""The same by bytes: no frame is so large that the first is not 0."""
+"""Of a frame: its length in three bytes, of which the first is 0 in all that are taken or sent; kind, flags, stream."""
 _MESSAGE: Final = Packed(">BHHLBL")
 """The same with kind and flags as one, and what stands in DATA before a gRPC message: whether it is compressed, and its
 length."""
@@ -688,7 +687,7 @@ class Connection:
                     size = most
             stream.window -= size
             self._window -= size
-            self._out.append(_FRAME.pack(size >> 8, size & 255, DATA, 0, number))
+            self._out.append(_HEAD.pack(0, size, DATA, 0, number))
             self._out += parts
             self._waiting.pop(number, None)  # the next turn is another's
         self._waiting.pop(number, None)
@@ -745,8 +744,7 @@ _FRAMES: Final[Sequence[Callable[[Connection, int, int, bytes, list[Event]], Non
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
-    size = len(payload)
-    return _FRAME.pack(size >> 8, size & 255, kind, flags, number) + payload
+    return _HEAD.pack(0, len(payload), kind, flags, number) + payload
 
 
 def _unpadded(payload: bytes) -> bytes:

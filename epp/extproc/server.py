@@ -45,7 +45,6 @@ from epp.telemetry.metrics import Metrics
 
 log = logging.getLogger("warmpath.extproc")
 
-ANSWER: Final = messages.ANSWER_PIECE
 LIVENESS: Final = "liveness"
 MAX_CONNECTIONS: Final = 4096
 """Of gateways, on one port; more are closed as they come."""
@@ -773,7 +772,7 @@ class Call:
             self._server.memory.held += len(message)
         elif (routed := self._routed) is None:
             self._request(message)
-        elif (tail := self._stream.tail) is None or (chunk := messages.piece(message, ANSWER, tail)) is None:
+        elif (tail := self._stream.tail) is None or (chunk := messages.piece(message, messages.ANSWER, tail)) is None:
             self._answer(message, routed)
         else:
             self._pass(chunk, routed)

@@ -302,7 +302,7 @@ class Stream:
             return []
         if len(data) <= LONGEST_END and self._known and (piece := _ends.get(data)) is not None:
             return piece(self, b"", True)
-        if self._phase == BODY and (chunk := messages.piece(data, messages.REQUEST_PIECE, self._body_tail)) is not None:
+        if self._phase == BODY and (chunk := messages.piece(data, messages.REQUEST, self._body_tail)) is not None:
             return self._request_piece(chunk, False)
         try:
             message = messages.decode(data)
@@ -574,7 +574,10 @@ class Stream:
         if end and not chunk:
             _remember_end(data, Stream._answer_piece)
         actions = self._answer_piece(chunk, end)
-        self._expect_pieces(message.metadata_context, data)
+        if len(chunk) > LARGE:
+            self.tail = None
+        else:
+            self._expect_pieces(message.metadata_context, data)
         return actions
 
     def _expect_pieces(self, context: bytes, data: bytes) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from epp import errors
+
 if TYPE_CHECKING:  # the map's keys are endpoints, which live one floor up: named for the type checker only
     from epp.pool.store import Endpoint
 
@@ -42,7 +44,7 @@ Watched = Literal["", "sampled", "asked"]
 """Why the gateway is asked to show an answer that it would not show by itself: as one of a sample, or since a plugin
 wants to see it; "": it is not."""
 
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+NO_HEADERS: Mapping[str, str] = errors.NO_HEADERS
 NO_SIGNALS: Mapping[type[Any], Mapping["Endpoint", Any]] = MappingProxyType({})
 
 

@@ -135,8 +135,6 @@ class Pool:
         self.name = name
         self.namespace = namespace
         self.ready = False
-        self.is_new = True
-        """It has never had a state yet; `ready` may turn false later, this does not turn true again."""
         self._first = asyncio.Event()
         self.on_filled: list[Callable[[], None]] = []
         self.on_added: list[Callable[[Endpoint], None]] = []
@@ -160,6 +158,11 @@ class Pool:
     def by_name(self) -> Mapping[str, Endpoint]:
         """The same by their names, which are unique."""
         return self._by_name
+
+    @property
+    def is_new(self) -> bool:
+        """It has never had a state yet; `ready` may turn false later, this does not turn true again."""
+        return not self._first.is_set()
 
     async def first_state(self, seconds: float) -> None:
         """Wait for it, at most `seconds`."""
@@ -190,7 +193,6 @@ class Pool:
             self._by_ip.setdefault(_split(endpoint.address)[0], []).append(endpoint)
         self.ready = True
         filled = bool(new) and not old and not self.is_new
-        self.is_new = False
         self._first.set()
         for filled_listener in self.on_filled if filled else ():
             filled_listener()

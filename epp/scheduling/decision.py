@@ -47,16 +47,17 @@ class Bills(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     packed: bytes
     """Seconds, bill after bill, as C's doubles."""
+    count: int
     terms: int
 
     def __len__(self) -> int:
-        return len(self.packed) // (8 * self.terms)
+        return self.count
 
     def __iter__(self) -> Iterator[tuple[float, ...]]:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, at: int) -> tuple[float, ...]:
-        if not 0 <= at < len(self):
+        if not 0 <= at < self.count:
             raise IndexError(at)
         return _numbers(self.terms).unpack_from(self.packed, 8 * self.terms * at)
 
@@ -458,8 +459,8 @@ class _Weighed:
                 rows = self._cost.bill(request, endpoints)
                 scores: Sequence[float] = scores_of(rows)
                 if rows and (well_formed := {*map(len, rows)} == self._lengths):
-                    terms = len(self._terms)
-                    bills = Bills(_numbers(len(rows) * terms).pack(*chain.from_iterable(rows)), terms)
+                    count, terms = len(rows), len(self._terms)
+                    bills = Bills(_numbers(count * terms).pack(*chain.from_iterable(rows)), count, terms)
             else:
                 scores = self._scorer.score(request, endpoints)
             # The comparisons with NaN, which the sum is if one score is, are false.

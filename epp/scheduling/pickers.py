@@ -59,7 +59,9 @@ class MaxScorePicker(_Picker):
         scores = [*map(_score, scored)]
         best = max(scores)
         first = scored[scores.index(best)][0] if scores.count(best) == 1 else self._longest_ago(scored, best)
-        picks = [first] if self.max_num_of_endpoints == 1 else [first, *self._fallbacks(scored, first)]
+        picks = [first]
+        if self.max_num_of_endpoints > 1:
+            picks += self._fallbacks(scored, first)
         self._turns.take(first)
         return picks
 

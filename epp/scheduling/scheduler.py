@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from epp import protocol
 from epp.errors import EppError, SloUnmet
-from epp.parsing.request import NO_HEADERS, asked_for, forwarded
+from epp.parsing.request import NO_HEADERS, NO_SIGNALS, asked_for, forwarded
 from epp.plugin import (
     Admitter,
     Endpoint,
@@ -34,7 +34,6 @@ from epp.plugin import (
 from epp.scheduling.decision import BestPicker, Chain, Decision, OnError, ProfileRun, failed, name_of
 from epp.scheduling.shadow import ShadowPolicy
 
-NO_SIGNALS: Final[Mapping[type[Any], Mapping[Endpoint, Any]]] = {}
 _NOT_PREFILLED: Final = 502
 """Status of a prefill that came to nothing."""
 Hooks = list[tuple[str, Callable[..., Any]]]
@@ -156,7 +155,7 @@ class Scheduler:
             decision.request = asked_for(decision.request)
             decision.parts = [(asked_for(part), endpoint) for part, endpoint in decision.parts]
         self._open[decision] = False
-        self._call(self._on_picked, decision.request, decision.endpoints[0])
+        self._call(self._on_picked, decision.request, decision.endpoint)
         for part, endpoint in decision.parts:
             self._call(self._on_picked, part, endpoint)
         if self._predictions and request.is_timed:
@@ -272,7 +271,7 @@ class Scheduler:
     def answered(self, decision: Decision, response: Response) -> None:
         """The answer's headers were seen. To be called once. What came before the decode has ended then."""
         if decision in self._open:
-            self._tell(self._on_answered, decision.request, decision.endpoints[0], response)
+            self._tell(self._on_answered, decision.request, decision.endpoint, response)
             if decision.parts:
                 self._end_parts(decision, response)
 
@@ -281,7 +280,7 @@ class Scheduler:
         if self._open.get(decision, True):
             return
         self._open[decision] = True
-        self._call(self._on_first_token, decision.request, decision.endpoints[0])
+        self._call(self._on_first_token, decision.request, decision.endpoint)
         if decision.parts:
             self._end_parts(decision, Response(status=200))
 
@@ -302,7 +301,7 @@ class Scheduler:
         if self._open.pop(decision, None) is not None:
             if decision.parts:
                 self._end_parts(decision, response)
-            self._tell(self._on_finished, decision.request, decision.endpoints[0], response)
+            self._tell(self._on_finished, decision.request, decision.endpoint, response)
 
     def _end_parts(self, decision: Decision, response: Response) -> None:
         """Close the accounts of the other stages. Whose fault an error is cannot be seen, so it is on all of them; but

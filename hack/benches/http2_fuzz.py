@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Final, Self, cast
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -32,6 +32,7 @@ from epp.parsing.request import NO_HEADERS, RawRequest
 from epp.route import RoutedRequest
 from epp.telemetry.metrics import Metrics
 
+SERVER_LOG: Final = logging.getLogger("warmpath.extproc")
 HEADERS = [
     *((":method", "POST"), (":scheme", "http"), (":path", PROCESS.decode()), (":authority", "epp"), ("te", "trailers")),
     ("content-type", "application/grpc"),
@@ -58,7 +59,7 @@ class Routed(RoutedRequest):
 
 
 class Errors(logging.Handler):
-    """What the server calls its own mistakes."""
+    """What the server calls its own mistakes, while the block runs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -66,6 +67,13 @@ class Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
+
+    def __enter__(self) -> Self:
+        SERVER_LOG.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        SERVER_LOG.removeHandler(self)
 
 
 class Routes:
@@ -147,7 +155,7 @@ def messages(chance: random.Random) -> list[bytes]:
         for each in found:
             if with_it is not None and (each.WhichOneof("request") or "").startswith(direction):
                 each.metadata_context.CopyFrom(with_it)
-    return [b"\0" + each.ByteSize().to_bytes(4, "big") + each.SerializeToString() for each in found]
+    return [http2.framed(each.SerializeToString()) for each in found]
 
 
 def conversation(chance: random.Random) -> tuple[bytes, int]:
@@ -264,8 +272,14 @@ def judged(data: bytes) -> str:
 
 
 async def throw(streams: int, seed: int, every: int, say: Callable[[str], None]) -> Counter[str]:
-    chance, errors = random.Random(seed), Errors()
-    logging.getLogger("warmpath.extproc").addHandler(errors)
+    with Errors() as errors:
+        found = await _throw(streams, seed, every, say)
+    assert not errors.said, f"{len(errors.said)} streams failed by a bug: {errors.said[0]}"
+    return found
+
+
+async def _throw(streams: int, seed: int, every: int, say: Callable[[str], None]) -> Counter[str]:
+    chance = random.Random(seed)
     routes, found = Routes(), Counter[str]()
     server = ExtProcServer(routes, Metrics(), Settings(max_body=1 << 20))
     known = [conversation(chance) for _ in range(400)]
@@ -300,7 +314,6 @@ async def throw(streams: int, seed: int, every: int, say: Callable[[str], None])
     gc.collect()
     memory_held = server.memory.held, server.memory.streams, len(server.connections), len(server.lingering)
     assert memory_held == (0, 0, 0, 0), f"held, streams, connections, lingering: {memory_held}"
-    assert not errors.said, f"{len(errors.said)} streams failed by a bug: {errors.said[0]}"
     found["requests routed, and left"] = routes.left
     return found
 

@@ -21,6 +21,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 
 from epp import protocol
+from epp.extproc.http2 import framed
 from epp.extproc.proto import ext_proc_pb2 as pb
 from epp.extproc.server import ExtProcServer, GatewayConnection, Settings
 from epp.telemetry.metrics import Metrics
@@ -92,7 +93,7 @@ class Gateway:
         stream = self._peer.get_next_available_stream_id()
         self._peer.send_headers(stream, HEADERS)
         for message in self._messages(body):
-            data = b"\0" + len(message).to_bytes(4, "big") + message
+            data = framed(message)
             for at in range(0, len(data), 16_384):
                 self._peer.send_data(stream, data[at : at + 16_384])
             self._exchange()

@@ -72,7 +72,7 @@ class Replica:
             "llm", Metrics(time.monotonic), Decisions(), None, clock=time.monotonic, wall_clock=time.monotonic
         )
         pool.ready = True
-        pool.is_new = False
+        pool._first.set()
         self.router = Router(pool, Parser(pool, ratio.tokens, trusted=False), policy, observer, time.monotonic)
 
     async def serve(self, raw: RawRequest) -> None:

@@ -158,8 +158,8 @@ def test_a_piece_is_read_as_if_it_had_been_decoded(size: int, context: pb.Metada
     chunk = bytes(i % 251 for i in range(size))
     body = pb.HttpBody(body=chunk)
     for direction, message in (
-        (messages.ANSWER_PIECE, pb.ProcessingRequest(response_body=body, metadata_context=context)),
-        (messages.REQUEST_PIECE, pb.ProcessingRequest(request_body=body, metadata_context=context)),
+        (messages.ANSWER, pb.ProcessingRequest(response_body=body, metadata_context=context)),
+        (messages.REQUEST, pb.ProcessingRequest(request_body=body, metadata_context=context)),
     ):
         data = message.SerializeToString()
         tail = messages.tail(messages.decode(data).metadata_context, data)
@@ -174,7 +174,7 @@ def test_long_metadata_are_not_looked_for() -> None:
 
 @pytest.mark.parametrize("size", [0, 62_001])
 def test_a_piece_that_is_empty_or_large_is_decoded(size: int) -> None:
-    assert messages.piece(answer_body(bytes(size)), messages.ANSWER_PIECE, b"") is None
+    assert messages.piece(answer_body(bytes(size)), messages.ANSWER, b"") is None
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_a_piece_that_is_empty_or_large_is_decoded(size: int) -> None:
 @pytest.mark.parametrize("tail", [b"", b"B\0"])
 def test_no_other_message_is_taken_for_a_piece(message: pb.ProcessingRequest, tail: bytes) -> None:
     data = message.SerializeToString()
-    assert messages.piece(data, messages.ANSWER_PIECE, tail) is None
-    assert messages.piece(data + tail, messages.ANSWER_PIECE, tail) is None
+    assert messages.piece(data, messages.ANSWER, tail) is None
+    assert messages.piece(data + tail, messages.ANSWER, tail) is None
 
 
 @pytest.mark.parametrize(
-    ("direction", "which"), [(messages.ANSWER_PIECE, "response_body"), (messages.REQUEST_PIECE, "request_body")]
+    ("direction", "which"), [(messages.ANSWER, "response_body"), (messages.REQUEST, "request_body")]
 )
 def test_what_is_taken_for_a_piece_is_what_protobuf_reads(direction: bytes, which: str) -> None:
     """Bytes that a piece's message differs in by one, at every place."""

@@ -72,7 +72,7 @@ def test_which_pieces_of_an_answer_need_not_be_received() -> None:
     assert play.stream.tail is None, "what comes after the end is not passed on"
 
 
-@pytest.mark.parametrize("message", [b"\xff", request_headers(), answer_trailers()])
+@pytest.mark.parametrize("message", [b"\xff", request_headers(), answer_trailers(), answer_body(b"x" * 62_001)])
 def test_after_other_messages_the_next_piece_is_received(message: bytes) -> None:
     play = Play(Script("", []))
     for each in (request_headers(), request_body(b"{}", end=True), answer_headers(), *[answer_body(b"word")] * 2):

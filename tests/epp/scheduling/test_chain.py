@@ -7,6 +7,7 @@ import pytest
 
 from epp.errors import InternalError, NoEndpoint
 from epp.plugin import Cost, Endpoint, Filter, Picker, Request, Scorer
+from epp.scheduling.decision import Bills as KeptBills
 from epp.scheduling.decision import Chain
 from epp.scheduling.pickers import MaxScorePicker
 from tests.support.scheduling.schedulers import ask, fail, pods
@@ -134,6 +135,11 @@ def test_kept_bills_are_rows_of_numbers() -> None:
     for at in (-1, 2):
         with pytest.raises(IndexError):
             kept[at]
+
+
+def test_kept_bills_may_have_no_terms() -> None:
+    kept = KeptBills(b"", 2, 0)
+    assert (len(kept), [*kept]) == (2, [(), ()])
 
 
 def test_a_bill_that_holds_something_else_than_numbers_counts_nothing() -> None:
