@@ -1,6 +1,6 @@
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -160,8 +160,12 @@ def test_equal_secrets_have_equal_keys_and_others_not() -> None:
 
 def moving() -> set[int]:
     """The threads that move bytes, which name themselves."""
-    threads = Path("/proc/self/task").iterdir()
-    return {int(task.name) for task in threads if (task / "comm").read_text().startswith("ZMQbg/IO")}
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it may end while they are listed
+            if (task / "comm").read_text().startswith("ZMQbg/IO"):
+                found.add(int(task.name))
+    return found
 
 
 async def test_their_threads_leave_the_event_loop_at_its_work() -> None:
