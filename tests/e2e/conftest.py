@@ -134,6 +134,10 @@ class Stack:
     def _put_arguments(self, arguments: list[str]) -> None:
         patch = [{"op": "replace", "path": "/spec/template/spec/containers/0/args", "value": arguments}]
         self.kubectl("patch", "deployment", "warmpath", "--type=json", "--patch", json.dumps(patch))
+        self.replaced()
+
+    def replaced(self) -> None:
+        """Return when the one picker is the new one, and the old one, which serves while it goes, is no more."""
         self.kubectl.rolled_out("warmpath")
         wait(lambda: len(self.kubectl.get("pods", "-l", "app=warmpath")["items"]) == 1, "the old picker goes")
 

@@ -112,8 +112,7 @@ def test_a_new_picker_asks_for_what_was_said_before_it_came(eventful: Stack) -> 
         learned(eventful, admin, pod, document("Before"))
         (old,) = eventful.kubectl.pods("warmpath")
     eventful.kubectl("rollout", "restart", "deployment/warmpath")
-    eventful.kubectl.rolled_out("warmpath")
-    wait(lambda: len(eventful.kubectl.pods("warmpath")) == 1, "the old picker goes")
+    eventful.replaced()
     assert old not in eventful.kubectl.pods("warmpath")
     with eventful.entered() as url, eventful.admin() as admin:
         all_live(eventful, admin)
