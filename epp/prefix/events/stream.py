@@ -50,6 +50,8 @@ class EventStream:
         """Whatever comes next is taken: nothing is known, so nothing can be missed."""
         self._last = -1
         """Number received last on this connection, replays left out."""
+        self._missed = False
+        """A replay failed, so what was published before the messages taken is unknown."""
 
     def connected(self) -> bool:
         """A connection was made, for the first time or anew. True: `wants` a replay before anything else."""
@@ -63,7 +65,12 @@ class EventStream:
     @property
     def wants(self) -> int:
         """Number to ask a replay from: the message taken last, to be shown again, or 0."""
-        return 0 if self._unsure or not self._next else self._next - 1
+        return 0 if self._unsure or self.owed or not self._next else self._next - 1
+
+    @property
+    def owed(self) -> bool:
+        """Whether a replay failed that is to be asked for again: what is known is not what the engine holds."""
+        return self._missed and self.cache.partial
 
     def receive(self, number: int, payload: bytes) -> bool:
         """A message came. False: it was not taken, since a replay has to come first; then `settle` it."""
@@ -92,9 +99,10 @@ class EventStream:
         return Replay(self)
 
     def gave_up(self) -> None:
-        """A replay did not come about, and what was missed is unknown."""
-        if not self._unsure:
+        """A replay did not come about, and what was missed is unknown: it is owed."""
+        if not self._unsure and not self.owed:
             self._forget("lost")
+        self._missed = self.cache.partial = True
 
     @property
     def unfinished(self) -> bool:
@@ -149,9 +157,18 @@ class EventStream:
 
     def _forget(self, fault: str) -> None:
         self._count(fault)
+        self._drop(emptied=fault == "restart")
+
+    def _drop(self, *, emptied: bool) -> None:
         self._rest = self._part = None
-        self.cache.clear(emptied=fault == "restart")
+        self.cache.clear(emptied=emptied)
         self._next, self._unsure = 0, True
+
+    def _begin(self) -> None:
+        """The publisher repeats all that it has, which takes the place of what is known."""
+        if not self._unsure:
+            self._drop(emptied=False)
+        self._missed = self.cache.partial = False
 
 
 class Replay:
@@ -162,15 +179,16 @@ class Replay:
         self._left = _MOST
         self.start = stream.wants
         """Number to ask from."""
-        self._proven = stream._unsure
+        self._anew = stream._unsure or stream.owed
+        """All that the publisher has is taken, in place of what is known."""
+        self._proven = self._anew
         """It is the process we know, or we know none."""
-        if stream._unsure:
-            stream.cache.partial = False
         self._again = False
 
     def take(self, number: int, payload: bytes) -> None:
         """A message of the answer; what follows a surprise is left out, and asked for again."""
         stream = self._stream
+        self._answered()
         if self._again:
             return
         if not self._proven:
@@ -188,6 +206,7 @@ class Replay:
 
     def done(self) -> bool:
         """The answer ended. False: ask again, from `start`."""
+        self._answered()
         if not self._proven:  # it does not even have what we took last
             self._stream._forget("restart")
             self.start, self._again = 0, True
@@ -199,6 +218,11 @@ class Replay:
         if not self._left:
             self._stream.gave_up()
         return not self._left
+
+    def _answered(self) -> None:
+        if self._anew:
+            self._anew = False
+            self._stream._begin()
 
     def broken_off(self) -> None:
         """We let the answer end before its end: ask for what follows what was taken."""

@@ -66,8 +66,8 @@ _REPLAY_IDLE: Final = 2.0
 _REPLAY_WHOLE: Final = 60.0
 _REPLAYS: Final = 8
 """At once, of all endpoints."""
-_COOL: Final = 10.0
-"""Seconds before a publisher that did not repeat is asked again."""
+_COOL: Final = (10.0, 160.0)
+"""Seconds before a publisher that did not repeat is asked again: at first, at most."""
 
 
 class Subscribers:
@@ -455,7 +455,8 @@ class _Subscription:
         try:
             socket.connect(self._source.publisher)
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._messages(socket)), group.create_task(self._watch(monitor))]
+                work = self._messages(socket), self._watch(monitor), self._ask_again()
+                tasks = [group.create_task(each) for each in work]
                 await self._until_gone()
                 for task in tasks:
                     task.cancel()
@@ -508,13 +509,13 @@ class _Subscription:
             return
         number = int.from_bytes(frames[1], "big")
         if not self._stream.receive(number, frames[2]):
-            if self._source.replay and self._subscription_of.clock() - self._failed_at >= _COOL:
+            if self._source.replay and self._subscription_of.clock() - self._failed_at >= _COOL[0]:
                 await self._replay()
             self._stream.settle(number, frames[2])
         await self._subscription_of.finish(self._stream)
 
     async def _replay(self) -> None:
-        """Ask for what was missed until it is there; if that fails, the stream knows that it knows nothing."""
+        """Ask for what was missed until it is there; if that fails, it is owed."""
         subscription = self._subscription_of
         subscription.set_replaying(self._source.rank, True)
         replay = self._stream.replay()
@@ -532,6 +533,16 @@ class _Subscription:
             self._stream.gave_up()
         finally:
             subscription.set_replaying(self._source.rank, False)
+
+    async def _ask_again(self) -> None:
+        """For the replay that is owed, while one is."""
+        delay = _COOL[0]
+        while True:
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _COOL[1]) if self._stream.owed else _COOL[0]
+            async with self._lock:
+                if self._stream.owed and self._connected.is_set():
+                    await self._replay()
 
     async def _request(self, replay: Replay) -> bool:
         """Ask once. False: the answer was cut off for lack of space."""

@@ -328,3 +328,54 @@ def test_after_any_history_the_next_connection_makes_it_true(seed: int) -> None:
                 assert line.knows(*(PROMPTS[each] for each in held))
     line.connect()
     assert line.knows(*(PROMPTS[each] for each in held))
+
+
+def test_a_replay_that_failed_is_owed_and_what_came_since_is_kept_until_it_comes() -> None:
+    line = Line()
+    line.say(stored(PROMPTS[0]), stored(PROMPTS[1]), lost=True)
+    line.answers = False
+    line.connect()
+    line.say(removed(PROMPTS[1], 0), stored(PROMPTS[2]))
+    line.replay()
+    assert line.knows(PROMPTS[2])
+    assert (line.stream.owed, line.cache.partial) == (True, True)
+    line.answers = True
+    line.replay()
+    line.say(stored(PROMPTS[3]))
+    assert line.knows(PROMPTS[0], PROMPTS[2], PROMPTS[3])
+    assert (line.stream.owed, line.cache.partial, line.faults) == (False, False, {})
+
+
+def test_a_gap_that_is_not_filled_is_owed() -> None:
+    line = Line()
+    line.connect()
+    line.say(stored(PROMPTS[0]))
+    line.say(stored(PROMPTS[1]), lost=True)
+    line.answers = False
+    line.say(stored(PROMPTS[2]))
+    line.say(stored(PROMPTS[3]), lost=True)
+    line.say(stored(PROMPTS[4]))
+    assert line.stream.owed
+    assert line.knows(PROMPTS[4])
+    assert line.faults == {"gap": 2, "lost": 2}
+    line.answers = True
+    line.replay()
+    assert line.knows(*PROMPTS[:5])
+    assert not line.cache.partial
+
+
+def test_nothing_is_owed_of_a_process_that_is_gone_nor_of_a_cache_that_was_cleared() -> None:
+    for after in ("restart", "clear"):
+        line = Line()
+        line.say(stored(PROMPTS[0]), lost=True)
+        line.answers = False
+        line.connect()
+        line.say(stored(PROMPTS[1]))
+        assert line.stream.owed
+        if after == "restart":
+            line.restart()
+            line.say(stored(PROMPTS[2]))
+        else:
+            line.say({"type": "AllBlocksCleared"})
+        assert not line.stream.owed
+        assert line.knows(*PROMPTS[2:3] if after == "restart" else ())

@@ -522,6 +522,32 @@ async def test_a_message_beyond_all_measure_costs_the_connection_and_no_more() -
             assert listener.kv_index.faults["restart"] == 1
 
 
+async def test_a_publisher_that_does_not_repeat_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a new picker's packets to that port are dropped at first."""
+    monkeypatch.setattr("epp.prefix.events.subscriber._REPLAY_IDLE", 0.1)
+    monkeypatch.setattr("epp.prefix.events.subscriber._COOL", (0.1, 0.2))
+    (port,) = free_ports(1)
+    at = msgspec.structs.replace(ANY, replay_endpoint=f"tcp://*:{port}")
+    async with publisher() as engine:
+        engine.publish([stored(PROMPTS[0])])
+        sources = {"0": dict(engine.sources()["0"], replay_endpoint=at.replay_endpoint)}
+        async with rig(sources=sources) as (listener, _):
+            await until(lambda: listener.kv_index.faults.get("replay-failed", 0) > 2)
+            engine.publish([stored(PROMPTS[1])])
+            await until(lambda: listener.knows(PROMPTS[1]))
+            assert listener.state in ("replaying", "lost")
+            async with Publisher("127.0.0.1", at, lambda: 1.0) as repeating:
+                for prompt in PROMPTS[:2]:
+                    repeating.publish([stored(prompt)])
+                await until(lambda: listener.state == "live")
+                assert listener.knows(*PROMPTS[:2])
+            engine.publish([stored(PROMPTS[2])])
+            await until(lambda: listener.knows(*PROMPTS[:3]))
+            assert listener.state == "live"
+            assert listener.kv_index.faults["replay"] == 1
+            assert "lost" not in listener.kv_index.faults
+
+
 async def test_a_replay_larger_than_there_is_room_for_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epp.prefix.events.subscriber._REPLAY_BYTES", 5000)
     async with publisher() as engine:
