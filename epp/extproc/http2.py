@@ -669,27 +669,32 @@ class Connection:
     def _send_pending(self, stream: _Stream) -> bool:
         """Send what the windows allow; whether that was all."""
         pending, number = stream.pending, stream.number
-        while pending:
-            most = min(stream.window, self._window, self._frame_size)
-            if most <= 0 or self.paused:
-                self._waiting[number] = stream
-                return False
-            parts: list[bytes | memoryview] = []
-            size = 0
-            while pending and size < most:
-                part = pending[0]
-                if len(part) <= most - size:
-                    parts.append(pending.pop(0))
-                    size += len(part)
+        room = before = 0 if self.paused else min(stream.window, self._window)
+        parts: tuple[memoryview, ...]
+        while pending and room > 0:
+            most, part = min(room, self._frame_size), pending[0]
+            if (size := len(part)) > most:
+                parts, pending[0], size = (part[:most],), part[most:], most
+            elif size == most or len(pending) == 1:
+                parts = (pending.pop(0),)
+            else:  # with it goes as much of the next as there is room for
+                more = pending.pop(1)
+                parts = part, more[: most - size]
+                if size + len(more) > most:
+                    pending[0], size = more[most - size :], most
                 else:
-                    parts.append(part[: most - size])
-                    pending[0] = part[most - size :]
-                    size = most
-            stream.window -= size
-            self._window -= size
+                    del pending[0]
+                    size += len(more)
+            room -= size
             self._out.append(_HEAD.pack(0, size, DATA, 0, number))
             self._out += parts
+        if room != before:
+            stream.window -= before - room
+            self._window -= before - room
             self._waiting.pop(number, None)  # the next turn is another's
+        if pending:
+            self._waiting[number] = stream
+            return False
         self._waiting.pop(number, None)
         if stream.trailers is not None:
             self._send_trailers(stream)

@@ -608,8 +608,14 @@ class Incoming:
     def feed(self, data: bytes, take: Callable[[bytes], None]) -> str:
         """Call `take` with each message that is complete; returns what is wrong, or nothing."""
         if self.parts:
-            if self._have + len(data) < self._need:
+            missing = self._need - self._have - len(data)
+            if missing > 0:
                 self._keep(data)
+                return ""
+            if not missing:  # so most end; without joining what stands before the message first
+                message = b"".join((memoryview(self.parts[0])[5:], *self.parts[1:], data))
+                self.release()
+                take(message)
                 return ""
             data = b"".join((*self.parts, data))
             self.release()
