@@ -118,8 +118,9 @@ def test_a_new_picker_asks_for_what_was_said_before_it_came(eventful: Stack) -> 
         all_live(eventful, admin)
         wait(lambda: asks(url, admin), "the gateway asks the new picker")  # it may still hold on to the old one
         served, predicted, cached = picked(url, admin, document("Before") + "Well?")
+        why = admin.decisions(3), admin.samples("warmpath_degraded_total")
     assert served == pod
-    assert predicted == cached > 50 * BLOCK
+    assert predicted == cached > 50 * BLOCK, why
 
 
 def test_what_a_deleted_pod_held_is_forgotten_and_its_successor_is_live(eventful: Stack) -> None:
