@@ -688,14 +688,13 @@ class Connection:
             room -= size
             self._out.append(_HEAD.pack(0, size, DATA, 0, number))
             self._out += parts
-        if room != before:
-            stream.window -= before - room
-            self._window -= before - room
+        stream.window -= before - room
+        self._window -= before - room
+        if room != before or not pending:
             self._waiting.pop(number, None)  # the next turn is another's
         if pending:
             self._waiting[number] = stream
             return False
-        self._waiting.pop(number, None)
         if stream.trailers is not None:
             self._send_trailers(stream)
         return True

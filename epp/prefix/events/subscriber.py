@@ -445,7 +445,8 @@ class _Subscription:
         """One at a time: messages, or a replay."""
         self._connected = asyncio.Event()
         self._gone = asyncio.Event()
-        self._failed_at = -inf
+        self._owed = asyncio.Event()
+        """A replay failed."""
         self.was_connected = False
 
     async def run(self) -> None:
@@ -509,7 +510,7 @@ class _Subscription:
             return
         number = int.from_bytes(frames[1], "big")
         if not self._stream.receive(number, frames[2]):
-            if self._source.replay and self._subscription_of.clock() - self._failed_at >= _COOL[0]:
+            if self._source.replay and not self._stream.owed:  # else `_ask_again` does, which takes its time
                 await self._replay()
             self._stream.settle(number, frames[2])
         await self._subscription_of.finish(self._stream)
@@ -528,21 +529,25 @@ class _Subscription:
                         break
             subscription._kv_index.faults["replay"] = subscription._kv_index.faults.get("replay", 0) + 1
         except (TimeoutError, zmq.ZMQError):
-            self._failed_at = subscription.clock()
             subscription.count("replay-failed")
             self._stream.gave_up()
         finally:
+            if self._stream.owed:
+                self._owed.set()
             subscription.set_replaying(self._source.rank, False)
 
     async def _ask_again(self) -> None:
-        """For the replay that is owed, while one is."""
-        delay = _COOL[0]
+        """For a replay that failed, ever more rarely, until it comes."""
         while True:
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _COOL[1]) if self._stream.owed else _COOL[0]
-            async with self._lock:
-                if self._stream.owed and self._connected.is_set():
-                    await self._replay()
+            await self._owed.wait()
+            self._owed.clear()
+            delay = _COOL[0]
+            while self._stream.owed:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _COOL[1])
+                async with self._lock:
+                    if self._stream.owed and self._connected.is_set():
+                        await self._replay()
 
     async def _request(self, replay: Replay) -> bool:
         """Ask once. False: the answer was cut off for lack of space."""
