@@ -130,6 +130,8 @@ class Settings:
     """`MODEL=DIRECTORY` each; of other models' prompts, the pods are asked for the tokens."""
     tokenizer_args: Sequence[str] = ()
     """`MODEL=FLAGS` each: the engine's own that change what a prompt becomes."""
+    tokenizer_timeout: float = 0.5
+    """Seconds that reading a prompt's tokens may take, if that is no more than half of `decision_deadline`."""
     replica_port: int | None = None
     """Where other replicas connect to; None: the usual port where there are peers, else nowhere."""
     peer: Sequence[str] = ()
@@ -265,7 +267,12 @@ class ServedPool:
             pool, shared.metrics, shared.clock, shared.random, interval=settings.refresh_metrics_interval
         )
         self.scraper.engines = self.pipeline.engines
-        self._prompts = Tokens(shared.tokenizers, shared.token_cache, remote=Remote(lambda: pool.endpoints))
+        self._prompts = Tokens(
+            shared.tokenizers,
+            shared.token_cache,
+            remote=Remote(lambda: pool.endpoints),
+            deadline=min(settings.tokenizer_timeout, settings.decision_deadline / 2),
+        )
         services = self._services()
         self._reports = Reports(services, shared.lasting)
         self.lifecycle = Lifecycle(services, shared.lasting, self._plugin_failed)

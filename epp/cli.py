@@ -332,6 +332,14 @@ def _one_of(strategy: str | None, config: Path | None, text: str | None = None) 
     metavar="MODEL=FLAGS",
     help="Flags of that model's engines: --chat-template and its like.",
 )
+@click.option(
+    "--tokenizer-timeout",
+    default="500ms",
+    show_default=True,
+    type=Duration(above=True),
+    help="kv-aware: how long the tokens of a prompt may take, at most half of --decision-deadline. Where they take "
+    "longer, the pick goes by what was sent where, as prefix-aware does.",
+)
 @_trust_client_headers
 @click.option(
     "--conformance-testing",

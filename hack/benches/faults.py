@@ -61,6 +61,8 @@ class Stage:
     """Says how far the pickers' wall clocks are off."""
     pool: RealPool | None = None
     """What the pickers follow, where that is no file."""
+    at: float = 0.0
+    """When what costs requests came: as the fault begins, where that does not say otherwise. Monotonic."""
 
     @property
     def real_pool(self) -> RealPool:
@@ -107,7 +109,7 @@ class Fault(NamedTuple):
 
 class Outcome(NamedTuple):
     """Of the requests of one run. `recovered`: seconds from the fault until the last request began that felt it.
-    `early`: of those refused or failed, how many were sent before the fault."""
+    `early`: of those refused or failed, how many were sent before what costs requests came."""
 
     name: str
     sent: int
@@ -318,6 +320,7 @@ async def api_server_away(stage: Stage) -> None:
     await asyncio.to_thread(pool.plane.stop_api)
     await asyncio.sleep(DURING)
     await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
+    stage.at = time.monotonic()
     await asyncio.sleep(end - time.monotonic())
     for replica in stage.chain.replicas:
         if "kubernetes-away" not in await degraded(stage, replica):
@@ -343,15 +346,14 @@ async def pod_back(stage: Stage, pod: LaptopPod) -> None:
 async def compacted(stage: Stage) -> None:
     """Watches break and cannot go on where they were: etcd has forgotten what came since."""
     pool, before = stage.real_pool, stage.real_pool.lists()
-    end = time.monotonic() + 4 * DURING
-    while time.monotonic() < end:
+    least, limit = time.monotonic() + 4 * DURING, time.monotonic() + 60
+    while (lists := pool.lists() - before) < 2 * len(stage.chain.replicas) or time.monotonic() < least:
+        if time.monotonic() > limit:
+            raise RuntimeError(f"the pickers were to list Pods anew and again, and did so {lists} times")
         await asyncio.to_thread(pool.plane.compact)
         pool.connections.cut()
         await asyncio.sleep(0.25)
-    lists = pool.lists() - before
     print(f"Pods listed anew {lists} times by {len(stage.chain.replicas)} pickers", file=sys.stderr)
-    if lists < 2 * len(stage.chain.replicas):
-        raise RuntimeError(f"the pickers were to list Pods anew and again, and did so {lists} times")
     await known(stage, {each.address for each in stage.chain.pods})
 
 
@@ -513,7 +515,7 @@ async def run(fault: Fault, folder: Path) -> Outcome:
         load = MixedLoad(stage.chain.url, shares=SHARES)
         async with mixed_load(load, RATE):
             await asyncio.sleep(BEFORE)
-            at = time.monotonic()
+            at = stage.at = time.monotonic()
             await fault.happens(stage)
             await asyncio.sleep(AFTER)
         made = await generated(stage.chain) if fault.counted else None
@@ -530,7 +532,7 @@ async def run(fault: Fault, folder: Path) -> Outcome:
         sum(int(stats.get(name, 0)) for name in names),
         None if made is None else max(0, made - count["answered"]),
         max([0.0, *(each.at - at for each in felt)]),
-        sum(each.at < at and each.outcome != "answered" for each in load.done),
+        sum(each.at < stage.at and each.outcome != "answered" for each in load.done),
         tuple(sorted({each.why[:110] for each in load.done if each.outcome == "failed"})),
     )
 

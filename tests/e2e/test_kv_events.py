@@ -7,6 +7,7 @@ import pytest
 
 from tests.e2e.conftest import ROOT, Admin, Stack
 from tests.e2e.test_requests import ask
+from tests.support.gateway.chain import PATIENT
 from tests.support.kubernetes.kubectl import Kubectl, wait
 from tests.support.kubernetes.network_policies import reaches
 
@@ -20,7 +21,8 @@ BLOCK = 16
 def eventful(kind: Stack) -> Iterator[Stack]:
     """The running overlay `kind`, with that component as long as these tests last."""
     put_on(kind, "kind-kv-events", hears=True)
-    yield kind
+    with kind.with_arguments(*PATIENT):
+        yield kind
     put_on(kind, "kind", hears=False)
 
 

@@ -24,7 +24,7 @@ def ask(url: str, prompt: str, **more: str) -> tuple[str, Any]:
     """(pod, answer); `more` fields may be in the request."""
     body = json.dumps({"model": "sim", **more, "prompt": prompt, "max_tokens": 2}).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return answer.headers["x-sim-pod"], json.load(answer)
 
 

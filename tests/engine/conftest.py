@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.support.engines.mounted import Mount, mounted
-from tests.support.engines.real_engines import following, idle, restored
+from tests.support.engines.real_engines import PICKING, following, idle, restored
 from tests.support.engines.talk import Talk
 from tests.support.gateway.chain import Laptop, laptop
 from tooling.laptop.engines import Tiers, Vllm, engine_python
@@ -49,8 +49,7 @@ def l2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
 async def two_nodes(python: Path, tiers: Tiers, folder: Path) -> AsyncIterator[Laptop]:
     """The chain with these tiers, while the block runs."""
     engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, tiers=tiers)
-    flags = ("--refresh-metrics-interval", "0.2")
-    async with laptop(folder, wiring="full-duplex", pods=2, flags=flags, engine=engine) as made:
+    async with laptop(folder, wiring="full-duplex", pods=2, flags=PICKING, engine=engine) as made:
         yield made
 
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
+from operator import le
 from pathlib import Path
 
 import aiohttp
@@ -11,7 +13,7 @@ import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK, DEVICE_BLOCKS
-from tests.support.engines.real_engines import eventually, received
+from tests.support.engines.real_engines import PICKING, TIMEOUT, blocks_stored, eventually, received
 from tests.support.gateway.chain import Laptop, laptop
 from tooling.laptop.engines import Vllm
 
@@ -23,9 +25,8 @@ RANKS = ["default/pod-a-rank-0", "default/pod-a-rank-1"]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chain(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
     engine = Vllm(python, size="tiny", block=BLOCK, blocks=DEVICE_BLOCKS, context=4096, ranks=2)
-    flags = ("--refresh-metrics-interval", "0.2")
     folder = tmp_path_factory.mktemp("ranks")
-    async with laptop(folder, wiring="full-duplex", pods=1, flags=flags, engine=engine) as made:
+    async with laptop(folder, wiring="full-duplex", pods=1, flags=PICKING, engine=engine) as made:
         await made.chain.reconfigure(made.config, strategy_text("kv-aware"))
         await received(made, 2)
         yield made
@@ -51,7 +52,8 @@ def prompt(name: str) -> str:
 async def complete(chain: Laptop, text: str, url: str = "", **headers: str) -> tuple[int, int]:
     """(tokens of the prompt, how many of them were cached)"""
     body = {"model": "tiny", "prompt": text, "max_tokens": 2, "temperature": 0}
-    async with chain.http.post(f"{url or chain.url}/v1/completions", json=body, headers=headers) as answer:
+    asked = f"{url or chain.url}/v1/completions"
+    async with chain.http.post(asked, json=body, headers=headers, timeout=TIMEOUT) as answer:
         assert answer.status == 200, await answer.text()
         usage = (await answer.json())["usage"]
     return usage["prompt_tokens"], (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
@@ -70,9 +72,11 @@ async def test_the_picked_rank_computes_and_its_cache_is_known(chain: Laptop) ->
     # Each rank announces what it holds, also what it was asked past the picker.
     url = chain.pod("pod-a").url
     for rank, name in enumerate(RANKS):
+        before = await blocks_stored(chain)
         size, _ = await complete(chain, prompt(f"{rank} Bob"), url, **{"x-data-parallel-rank": str(rank)})
         of[name] += size
         assert await counted(chain, sum(of.values())) == of
+        await eventually(lambda: blocks_stored(chain), partial(le, before + size // BLOCK))
         again, cached = await complete(chain, prompt(f"{rank} Bob") + "Again.")
         of[name] += again
         assert await counted(chain, sum(of.values())) == of
@@ -83,7 +87,7 @@ async def test_a_rank_that_it_has_not_is_refused_by_vllm(chain: Laptop) -> None:
     """Why none is named before a page has shown that there is one."""
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 1}
     headers = {"x-data-parallel-rank": "2"}
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
         async with http.post(f"{chain.pod('pod-a').url}/v1/completions", json=body, headers=headers) as answer:
             assert answer.status == 400
         async with http.post(f"{chain.url}/v1/completions", json=body, headers=headers) as answer:

@@ -22,7 +22,7 @@ from tests.support.engines.real_engines import (
     statistic,
     well,
 )
-from tests.support.engines.talk import Talk
+from tests.support.engines.talk import Talk, Turn
 from tests.support.gateway.chain import Laptop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,13 +83,16 @@ async def test_an_lmcache_server(fleet: Laptop, talk: Talk) -> None:
     await well(fleet, talk)
 
 
-async def loaded_elsewhere(fleet: Laptop, talk: Talk, endpoint: str) -> float:
-    """Tokens of a conversation that the node of another pod than `endpoint` finds in L2, asked for by that pod."""
-    other = next(pod for pod in fleet.chain.pods if pod.name != endpoint)
+async def loaded_elsewhere(fleet: Laptop, talk: Talk, first: Turn) -> None:
+    """Another pod is asked for a conversation; return when its node has found the whole blocks of the first turn in L2.
+
+    LMCache counts a moment after the pod answers.
+    """
+    other = next(pod for pod in fleet.chain.pods if pod.name != first.endpoint)
     _, before = await loaded(fleet, other.name)
     await asked_directly(other, talk.messages)
-    _, after = await loaded(fleet, other.name)
-    return after - before
+    whole = first.prompt // BLOCK * BLOCK
+    await eventually(lambda: loaded(fleet, other.name), lambda now: now[1] - before >= whole)
 
 
 async def test_the_volume_of_l2_under_load(fleet: Laptop, client: openai.AsyncOpenAI, talk: Talk, l2: Mount) -> None:
@@ -118,9 +121,9 @@ async def test_the_volume_of_l2_under_load(fleet: Laptop, client: openai.AsyncOp
         enough.set()
     assert all(each.result() for each in asked)  # no request failed: that would have been an exception
     # Nothing else was started again. What L2 had it still has, and it takes what is new.
-    assert await loaded_elsewhere(fleet, talk, first.endpoint) >= first.prompt // BLOCK * BLOCK
+    await loaded_elsewhere(fleet, talk, first)
     fresh = Talk(fleet, client)
     second = await fresh.say(fresh.words(400))
     await settled(fleet)
-    assert await loaded_elsewhere(fleet, fresh, second.endpoint) >= second.prompt // BLOCK * BLOCK
+    await loaded_elsewhere(fleet, fresh, second)
     await well(fleet, talk)

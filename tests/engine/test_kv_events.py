@@ -6,7 +6,7 @@ import pytest
 
 from epp.configuration.loader import strategy_text
 from tests.engine.conftest import BLOCK
-from tests.support.engines.real_engines import asked_directly, eventually, received, started
+from tests.support.engines.real_engines import asked_directly, blocks_stored, eventually, received, started
 from tests.support.engines.talk import Talk, ask
 from tests.support.gateway.chain import Laptop
 
@@ -21,10 +21,6 @@ def strategy() -> str:
 
 async def restarts(fleet: Laptop) -> float:
     return await fleet.metric("warmpath_degraded_total", reason="kv-events-restart")
-
-
-async def blocks_stored(fleet: Laptop) -> float:
-    return await fleet.metric("warmpath_kv_events_total", outcome="stored")
 
 
 async def test_traffic_past_the_picker_is_known_to_the_block(fleet: Laptop, talk: Talk) -> None:

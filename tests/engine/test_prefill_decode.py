@@ -7,12 +7,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.engines.real_engines import LIMIT, eventually, killed, started
+from tests.support.engines.real_engines import PICKING, TIMEOUT, eventually, killed, started
 from tests.support.gateway.chain import Laptop, laptop
 from tooling.laptop.engines import Vllm
 
@@ -32,7 +31,6 @@ SHORT, LONG, LONGEST = 40, 200, 600
 """Words, of two tokens each."""
 KEY_VALUE_BYTES = 2 * 12 * 4 * 64 * 4
 """Of a token of the model: keys and values of 12 layers, 4 heads of 64 numbers of 32 bits."""
-TIMEOUT = aiohttp.ClientTimeout(total=LIMIT)
 SYLLABLES = [first + vowel for first in "bdfgklmnprstvz" for vowel in "aeiou"]
 
 
@@ -71,8 +69,7 @@ async def pair(python: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
     """
     flags = ("--dtype", "float32", "--max-num-batched-tokens", "256", "--enable-scale-out")
     engine = Vllm(python, context=4096, roles=("prefill", "decode"), flags=flags)
-    picking = ("--refresh-metrics-interval", "0.2")
-    async with laptop(tmp_path_factory.mktemp("pair"), pods=2, flags=picking, engine=engine) as made:
+    async with laptop(tmp_path_factory.mktemp("pair"), pods=2, flags=PICKING, engine=engine) as made:
         await made.chain.reconfigure(made.config, SPLITTING)
         yield made
 
@@ -111,7 +108,7 @@ async def alone_at(fleet: Laptop, pod: str, prompt: str) -> Answer:
 
 
 async def counted(fleet: Laptop, pod: str) -> Counted:
-    async with fleet.http.get(f"{fleet.pod(pod).url}/metrics") as answer:
+    async with fleet.http.get(f"{fleet.pod(pod).url}/metrics", timeout=TIMEOUT) as answer:
         families = text_string_to_metric_families(await answer.text())
     samples = [sample for family in families for sample in family.samples]
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from hack.benches.predictions import configuration
-from tests.support.engines.real_engines import following
+from tests.support.engines.real_engines import TIMEOUT, following
 from tests.support.gateway.chain import Laptop
 from tooling.laptop.engines import LaptopPod
 
@@ -34,7 +34,7 @@ async def measured(fleet: Laptop, random: Random) -> float:
         for _ in range(4):
             body = {"model": "tiny", "prompt": text(random, 900), "max_tokens": 1}
             at = monotonic()
-            async with fleet.http.post(f"{pod.url}/v1/completions", json=body) as answer:
+            async with fleet.http.post(f"{pod.url}/v1/completions", json=body, timeout=TIMEOUT) as answer:
                 usage = (await answer.json())["usage"]
             found.append((monotonic() - at) / usage["prompt_tokens"])
         return found

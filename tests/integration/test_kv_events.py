@@ -1,14 +1,16 @@
 """The strategy kv-aware on a whole chain: what pods say reaches the picks, and what pods forget is not believed."""
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from epp.configuration.loader import strategy_text
-from tests.support.gateway.chain import Laptop, eventually, laptop
+from tests.support.gateway.chain import PATIENT, Laptop, eventually, laptop
 from tooling.laptop.engines import LaptopPod
 
 pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
@@ -16,7 +18,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.asyncio(loop_scope="module")]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Laptop]:
-    async with laptop(tmp_path_factory.mktemp("chain"), wiring="full-duplex") as made:
+    async with laptop(tmp_path_factory.mktemp("chain"), wiring="full-duplex", flags=PATIENT) as made:
         await made.chain.reconfigure(made.config, strategy_text("kv-aware"))
         await eventually(lambda: live(made), lambda count: count == 3)
         yield made
@@ -146,3 +148,16 @@ async def test_a_reload_that_does_not_concern_it_forgets_nothing(chain: Laptop) 
     await eventually(lambda: live(chain), lambda count: count == 3)
     _, guess, truth = await predicted(chain, prompt("Hal") + "Once more.")
     assert guess == truth > 400
+
+
+@pytest.mark.parametrize("flags", [("--tokenizer-timeout=1us",), ("--tokenizer-timeout=30s", "--decision-deadline=1s")])
+async def test_tokens_that_take_longer_than_is_said_are_not_waited_for(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async with laptop(tmp_path, flags=flags) as made:
+        await made.chain.reconfigure(made.config, strategy_text("kv-aware"))
+        for pod in made.chain.pods:
+            await made.faults(pod, hang=True)
+        asking = asyncio.ensure_future(made.chat(prompt("Flo")))
+        await eventually(lambda: degraded(made, "approximate-late"), lambda count: count == 1)
+        _, decisions = await eventually(lambda: made.chain.seen(1), lambda seen: len(seen[1]) == 1)
+        assert decisions[0]["predicted_cached_tokens"] == 0
+        asking.cancel()

@@ -108,8 +108,6 @@ async def test_replicas_of_a_service_join_each_other(cluster: Cluster, tmp_path:
     host, ports = own_address(), free_ports(2)
     kubeconfig = account(cluster, ha=True)
     (tmp_path / "secret").write_text("0123456789abcdef", encoding="utf-8")
-    await cluster.create_pool("p", 8000)
-    await cluster.create_pods([("a", "127.1.0.1")])
     flags = ["--pool-name=p", f"--pool-namespace={cluster.namespace}", f"--kubeconfig={kubeconfig}", f"--host={host}"]
     flags += ["--metrics-endpoint-auth=false", f"--peers-service={cluster.namespace}/{SERVICE}"]
     flags += [f"--replica-secret-file={tmp_path / 'secret'}", "--drain-linger=0"]
@@ -125,6 +123,12 @@ async def test_replicas_of_a_service_join_each_other(cluster: Cluster, tmp_path:
             admins.append(f"http://{host}:{metrics}/endpoints")
             await put(cluster, f"replica-{number}", [host], port)
         async with asyncio.timeout(60):
+            for admin in admins:
+                while (await peers(http, admin))[1] != ["live"]:
+                    await asyncio.sleep(0.05)
+            # Who has a pool waits for what others know, for three seconds; so slow no machine is to be.
+            await cluster.create_pool("p", 8000)
+            await cluster.create_pods([("a", "127.1.0.1")])
             for admin in admins:
                 while await peers(http, admin) != (True, ["live"]):
                     await asyncio.sleep(0.05)

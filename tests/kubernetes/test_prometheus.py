@@ -181,7 +181,7 @@ async def prometheus(folder: Path, targets: Sequence[str]) -> AsyncIterator[str]
     (folder / "prometheus.yaml").write_text(CONFIG.format(targets=json.dumps(targets)))
     rules = re.sub(r"\[\d+m\]", "[15s]", re.sub(r"for: \d+m", "for: 0s", RULES))
     assert BUSY in rules
-    (folder / "rules.yaml").write_text(rules.replace(BUSY, BUSY.replace("0.8", "0.5")))
+    (folder / "rules.yaml").write_text(rules.replace(BUSY, BUSY.replace("0.8", "0.1")))
     flags = [f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
     flags += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
     process = await asyncio.create_subprocess_exec(program, *flags)

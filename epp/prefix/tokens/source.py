@@ -66,7 +66,7 @@ class Tokens:
         pieces: TokenCache,
         *,
         remote: Remote | None = None,
-        deadline: float = 0.5,
+        deadline: float,
         workers: int = 2,
         waiting: int = 64,
     ) -> None:

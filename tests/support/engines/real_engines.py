@@ -5,15 +5,16 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
+import aiohttp
 import openai
 from openai.types import CompletionUsage
 
 from epp.configuration.loader import strategy_text
 from tests.support.engines.lmcache import tokens_found
 from tests.support.engines.talk import Talk
-from tests.support.gateway.chain import Laptop
+from tests.support.gateway.chain import PATIENT, Laptop
 from tests.support.gateway.chain import eventually as eventually_within
 from tests.support.process.waiting import until
 from tooling.laptop.chain import write_endpoints
@@ -21,6 +22,9 @@ from tooling.laptop.engines import LaptopPod, knowing_tiers
 
 LIMIT = 180.0
 """Seconds that anything may take where a dozen processes of real engines share a machine with others."""
+TIMEOUT: Final = aiohttp.ClientTimeout(total=LIMIT)
+PICKING: Final = ("--refresh-metrics-interval=0.2", *PATIENT)
+"""Flags of the pickers before them."""
 
 
 async def eventually(look: Callable[[], Any], true: Callable[[Any], bool], every: float = 0.05) -> Any:
@@ -36,6 +40,11 @@ def kv_aware(fleet: Laptop) -> str:
 async def statistic(fleet: Laptop, name: str) -> float:
     """What the picker's plugins count under this name."""
     return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic=name)
+
+
+async def blocks_stored(fleet: Laptop) -> float:
+    """What the picker has received of KV events so far."""
+    return await fleet.metric("warmpath_kv_events_total", outcome="stored")
 
 
 async def following(fleet: Laptop, text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +19,9 @@ from tooling.laptop.watch import watch
 
 LIMIT = 60.0
 """Seconds that anything may take on a machine that has other things to do."""
+
+PATIENT: Final = ("--tokenizer-timeout=30s", "--decision-deadline=60s")
+"""Of a picker whose picks are to be exact: tokens of prompts, which may come late on such a machine, are waited for."""
 
 MANIFESTS = """
 apiVersion: gateway.networking.k8s.io/v1

@@ -42,7 +42,7 @@ def tokens(tmp_path: Path) -> Iterator[Made]:
             (directory / "chat_template.jinja").write_text(template)
         pieces = TokenCache(1 << 20)
         files = TokenizerFiles(str(directory), reasoning_effort_map=efforts or {})
-        made.append(Tokens(load_tokenizers({model: files}, pieces), pieces, **settings))
+        made.append(Tokens(load_tokenizers({model: files}, pieces), pieces, **{"deadline": 60.0, **settings}))
         return made[-1]
 
     yield make_tokens
