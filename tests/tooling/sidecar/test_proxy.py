@@ -14,6 +14,7 @@ from yarl import URL
 
 from tests.support.process.waiting import until
 from tooling.laptop.ports import free_ports, is_free
+from tooling.sidecar import proxy
 from tooling.sidecar.command import tls_of
 from tooling.sidecar.proxy import Connector, Sidecar, SidecarSettings, page_of
 from tooling.simulator.server import SimulatedPod
@@ -30,11 +31,14 @@ class Engine:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Mapping[str, str], dict[str, Any]]] = []
         self.answers: list[web.Response] = []
+        self.connections = set[Any]()
         self.left = 0
         self.hangs = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
+        assert request.transport is not None
+        self.connections.add(request.transport.get_extra_info("peername"))
         self.asked.append(
             (request.raw_path if hasattr(request, "raw_path") else request.path, request.headers, _json(body))
         )
@@ -442,6 +446,16 @@ async def test_engines_may_be_reached_over_tls() -> None:
     finally:
         await server.close()
     assert len(beside.asked) == 2
+
+
+async def test_a_connection_that_an_engine_may_close_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "_KEPT", 0.05)
+    async with pair() as made:
+        for _ in range(2):
+            response, _ = await made.ask()
+            assert response.status == 200
+            await asyncio.sleep(0.1)
+        assert [len(each.connections) for each in (made.beside, made.prefills)] == [2, 2]
 
 
 def test_its_metrics() -> None:
