@@ -30,6 +30,9 @@ WARM: Final = 1 / 3
 """Of the time, before what is sampled counts: tables fill, allocators settle."""
 LEAK: Final = 64.0
 """KB for 1,000 requests, 64 bytes each, which is less than any object kept of one would take."""
+AT_ONCE: Final = 100
+"""Requests under way while no more are sent: where others slow the machine down for a minute, requests take longer, and
+none fails for it."""
 SAMPLES: Final = 120
 PODS: Final = 4
 IN_USE: Final = Path(__file__).parent / "rig" / "in_use"
@@ -174,7 +177,7 @@ async def soak(minutes: float, rate: float, folder: Path, replicas: int = 1) -> 
         beside = [watch(chain, lambda line: None), comings_and_goings(chain, 20), reloads(config, 15)]
         if replicas > 1:
             beside.append(restarts(chain, 25))
-        async with asyncio.TaskGroup() as tasks, mixed_load(load, rate):
+        async with asyncio.TaskGroup() as tasks, mixed_load(load, rate, AT_ONCE):
             running = [tasks.create_task(each) for each in beside]
             end, every = time.monotonic() + minutes * 60, minutes * 60 / SAMPLES
             while time.monotonic() < end:

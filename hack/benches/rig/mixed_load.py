@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 from typing import Any, Final, Literal, NamedTuple
 
@@ -138,8 +139,10 @@ def _chat(prompt: str, tokens: int) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def mixed_load(load: MixedLoad, per_second: float) -> AsyncIterator[MixedLoad]:
-    """Requests until the block ends; then the last are waited for. They come at times that are not even (Poisson)."""
+async def mixed_load(load: MixedLoad, per_second: float, at_once: float = inf) -> AsyncIterator[MixedLoad]:
+    """Requests until the block ends; then the last are waited for. They come at times that are not even (Poisson), and
+    while `at_once` are under way none does.
+    """
     over = asyncio.Event()
     chance = Random(load.seed)
     kinds, weights = list(load.shares), list(load.shares.values())
@@ -149,6 +152,8 @@ async def mixed_load(load: MixedLoad, per_second: float) -> AsyncIterator[MixedL
         while not over.is_set():
             due += chance.expovariate(per_second)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
+            while load.sent - len(load.done) >= at_once and not over.is_set():
+                await asyncio.sleep(0.01)
             requests.create_task(load.one(http, chance.choices(kinds, weights)[0], number))
             number += 1
 

@@ -1,10 +1,12 @@
+import asyncio
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from hack.benches.rig.mixed_load import MixedLoad, Request
+from hack.benches.rig.mixed_load import MixedLoad, Request, mixed_load
 from hack.benches.soak import LEAK, Sample, Slope, report, slope, soak
+from tests.support.process.waiting import until
 
 REQUESTS = [100.0 * n for n in range(1, 81)]
 
@@ -40,6 +42,24 @@ def test_the_report_says_what_grows_and_what_failed(capsys: pytest.CaptureFixtur
     load.done.append(Request("chat", 0.0, 1.0, "failed", "TimeoutError"))
     assert report(flat, load) == 1
     assert "failed: TimeoutError" in capsys.readouterr().out
+
+
+async def test_so_many_are_under_way_and_no_more() -> None:
+    enough = asyncio.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await enough.wait()
+        writer.close()
+
+    server = await asyncio.start_server(late, "127.0.0.1", 0)
+    load = MixedLoad(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", shares={"chat": 1.0})
+    async with mixed_load(load, 1000, at_once=3):
+        await until(lambda: load.sent == 3)
+        await asyncio.sleep(0.1)
+        assert (load.sent, load.done) == (3, [])
+        enough.set()
+        await until(lambda: len(load.done) > 3)
+    server.close()
 
 
 @pytest.mark.long
