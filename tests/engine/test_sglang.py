@@ -158,7 +158,7 @@ async def test_a_client_that_leaves_takes_both_along(pair: Laptop) -> None:
 
     async def same() -> bool:
         count = await generated(pair)
-        await asyncio.sleep(3.0)  # SGLang looks for who has left every two seconds
+        await asyncio.sleep(3.0)  # SGLang ends it two seconds after the client has left
         return await generated(pair) == count
 
     await eventually(same, bool)

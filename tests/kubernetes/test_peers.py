@@ -126,7 +126,7 @@ async def test_replicas_of_a_service_join_each_other(cluster: Cluster, tmp_path:
             for admin in admins:
                 while (await peers(http, admin))[1] != ["live"]:
                     await asyncio.sleep(0.05)
-            # Who has a pool waits for what others know, for three seconds; so slow no machine is to be.
+            # Who has a pool waits three seconds for what others know: on a slow machine too few to start both in.
             await cluster.create_pool("p", 8000)
             await cluster.create_pods([("a", "127.1.0.1")])
             for admin in admins:
