@@ -143,7 +143,7 @@ async def test_redis_is_killed_and_comes_back_empty(fleet: Laptop, client: opena
     async with saturated(fleet, first.endpoint):
         again = await talk.say(talk.words(20), stream=True)
     print(f"of {first.prompt} tokens that Redis lost, {again.predicted} were counted on at the other pod, once")
-    assert again.endpoint != first.endpoint
+    assert again.endpoint != first.endpoint, await fleet.chain.seen(2)
     assert again.cached == 0
     await well(fleet, talk)
 
@@ -156,7 +156,7 @@ async def test_redis_is_killed_and_comes_back_empty(fleet: Laptop, client: opena
     before = await from_l2(fleet)
     async with saturated(fleet, second.endpoint):
         elsewhere = await lost.say(lost.words(20), stream=True)
-    assert elsewhere.endpoint != second.endpoint
+    assert elsewhere.endpoint != second.endpoint, await fleet.chain.seen(2)
     assert elsewhere.predicted == elsewhere.cached == 0
     assert await from_l2(fleet) == before
 
@@ -181,7 +181,7 @@ async def test_redis_stops_for_some_seconds(fleet: Laptop, client: openai.AsyncO
     before = await from_l2(fleet)
     async with saturated(fleet, first.endpoint):
         again = await talk.say(talk.words(20), stream=True)
-    assert again.endpoint != first.endpoint
+    assert again.endpoint != first.endpoint, await fleet.chain.seen(2)
     assert again.predicted == again.cached >= first.prompt // BLOCK * BLOCK
     assert await from_l2(fleet) == before + again.predicted
     await well(fleet, talk)

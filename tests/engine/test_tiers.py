@@ -150,7 +150,7 @@ async def test_a_saturated_owner_is_left_and_the_other_loads_from_l2(
     before = await loaded(fleet, other)
     async with saturated(fleet, first.endpoint):
         again = await talk.say(talk.words(20))
-    assert again.endpoint == other
+    assert again.endpoint == other, await fleet.chain.seen(2)
     whole = first.prompt // BLOCK * BLOCK
     await eventually(lambda: loaded(fleet, other), lambda now: now[1] - before[1] >= whole)
     assert again.cached >= first.prompt // BLOCK * BLOCK
