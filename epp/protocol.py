@@ -119,3 +119,8 @@ OWN_ANNOTATIONS: Final = "warmpath/"
 SLO_TTFT_ANNOTATION: Final = "warmpath/slo-ttft-ms"
 SLO_TPOT_ANNOTATION: Final = "warmpath/slo-tpot-ms"
 """Annotations of an InferenceObjective, whose CRD has no field for it: what its requests are to be served within."""
+
+# --- client -> model server ---------------------------------------------------------------------------------------
+MODEL_SERVER_IDLE: Final = 2.0
+"""Seconds without a request after which a client lets go of a connection: vLLM and SGLang close theirs after five, and
+a request that meets that is lost."""

@@ -307,8 +307,7 @@ async def coordinator_hangs(stage: Stage) -> None:
 async def pod_gone(stage: Stage) -> None:
     """Killed soon after the start, of which the pickers are told at once; back at the end."""
     pod, end = stage.chain.pods[0], time.monotonic() + AWAY
-    await asyncio.sleep(DURING)
-    await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
+    await pod_dies(stage, pod)
     await told_of_the_end(stage, pod)
     await asyncio.sleep(end - time.monotonic())
     await pod_back(stage, pod)
@@ -318,9 +317,7 @@ async def api_server_away(stage: Stage) -> None:
     """Killed, with a pod killed soon after it, of which nobody can tell the pickers; both are back at the end."""
     pool, pod, end = stage.real_pool, stage.chain.pods[0], time.monotonic() + AWAY
     await asyncio.to_thread(pool.plane.stop_api)
-    await asyncio.sleep(DURING)
-    await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
-    stage.at = time.monotonic()
+    await pod_dies(stage, pod)
     await asyncio.sleep(end - time.monotonic())
     for replica in stage.chain.replicas:
         if "kubernetes-away" not in await degraded(stage, replica):
@@ -328,6 +325,13 @@ async def api_server_away(stage: Stage) -> None:
     await asyncio.to_thread(pool.plane.start_api)
     await told_of_the_end(stage, pod)
     await pod_back(stage, pod)
+
+
+async def pod_dies(stage: Stage, pod: LaptopPod) -> None:
+    """Soon after the fault has begun; from then on it costs requests."""
+    await asyncio.sleep(DURING)
+    await stage.chain.processes.stop(pod.name, how=signal.SIGKILL)
+    stage.at = time.monotonic()
 
 
 async def told_of_the_end(stage: Stage, pod: LaptopPod) -> None:

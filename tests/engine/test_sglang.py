@@ -14,7 +14,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.configuration.loader import strategy_text
-from tests.support.engines.real_engines import PICKING, TIMEOUT, eventually, killed
+from tests.support.engines.real_engines import PICKING, TIMEOUT, blocks_stored, eventually, killed
 from tests.support.engines.sglang import Sglang
 from tests.support.gateway.chain import Laptop, laptop
 
@@ -124,15 +124,13 @@ async def test_an_answer_comes_in_pieces_and_is_the_same_again(pair: Laptop) -> 
 async def test_what_the_prefiller_holds_is_known_by_its_events(pair: Laptop) -> None:
     """Of a request past the picker nothing else tells. Where it publishes it says by itself; the other does not."""
     await eventually(lambda: events(pair), lambda known: known == ("live", "off"))
-    stored = await pair.metric("warmpath_kv_events_total", outcome="stored")
+    stored = await blocks_stored(pair)
     messages = [{"role": "user", "content": words(11, 200)}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 1}
     direct, named = f"{pair.pod('pod-b').url}/v1/chat/completions", {"x-prefiller-host-port": pair.pod("pod-a").address}
     async with pair.http.post(direct, json=body, headers=named, timeout=TIMEOUT) as answer:
         pages = (await answer.json())["usage"]["prompt_tokens"] // PAGE
-    await eventually(
-        lambda: pair.metric("warmpath_kv_events_total", outcome="stored"), lambda count: count >= stored + pages
-    )
+    await blocks_stored(pair, stored + pages)
     own = {}
     for request, content in (("known", messages[0]["content"]), ("new", words(12, 200))):
         ask = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}

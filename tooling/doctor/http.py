@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 import aiohttp
 import msgspec
 
+from epp import protocol
 from epp.errors import UNREADABLE
 
 MOST: Final = 8 << 20
@@ -31,7 +32,8 @@ class HttpClient:
         self._timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=self._connect)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        connector = aiohttp.TCPConnector(keepalive_timeout=protocol.MODEL_SERVER_IDLE)
+        self._session = aiohttp.ClientSession(timeout=self._timeout, connector=connector)
         return self
 
     async def __aexit__(self, *_: object) -> None:

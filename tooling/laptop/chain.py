@@ -273,7 +273,12 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
             directory,
             shape,
             processes=await stack.enter_async_context(Processes(directory)),
-            http=await stack.enter_async_context(_client()),
+            http=await stack.enter_async_context(
+                aiohttp.ClientSession(
+                    timeout=aiohttp.ClientTimeout(total=5),
+                    connector=aiohttp.TCPConnector(keepalive_timeout=protocol.MODEL_SERVER_IDLE),
+                )
+            ),
             layout=layout,
             replicas=[_replica(i, len(resources.pools), shape.admin_port) for i in range(shape.replicas)],
             resources=resources,
@@ -293,12 +298,6 @@ async def running_chain(shape: Shape, directory: Path) -> AsyncIterator[Chain]:
             await chain.ready(f"{replica.admin}/ready", replica.name)
         chain.envoy = await stack.enter_async_context(running_envoy(chain.rendering(), directory=directory / "envoy"))
         yield chain
-
-
-def _client() -> aiohttp.ClientSession:
-    # Engines close a connection on which nobody asks for five seconds; a request that meets that is lost.
-    connector = aiohttp.TCPConnector(keepalive_timeout=2.0)
-    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=5))
 
 
 def _names(count: int) -> list[str]:

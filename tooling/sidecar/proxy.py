@@ -52,9 +52,6 @@ _LIMITS: Final = {
     "/v1/responses": ("max_output_tokens",),
 }
 """How a path's body says how many tokens are wanted, where not by `max_tokens` alone."""
-_KEPT: Final = 2.0
-"""Seconds without a request after which a connection to an engine is not used again: vLLM and SGLang close theirs after
-five, and a request that meets that is lost."""
 _LONGEST: Final = 500
 """Bytes of an engine's error that are passed on in one of ours."""
 _QUIET: Final = 60.0
@@ -137,7 +134,7 @@ class Sidecar:
         self._metrics = web.AppRunner(metrics, access_log=None)
         self._client = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=settings.connect_timeout),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=protocol.MODEL_SERVER_IDLE),
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             cookie_jar=aiohttp.DummyCookieJar(),

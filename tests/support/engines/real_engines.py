@@ -42,9 +42,11 @@ async def statistic(fleet: Laptop, name: str) -> float:
     return await fleet.metric("warmpath_plugin_statistic", pool="sim", statistic=name)
 
 
-async def blocks_stored(fleet: Laptop) -> float:
-    """What the picker has received of KV events so far."""
-    return await fleet.metric("warmpath_kv_events_total", outcome="stored")
+async def blocks_stored(fleet: Laptop, at_least: float = 0) -> float:
+    """What the picker has received of KV events so far; return when it is so much."""
+    look = lambda: fleet.metric("warmpath_kv_events_total", outcome="stored")  # noqa: E731
+    count: float = await eventually(look, lambda stored: stored >= at_least)
+    return count
 
 
 async def following(fleet: Laptop, text: str) -> None:

@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
 
+from epp import protocol
 from tests.support.process.waiting import until
 from tooling.laptop.ports import free_ports, is_free
-from tooling.sidecar import proxy
 from tooling.sidecar.command import tls_of
 from tooling.sidecar.proxy import Connector, Sidecar, SidecarSettings, page_of
 from tooling.simulator.server import SimulatedPod
@@ -449,7 +449,7 @@ async def test_engines_may_be_reached_over_tls() -> None:
 
 
 async def test_a_connection_that_an_engine_may_close_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy, "_KEPT", 0.05)
+    monkeypatch.setattr(protocol, "MODEL_SERVER_IDLE", 0.05)
     async with pair() as made:
         for _ in range(2):
             response, _ = await made.ask()

@@ -34,7 +34,12 @@ def tokens(tmp_path: Path) -> Iterator[Made]:
     made: list[Tokens] = []
 
     def make_tokens(
-        *, template: str | None = None, model: str = "m", efforts: Mapping[str, str] | None = None, **settings: Any
+        *,
+        template: str | None = None,
+        model: str = "m",
+        efforts: Mapping[str, str] | None = None,
+        deadline: float = 60.0,
+        **settings: Any,
     ) -> Tokens:
         directory = tmp_path / f"files-{len(made)}"
         make("llama", directory)
@@ -42,7 +47,7 @@ def tokens(tmp_path: Path) -> Iterator[Made]:
             (directory / "chat_template.jinja").write_text(template)
         pieces = TokenCache(1 << 20)
         files = TokenizerFiles(str(directory), reasoning_effort_map=efforts or {})
-        made.append(Tokens(load_tokenizers({model: files}, pieces), pieces, **{"deadline": 60.0, **settings}))
+        made.append(Tokens(load_tokenizers({model: files}, pieces), pieces, deadline=deadline, **settings))
         return made[-1]
 
     yield make_tokens
